@@ -1,0 +1,126 @@
+"""Masked language modelling (BERT, Devlin et al. 2018, section 3.1, Task #1): choose positions, then replace tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Masked(NamedTuple):
+    """Corrupted rows and what is asked of them.
+
+    input_ids: int32 [batch, length], corrupted.
+    positions: int32 [batch, predictions], ascending; slots that are not used hold 0.
+    labels: int32 [batch, predictions], the original token at each position.
+    weights: float32 [batch, predictions], 1 for a used slot.
+    """
+
+    input_ids: Array
+    positions: Array
+    labels: Array
+    weights: Array
+
+
+def max_predictions(length: int, rate: float) -> int:
+    """Slots for the predicted positions of rows of `length`: round(rate · length), at least 1."""
+    return max(1, round(rate * length))
+
+
+def num_to_predict(sizes: Int[Array, " batch"], rate: float, slots: int) -> Int[Array, " batch"]:
+    """min(slots, max(1, round(rate · size))), rounding half to even, 0 for an empty row. Sizes count [CLS] and [SEP]."""
+    wanted = jnp.round(rate * sizes.astype(jnp.float32)).astype(jnp.int32)
+    return jnp.where(sizes > 0, jnp.clip(wanted, 1, slots), 0)
+
+
+def choose_positions(
+    key: jax.Array,
+    candidates: Bool[Array, "batch length"],
+    count: Int[Array, " batch"],
+    slots: int,
+    word_start: Bool[Array, "batch length"] | None = None,
+) -> tuple[Int[Array, "batch slots"], Float[Array, "batch slots"]]:
+    """Up to `count` candidate positions of each row without replacement, ascending, in `slots` slots, with weights.
+
+    Every candidate is equally likely. With `word_start`, whole words (runs of candidates that begin at a word start)
+    are taken in random order; a word that would overflow `count` is passed over and later ones are tried.
+    """
+    rows, length = candidates.shape
+    if word_start is None:
+        priority = jnp.where(candidates, jax.random.uniform(key, (rows, length)), 2.0)
+        order = jnp.argsort(priority, axis=1)[:, :slots]
+        available = jnp.sum(candidates, axis=1)
+        chosen = jnp.arange(min(slots, length))[None, :] < jnp.minimum(count, available)[:, None]
+        positions = jnp.where(chosen, order, length)
+    else:
+        taken = _choose_words(key, candidates, count, word_start)
+        positions = jnp.where(taken, jnp.arange(length)[None, :], length)
+    positions = jnp.sort(positions, axis=1)[:, :slots]
+    if positions.shape[1] < slots:
+        positions = jnp.pad(positions, ((0, 0), (0, slots - positions.shape[1])), constant_values=length)
+    weights = (positions < length).astype(jnp.float32)
+    return jnp.where(positions < length, positions, 0).astype(jnp.int32), weights
+
+
+def _choose_words(key, candidates, count, word_start):
+    rows, length = candidates.shape
+    # A word begins at a word-start token and wherever a candidate follows something that is none.
+    follows = jnp.pad(candidates[:, :-1], ((0, 0), (1, 0)))
+    begins = candidates & (word_start | ~follows)
+    word = jnp.where(candidates, jnp.cumsum(begins, axis=1) - 1, length)  # [rows, length], id of each token's word
+    counts = jax.vmap(lambda w: jnp.zeros(length + 1, jnp.int32).at[w].add(1))(word)[:, :length]
+    order = jnp.argsort(jnp.where(counts > 0, jax.random.uniform(key, (rows, length)), 2.0), axis=1)
+    sizes = jnp.take_along_axis(counts, order, axis=1)  # word sizes in the order in which they are tried
+
+    # Trying words one by one is a loop over words. This finds the same set in a few passes: of the words that can
+    # still fit, the longest prefix that does fit is what the loop would take; the word after it is passed over.
+    def one_pass(state):
+        taken, alive, _ = state
+        left = count[:, None] - jnp.sum(jnp.where(taken, sizes, 0), axis=1, keepdims=True)
+        alive = alive & (sizes <= left)
+        fits = alive & (jnp.cumsum(jnp.where(alive, sizes, 0), axis=1) <= left)
+        return taken | fits, alive & ~fits, jnp.any(alive & ~fits)
+
+    start = (jnp.zeros((rows, length), bool), sizes > 0, jnp.array(True))
+    taken, _, _ = jax.lax.while_loop(lambda state: state[2], one_pass, start)
+    by_word = jax.vmap(lambda o, t: jnp.zeros(length + 1, bool).at[o].set(t))(order, taken)
+    return jnp.take_along_axis(by_word, word, axis=1) & candidates
+
+
+def mask_tokens(
+    key: jax.Array,
+    input_ids: Int[Array, "batch length"],
+    special: Bool[Array, " vocab"],
+    *,
+    mask: int,
+    attention_mask: Int[Array, "batch length"],
+    rate: float = 0.15,
+    slots: int,
+    mask_share: float = 0.8,
+    random_share: float = 0.1,
+    vocab_size: int,
+    word_start: Bool[Array, " vocab"] | None = None,
+) -> Masked:
+    """BERT's corruption: `rate` of the tokens are chosen; of those 80 % become `mask`, 10 % a random token, 10 % stay.
+
+    Special symbols and padding are never chosen. Random tokens are uniform over all `vocab_size` ids, as in the
+    original code (so they may be the original, or a special symbol). `special` and `word_start` are tables by id;
+    `word_start` turns whole-word masking on (the choice of replacement stays per token).
+    """
+    key_choice, key_kind, key_random = jax.random.split(key, 3)
+    rows = input_ids.shape[0]
+    candidates = (attention_mask > 0) & ~special[input_ids]
+    count = num_to_predict(jnp.sum(attention_mask, axis=1), rate, slots)
+    starts = None if word_start is None else word_start[input_ids]
+    positions, weights = choose_positions(key_choice, candidates, count, slots, starts)
+    labels = jnp.take_along_axis(input_ids, positions, axis=1)
+
+    kind = jax.random.uniform(key_kind, positions.shape)
+    random_ids = jax.random.randint(key_random, positions.shape, 0, vocab_size)
+    replacement = jnp.select([kind < mask_share, kind < mask_share + random_share], [mask, random_ids], labels)
+    # Unused slots write past the end of the row, and such writes are dropped.
+    where = jnp.where(weights > 0, positions, input_ids.shape[1])
+    corrupted = input_ids.at[jnp.arange(rows)[:, None], where].set(replacement.astype(jnp.int32), mode="drop")
+    return Masked(corrupted, positions, labels, weights)

@@ -1,0 +1,1 @@
+"""Flax Linen modules behind pure functions: the only floor that imports flax."""

@@ -1,0 +1,284 @@
+"""The Transformer stack that every family shares: attention and feed-forward blocks, scanned over the layers.
+
+A family's file adds embeddings, heads and published sizes. Parameter names here are a contract with checkpoints,
+sharding rules and the Transformers export: every kernel is [in, out] (with the layer in front, from the scan).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxlm.models.attention import attend
+from jaxlm.models.dropout import dropout
+
+Activation = Literal["gelu", "gelu_new", "relu", "gated-gelu"]
+RematPolicy = Literal["none", "dots", "full"]
+AttentionKind = Literal["auto", "xla", "cudnn"]
+DType = Literal["float32", "bfloat16"]
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "gated-gelu": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+# What a layer keeps for its backward pass: everything, the results of matrix products, or only its input.
+REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig:
+    """The orthogonal choices in which the families' stacks differ; a family's configuration makes one of these."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    activation: Activation = "gelu"
+    norm: Literal["layer", "rms"] = "layer"
+    norm_placement: Literal["post", "pre"] = "post"
+    norm_eps: float = 1e-12
+    final_norm: bool = False
+    use_bias: bool = True
+    causal: bool = False
+    cross_attention: bool = False
+    scale_attention: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    intermediate_dropout: float = 0.0
+    init: Literal["truncated_normal", "normal", "fan_in"] = "truncated_normal"
+    init_std: float = 0.02
+    residual_init_scale: float = 1.0
+    dtype: DType = "float32"
+    remat: RematPolicy = "none"
+    attention: AttentionKind = "auto"
+
+    @property
+    def attention_scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim) if self.scale_attention else 1.0
+
+
+def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = False) -> nn.initializers.Initializer:
+    """The family's law for a weight matrix; `residual` marks the matrices that write to the residual stream."""
+    scale = config.residual_init_scale if residual else 1.0
+    if config.init == "fan_in":  # T5: 1/√fan_in, with the missing 1/√head_dim of attention folded into the query.
+        scale *= 1.0 / config.head_dim if query else 1.0
+        return nn.initializers.variance_scaling(scale, "fan_in", "normal")
+    if config.init == "normal":
+        return nn.initializers.normal(config.init_std * scale)
+    # TensorFlow's truncated normal: cut at two standard deviations and not rescaled (jax's own would rescale).
+    return nn.initializers.truncated_normal(config.init_std * scale, lower=-2.0, upper=2.0)
+
+
+class Norm(nn.Module):
+    """LayerNorm, or RMSNorm without a bias; statistics in float32 whatever the compute type."""
+
+    kind: Literal["layer", "rms"]
+    eps: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... hidden"]) -> Float[Array, "... hidden"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        if self.kind == "rms":
+            y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps) * scale
+        else:
+            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+            mean = jnp.mean(x, axis=-1, keepdims=True)
+            variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+            y = (x - mean) * (jax.lax.rsqrt(variance + self.eps) * scale) + bias
+        return y.astype(self.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with biases or without; self-attention, or over `memory` when that is given.
+
+    With a cache ({"key", "value"}: [batch, slots, heads, head_dim]) the new keys and values go to slots
+    index..index+queries and attention is over all slots; the caller's mask says which are filled.
+    For cross-attention a cache without memory is read, and with memory is filled.
+    """
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch queries hidden"],
+        memory: Float[Array, "batch keys hidden"] | None = None,
+        *,
+        mask: Bool[Array, "#batch #heads #queries keys"] | None,
+        bias: Float[Array, "#batch heads queries keys"] | None = None,
+        causal: bool = False,
+        cache: dict[str, jax.Array] | None = None,
+        index: jax.Array | None = None,
+        cross: bool = False,
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "batch queries hidden"], dict[str, jax.Array] | None]:
+        c = self.config
+        inner = c.num_heads * c.head_dim
+
+        def project(name: str, inputs: jax.Array) -> jax.Array:
+            dense = nn.Dense(
+                inner, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=kernel_init(c, query=name == "query")
+            )
+            return dense(inputs).reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
+
+        query = project("query", x)
+        if cross and memory is None:
+            assert cache is not None
+            key, value = cache["key"], cache["value"]
+        else:
+            source = memory if cross else x
+            key, value = project("key", source), project("value", source)
+            if cache is not None and cross:
+                cache = {"key": key, "value": value}
+            elif cache is not None:
+                key = jax.lax.dynamic_update_slice_in_dim(cache["key"], key.astype(cache["key"].dtype), index, 1)
+                value = jax.lax.dynamic_update_slice_in_dim(
+                    cache["value"], value.astype(cache["value"].dtype), index, 1
+                )
+                cache = {"key": key, "value": value}
+        y = attend(
+            query, key, value,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            scale=c.attention_scale,
+            dropout_rate=c.attention_dropout,
+            dropout_key=_dropout_key(self, deterministic or c.attention_dropout == 0),
+            implementation=c.attention,
+        )
+        y = y.reshape(*x.shape[:-1], inner)
+        out = nn.Dense(
+            c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
+        )
+        return out(y), cache
+
+
+class FeedForward(nn.Module):
+    """Two matrices around an activation; three when it is gated (`gelu(x wi_0) ⊙ (x wi_1)`, Shazeer 2020)."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... hidden"], deterministic: bool = True) -> Float[Array, "... hidden"]:
+        c = self.config
+
+        def dense(name: str, features: int, residual: bool = False) -> nn.Dense:
+            init = kernel_init(c, residual=residual)
+            return nn.Dense(features, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init)
+
+        activation = ACTIVATIONS[c.activation]
+        if c.activation.startswith("gated"):
+            inner = activation(dense("wi_0", c.intermediate_size)(x)) * dense("wi_1", c.intermediate_size)(x)
+        else:
+            inner = activation(dense("wi", c.intermediate_size)(x))
+        inner = dropout(inner, c.intermediate_dropout, _dropout_key(self, deterministic or not c.intermediate_dropout))
+        return dense("wo", c.hidden_size, residual=True)(inner)
+
+
+class Block(nn.Module):
+    """One layer: self-attention, cross-attention if the stack has it, feed-forward; a norm before or after each."""
+
+    config: StackConfig
+    deterministic: bool = True
+
+    @nn.compact
+    def __call__(self, x, cache, memory, mask, memory_mask, bias, index):
+        c = self.config
+        cache = cache or {}
+        new_cache = {}
+
+        def sublayer(x: jax.Array, name: str, inner: Callable[[jax.Array], jax.Array]) -> jax.Array:
+            norm = Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm")
+            y = inner(norm(x) if c.norm_placement == "pre" else x)
+            y = x + dropout(y, c.dropout, _dropout_key(self, self.deterministic or c.dropout == 0))
+            return norm(y) if c.norm_placement == "post" else y
+
+        def self_attention(y: jax.Array) -> jax.Array:
+            # While decoding from a cache the caller's mask says everything; queries and slots are not aligned.
+            causal = c.causal and "self" not in cache
+            y, new_cache["self"] = Attention(c, name="attention")(
+                y, mask=mask, bias=bias, causal=causal, cache=cache.get("self"), index=index,
+                deterministic=self.deterministic,
+            )
+            return y
+
+        def cross_attention(y: jax.Array) -> jax.Array:
+            y, new_cache["cross"] = Attention(c, name="cross_attention")(
+                y, memory, mask=memory_mask, cache=cache.get("cross"), cross=True, deterministic=self.deterministic
+            )
+            return y
+
+        x = sublayer(x, "attention", self_attention)
+        if c.cross_attention:
+            x = sublayer(x, "cross_attention", cross_attention)
+        x = sublayer(x, "mlp", lambda y: FeedForward(c, name="mlp")(y, self.deterministic))
+        return x, (new_cache if cache else None)
+
+
+class Stack(nn.Module):
+    """`num_layers` blocks, compiled once and scanned; parameters carry the layer as their first dimension."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch length hidden"],
+        *,
+        mask: Bool[Array, "#batch #heads #queries keys"] | None = None,
+        bias: Float[Array, "#batch heads queries keys"] | None = None,
+        memory: Float[Array, "batch keys hidden"] | None = None,
+        memory_mask: Bool[Array, "#batch #heads #queries keys"] | None = None,
+        cache: Any = None,
+        index: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "batch length hidden"], Any]:
+        """Returns hidden states and the updated cache (None without one)."""
+        c = self.config
+        block: Any = Block
+        if c.remat != "none":
+            block = nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=False)
+        layers = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(0, *([nn.broadcast] * 5)),
+            length=c.num_layers,
+        )(c, deterministic, name="layers")
+        x, cache = layers(x, cache, memory, mask, memory_mask, bias, index)
+        if c.final_norm:
+            x = Norm(c.norm, c.norm_eps, c.dtype, name="final_norm")(x)
+        return x, cache
+
+
+def empty_cache(config: StackConfig, batch: int, slots: int, memory_length: int = 0) -> dict[str, Any]:
+    """Zeroed keys and values for `Stack`: self-attention over `slots`, cross-attention over `memory_length`."""
+
+    def pair(length: int) -> dict[str, jax.Array]:
+        shape = (config.num_layers, batch, length, config.num_heads, config.head_dim)
+        return {"key": jnp.zeros(shape, config.dtype), "value": jnp.zeros(shape, config.dtype)}
+
+    cache = {"self": pair(slots)}
+    if config.cross_attention:
+        cache["cross"] = pair(memory_length)
+    return cache
+
+
+def _dropout_key(module: nn.Module, deterministic: bool) -> jax.Array | None:
+    return None if deterministic else module.make_rng("dropout")
