@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import sentence_pairs, single_segments
@@ -34,7 +35,8 @@ class BertPretraining:
     """Mask all tokens of a word together."""
     next_sentence: bool = True
     """Predict whether the second half follows the first."""
-    vocabulary: Vocabulary | None = None
+    vocabulary: Any = None
+    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mask_rate < 1.0:
@@ -128,6 +130,22 @@ class BertPretraining:
                 "nsp_accuracy": sums(jnp.argmax(logits, axis=-1) == labels, weights),
             }
         return loss, metrics
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence that the encoder takes."""
+        return self.model.max_positions
+
+    def token_logits(
+        self,
+        params: Params,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"],
+        positions: Int[Array, "batch masks"],
+    ) -> Float[Array, "batch masks vocab"]:
+        """Vocabulary logits at `positions`, for filling masks; one segment, no dropout."""
+        hidden = bert.encode(self.model, params, input_ids, attention_mask=attention_mask)
+        return bert.predict_tokens(self.model, params, jnp.take_along_axis(hidden, positions[..., None], axis=1))
 
     def flops(self, length: int) -> float:
         m = self.model

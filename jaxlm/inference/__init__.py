@@ -1,0 +1,1 @@
+"""What a trained model can be asked: fill masks, continue text."""

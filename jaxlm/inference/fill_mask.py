@@ -1,0 +1,105 @@
+"""Fill-mask: what a masked language model expects behind each [MASK] of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Params
+
+if TYPE_CHECKING:
+    from jaxlm.text.tokenizer import Tokenizer
+
+BATCH = 32
+"""Texts that go through the model together."""
+
+
+class MaskFiller(Protocol):
+    """What an objective offers so that its model can fill masks (BERT; ELECTRA by its generator)."""
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence the model takes, [CLS] and [SEP] included."""
+        ...
+
+    def token_logits(
+        self,
+        params: Params,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"],
+        positions: Int[Array, "batch masks"],
+    ) -> Float[Array, "batch masks vocab"]:
+        """Vocabulary logits, float32, at the given positions; no dropout."""
+        ...
+
+
+def fill_mask(
+    objective: MaskFiller, params: Params, tokenizer: Tokenizer, texts: Sequence[str], top_k: int = 5
+) -> list[list[list[tuple[str, float]]]]:
+    """For each text, for each of its [MASK]s from the left: the `top_k` likeliest (piece, probability), best first.
+
+    Each mask is filled on its own, given all the others as masks. Probabilities are over the whole vocabulary.
+    UserError for an objective that fills no masks, a text without [MASK] or too long for the model, a tokenizer that
+    lacks a symbol or does not belong to the model, top_k out of range.
+    """
+    if not hasattr(objective, "token_logits"):
+        raise UserError(
+            f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT."
+        )
+    vocabulary = tokenizer.vocabulary
+    vocabulary.require("mask", "cls", "sep", "pad", purpose="filling masks")
+    if not 1 <= top_k <= vocabulary.size:
+        raise UserError(f"top_k is {top_k}; it must lie between 1 and the vocabulary's size, {vocabulary.size}.")
+    rows = [_row(objective, tokenizer, text) for text in texts]
+
+    def most_likely(params, input_ids, attention_mask, positions):
+        logits = objective.token_logits(params, input_ids, attention_mask, positions)
+        if logits.shape[-1] < vocabulary.size:
+            raise UserError(
+                f"the model has {logits.shape[-1]} tokens but {vocabulary.name} has {vocabulary.size}; "
+                "use the tokenizer that belongs to the model."
+            )
+        # A model may carry rows that no token has, for the hardware's sake.
+        return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
+
+    compiled = jax.jit(most_likely)
+    answers = []
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        masks = [[i for i, token in enumerate(row) if token == vocabulary.mask] for row in batch]
+        length = min(objective.max_length, 32 * -(-max(map(len, batch)) // 32))  # few shapes, so few compilations
+        ids = np.full((len(batch), length), vocabulary.pad, np.int32)
+        attention_mask = np.zeros_like(ids)
+        positions = np.zeros((len(batch), max(map(len, masks))), np.int32)
+        for i, (row, where) in enumerate(zip(batch, masks, strict=True)):
+            ids[i, : len(row)], attention_mask[i, : len(row)], positions[i, : len(where)] = row, 1, where
+        probabilities, tokens = jax.device_get(
+            compiled(params, jnp.asarray(ids), jnp.asarray(attention_mask), jnp.asarray(positions))
+        )
+        for i, where in enumerate(masks):
+            answers.append([
+                list(zip(tokenizer.pieces(tokens[i, j].tolist()), probabilities[i, j].tolist(), strict=True))
+                for j in range(len(where))
+            ])
+    return answers
+
+
+def _row(objective: MaskFiller, tokenizer: Tokenizer, text: str) -> list[int]:
+    """`[CLS] text [SEP]`."""
+    v = tokenizer.vocabulary
+    row = [v.cls, *tokenizer.encode_with_symbols(text), v.sep]
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    if v.mask not in row:
+        raise UserError(f"{shown!r} has no [MASK]; write [MASK] where a token is to be filled in.")
+    if len(row) > objective.max_length:
+        raise UserError(
+            f"{shown!r} has {len(row)} tokens with [CLS] and [SEP], but the model takes {objective.max_length}; "
+            "shorten it."
+        )
+    return row

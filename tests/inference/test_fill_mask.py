@@ -1,0 +1,98 @@
+"""Fill-mask against the model asked directly, one unpadded text at a time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.inference import fill_mask as module
+from jaxlm.inference.fill_mask import fill_mask
+from jaxlm.models import bert
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.types import Vocabulary
+
+SIZE = 150
+
+
+class NumberTokenizer:
+    """A text is a row of numbers, each its own token; `[MASK]` is the mask."""
+
+    vocabulary = Vocabulary.stand_in(SIZE)
+
+    def encode_with_symbols(self, text: str) -> list[int]:
+        return [self.vocabulary.mask if word == "[MASK]" else int(word) for word in text.split()]
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        return [f"<{i}>" for i in ids]
+
+
+@pytest.fixture(scope="module")
+def filler():
+    config = bert.BertConfig(
+        vocab_size=SIZE, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40, init_std=0.5
+    )
+    objective = BertPretraining(config, next_sentence=False)
+    return objective, objective.init(jax.random.key(0))
+
+
+def direct(objective, params, row):
+    """Probabilities [length, vocab] from the plain forward pass over one unpadded row."""
+    hidden = bert.encode(objective.model, params, jnp.asarray([row]))
+    return np.asarray(jax.nn.softmax(bert.predict_tokens(objective.model, params, hidden)))[0]
+
+
+def test_matches_the_model_asked_directly(filler, monkeypatch):
+    objective, params = filler
+    monkeypatch.setattr(module, "BATCH", 2)  # so that three texts need two batches
+    v = NumberTokenizer.vocabulary
+    texts = ["110 [MASK] 112", "[MASK] 120 121 122 [MASK] [MASK] 123", " ".join(["130"] * 36) + " [MASK]"]
+    answers = fill_mask(objective, params, NumberTokenizer(), texts, top_k=4)
+    assert [len(answer) for answer in answers] == [1, 3, 1]
+    for text, answer in zip(texts, answers, strict=True):
+        row = [v.cls, *NumberTokenizer().encode_with_symbols(text), v.sep]
+        probabilities = direct(objective, params, row)
+        masks = [i for i, token in enumerate(row) if token == v.mask]
+        for position, best in zip(masks, answer, strict=True):
+            expected = np.argsort(-probabilities[position])[:4]
+            assert [piece for piece, _ in best] == [f"<{i}>" for i in expected]
+            np.testing.assert_allclose([p for _, p in best], probabilities[position][expected], atol=1e-5)
+
+
+def test_nothing_asked_nothing_answered(filler):
+    assert fill_mask(*filler, NumberTokenizer(), []) == []
+
+
+@pytest.mark.parametrize(
+    "text, top_k, message",
+    [
+        ("110 111", 5, "no \\[MASK\\]"),
+        (" ".join(["110"] * 38) + " [MASK]", 5, "41 tokens .* takes 40"),
+        ("[MASK]", 0, "top_k is 0"),
+        ("[MASK]", SIZE + 1, f"top_k is {SIZE + 1}"),
+    ],
+)
+def test_bad_questions(filler, text, top_k, message):
+    with pytest.raises(UserError, match=message):
+        fill_mask(*filler, NumberTokenizer(), [text], top_k)
+
+
+def test_tokenizer_without_mask_is_named(filler):
+    tokenizer = NumberTokenizer()
+    tokenizer.vocabulary = Vocabulary(size=SIZE, special=np.zeros(SIZE, bool), word_start=np.ones(SIZE, bool), pad=0)
+    with pytest.raises(UserError, match=r"\[MASK\]"):
+        fill_mask(*filler, tokenizer, ["[MASK]"])
+
+
+def test_tokenizer_of_another_model_is_refused(filler):
+    tokenizer = NumberTokenizer()
+    tokenizer.vocabulary = Vocabulary.stand_in(SIZE + 1)
+    with pytest.raises(UserError, match="belongs to the model"):
+        fill_mask(*filler, tokenizer, ["[MASK]"])
+
+
+def test_objective_that_fills_no_masks(filler):
+    with pytest.raises(UserError, match="does not fill masks"):
+        fill_mask(object(), filler[1], NumberTokenizer(), ["[MASK]"])
