@@ -1,0 +1,142 @@
+"""GPT-2's pretraining: predict every next token of packed documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxlm.errors import UserError
+from jaxlm.models import gpt2
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.types import TokenBatch, Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalLM:
+    """Next-token prediction on a GPT-2 decoder: loss = mean of -log p(token | those before it in its document).
+
+    Rows are windows of the stream of documents, each ended by the end symbol, joined without padding.
+    """
+
+    model: gpt2.Gpt2Config = gpt2.Gpt2Config()
+    """The decoder."""
+    plain_stream: bool = False
+    """Treat a row as one stream, as the original does: attention and positions run over document borders, and the
+    first token of a document is predicted from the one before. Otherwise each document stands alone."""
+    loss_chunk: int = 0
+    """Positions whose vocabulary logits are in memory at a time; 0 chooses: all when they are small, else 128."""
+    vocabulary: Any = None
+    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+
+    def __post_init__(self) -> None:
+        if self.loss_chunk < 0:
+            raise UserError(f"objective.loss_chunk is {self.loss_chunk}; it must be at least 1, or 0 to choose.")
+
+    @property
+    def packing(self) -> Packing:
+        return "packed-eos"
+
+    def bind(self, vocabulary: Vocabulary, length: int) -> CausalLM:
+        vocabulary.require("eos", purpose="causal language modelling")
+        if length > self.model.max_positions:
+            raise UserError(
+                f"data.length {length} is more than the model's {self.model.max_positions} positions; lower it or "
+                "raise objective.model.max_positions."
+            )
+        if length < 2:
+            raise UserError(f"data.length {length} leaves nothing to predict from; use 2 or more.")
+        model = dataclasses.replace(self.model, vocab_size=vocabulary.size)
+        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
+
+    def raw_length(self, length: int) -> int:
+        return length + 1
+
+    def init(self, key: jax.Array) -> Params:
+        return gpt2.init(self.model, key)
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """input_ids, segment_ids, labels int32 [batch, length]; weights float32 [batch, length], 1 where the label is
+        asked for. Nothing is random."""
+        # A published vocabulary may have no padding symbol; what stands there is never looked at, but must be an id.
+        tokens = jnp.maximum(batch.tokens, 0)
+        here, there = batch.segment_ids[:, :-1], batch.segment_ids[:, 1:]
+        asked = there > 0 if self.plain_stream else (there > 0) & (here == there)
+        return {
+            "input_ids": tokens[:, :-1], "segment_ids": here, "labels": tokens[:, 1:],
+            "weights": asked.astype(jnp.float32),
+        }
+
+    def loss(
+        self, params: Params, example: Example, key: jax.Array, train: bool
+    ) -> tuple[Float[Array, ""], Metrics]:
+        labels, weights = example["labels"], example["weights"]
+        losses = chunked_cross_entropy(
+            self.hidden(params, example, key if train else None), gpt2.output_matrix(params), labels, weights,
+            chunk=self.loss_chunk or None,
+        )
+        total = jnp.sum(weights)
+        metrics: Metrics = {
+            "lm_loss": (jax.lax.stop_gradient(losses.total), total),
+            "lm_accuracy": (jnp.sum(losses.correct * weights), total),
+        }
+        return losses.total / jnp.maximum(total, 1.0), metrics
+
+    def hidden(
+        self, params: Params, example: Example, dropout_key: jax.Array | None = None
+    ) -> Float[Array, "batch length hidden"]:
+        """Hidden states of an Example."""
+        # Padding stands at the end of a row, where no token before it looks: a plain stream needs no mask at all.
+        segment_ids = None if self.plain_stream else example["segment_ids"]
+        return gpt2.decode_hidden(self.model, params, example["input_ids"], segment_ids, dropout_key)
+
+    def flops(self, length: int) -> float:
+        m = self.model
+        h = m.hidden_size
+        layers = m.num_layers * length * (8 * h * h + 4 * h * m.intermediate_size + 4 * length * h)
+        return float(layers + length * 2 * h * m.vocab_size)
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        assert self.vocabulary is not None
+        segment_ids, weights = np.asarray(example["segment_ids"][row]), np.asarray(example["weights"][row])
+        input_ids, labels = np.asarray(example["input_ids"][row]), np.asarray(example["labels"][row])
+        special = self.vocabulary.special
+        lines = []
+        for number in range(1, int(segment_ids.max(initial=0)) + 1):
+            here = segment_ids == number
+            ids, asked = input_ids[here].tolist(), weights[here] > 0
+            lines.append(Line(f"document {number}", ids, ["special" if special[i] else "" for i in ids]))
+            lines.append(Line(f"predict {int(asked.sum())}", labels[here][asked].tolist(),
+                              ["target"] * int(asked.sum())))
+        return lines
+
+    # The three methods of jaxlm.inference.generate.Generative.
+
+    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        room = self.model.max_positions
+        for prompt in prompts:
+            if len(prompt) > room:
+                raise UserError(f"a prompt of {len(prompt)} tokens is longer than the model's {room} positions; "
+                                "shorten it.")
+            # The last new token is never read, so it needs no position.
+            if len(prompt) + max_new_tokens - 1 > room:
+                raise UserError(
+                    f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones do not fit the model's {room} "
+                    f"positions; ask for {room + 1 - len(prompt)} new tokens at most."
+                )
+        return prompts
+
+    def prefill(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
+    ) -> tuple[Float[Array, "batch vocab"], gpt2.DecodeState]:
+        return gpt2.prefill(self.model, params, prompts, mask, new_tokens)
+
+    def decode(
+        self, params: Params, tokens: Int[Array, " batch"], state: gpt2.DecodeState
+    ) -> tuple[Float[Array, "batch vocab"], gpt2.DecodeState]:
+        return gpt2.decode(self.model, params, tokens, state)
