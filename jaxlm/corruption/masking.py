@@ -64,6 +64,19 @@ def choose_positions(
     return jnp.where(positions < length, positions, 0).astype(jnp.int32), weights
 
 
+def draw_positions(
+    key: jax.Array, candidates: Bool[Array, "batch length"], count: Int[Array, " batch"], slots: int
+) -> tuple[Int[Array, "batch slots"], Float[Array, "batch slots"]]:
+    """`count` candidate positions of each row drawn with replacement, so that some may repeat; in `slots` slots, with
+    weights. Positions are in the order of the draws; slots that are not used hold 0."""
+    available = jnp.sum(candidates, axis=1)
+    in_order = jnp.argsort(~candidates, axis=1, stable=True)  # the candidates, ascending, then everything else
+    draws = jax.random.randint(key, (candidates.shape[0], slots), 0, jnp.maximum(available, 1)[:, None])
+    used = (jnp.arange(slots)[None, :] < count[:, None]) & (available > 0)[:, None]
+    positions = jnp.take_along_axis(in_order, draws, axis=1)
+    return jnp.where(used, positions, 0).astype(jnp.int32), used.astype(jnp.float32)
+
+
 def _choose_words(key, candidates, count, word_start):
     rows, length = candidates.shape
     # A word begins at a word-start token and wherever a candidate follows something that is none.
@@ -102,25 +115,31 @@ def mask_tokens(
     random_share: float = 0.1,
     vocab_size: int,
     word_start: Bool[Array, " vocab"] | None = None,
+    with_replacement: bool = False,
 ) -> Masked:
     """BERT's corruption: `rate` of the tokens are chosen; of those 80 % become `mask`, 10 % a random token, 10 % stay.
 
     Special symbols and padding are never chosen. Random tokens are uniform over all `vocab_size` ids, as in the
     original code (so they may be the original, or a special symbol). `special` and `word_start` are tables by id;
-    `word_start` turns whole-word masking on (the choice of replacement stays per token).
+    `word_start` turns whole-word masking on (the choice of replacement stays per token). `with_replacement` draws
+    positions that may repeat, as ELECTRA's original code does.
     """
     key_choice, key_kind, key_random = jax.random.split(key, 3)
     rows = input_ids.shape[0]
     candidates = (attention_mask > 0) & ~special[input_ids]
     count = num_to_predict(jnp.sum(attention_mask, axis=1), rate, slots)
-    starts = None if word_start is None else word_start[input_ids]
-    positions, weights = choose_positions(key_choice, candidates, count, slots, starts)
+    if with_replacement:
+        positions, weights = draw_positions(key_choice, candidates, count, slots)
+    else:
+        starts = None if word_start is None else word_start[input_ids]
+        positions, weights = choose_positions(key_choice, candidates, count, slots, starts)
     labels = jnp.take_along_axis(input_ids, positions, axis=1)
 
     kind = jax.random.uniform(key_kind, positions.shape)
     random_ids = jax.random.randint(key_random, positions.shape, 0, vocab_size)
     replacement = jnp.select([kind < mask_share, kind < mask_share + random_share], [mask, random_ids], labels)
-    # Unused slots write past the end of the row, and such writes are dropped.
-    where = jnp.where(weights > 0, positions, input_ids.shape[1])
+    # Slots that are unused, or keep their token, write past the end of the row, and such writes are dropped.
+    changes = (weights > 0) & (kind < mask_share + random_share)
+    where = jnp.where(changes, positions, input_ids.shape[1])
     corrupted = input_ids.at[jnp.arange(rows)[:, None], where].set(replacement.astype(jnp.int32), mode="drop")
     return Masked(corrupted, positions, labels, weights)

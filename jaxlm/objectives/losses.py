@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 def cross_entropy(
@@ -25,3 +25,11 @@ def weighted_mean(values: Float[Array, "*shape"], weights: Float[Array, "*shape"
 def sums(values: Float[Array, "*shape"], weights: Float[Array, "*shape"]) -> tuple[jax.Array, jax.Array]:
     """(Σ w·x, Σ w), the form that metrics have."""
     return jnp.sum(values * weights).astype(jnp.float32), jnp.sum(weights).astype(jnp.float32)
+
+
+def binary_cross_entropy(
+    logits: Float[Array, "*shape"], labels: Bool[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """-log sigmoid(logit) where the label is true, -log(1 - sigmoid(logit)) elsewhere; float32, in nats."""
+    logits = logits.astype(jnp.float32)
+    return jax.nn.softplus(jnp.where(labels, -logits, logits))

@@ -1,0 +1,206 @@
+"""ELECTRA's pretraining: a generator fills masks, a discriminator tells which tokens it replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxlm.corruption.masking import mask_tokens
+from jaxlm.corruption.pairs import sentence_pairs, single_segments
+from jaxlm.corruption.replaced import max_replacements, sample_tokens, write_tokens
+from jaxlm.errors import UserError
+from jaxlm.models import electra
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.losses import binary_cross_entropy, cross_entropy, sums, weighted_mean
+from jaxlm.types import TokenBatch, Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Electra:
+    """Replaced-token detection (Clark et al. 2020): loss = the generator's masked-LM cross-entropy
+    + 50 × the discriminator's sigmoid cross-entropy over all tokens."""
+
+    model: electra.ElectraConfig = electra.ElectraConfig()
+    """The discriminator and its generator."""
+    mask_rate: float = 0.15
+    """Share of tokens that the generator fills in."""
+    mask_share: float = 0.85
+    """Of those, the share that the generator sees as [MASK]; it sees the rest as they are."""
+    generator_weight: float = 1.0
+    """Weight of the generator's loss."""
+    discriminator_weight: float = 50.0
+    """Weight of the discriminator's loss."""
+    temperature: float = 1.0
+    """Temperature at which the generator's tokens are drawn."""
+    two_segments: bool = True
+    """Cut each row into two consecutive segments, so that both segment types are learnt; else one segment."""
+    with_replacement: bool = False
+    """Draw positions with replacement, as the original code does: fewer distinct ones, and two tokens drawn for the
+    same position become the mean of their ids."""
+    vocabulary: Any = None
+    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.mask_rate < 1.0:
+            raise UserError(f"objective.mask_rate is {self.mask_rate}; it must lie between 0 and 1.")
+        if not 0.0 <= self.mask_share <= 1.0:
+            raise UserError(f"objective.mask_share is {self.mask_share}; it must be in [0, 1].")
+        if min(self.generator_weight, self.discriminator_weight) < 0:
+            raise UserError(
+                f"objective.generator_weight {self.generator_weight} and discriminator_weight "
+                f"{self.discriminator_weight} must be at least 0."
+            )
+        if not self.temperature > 0:
+            raise UserError(f"objective.temperature is {self.temperature}; it must be above 0.")
+        if self.two_segments and self.model.type_vocab_size < 2:
+            raise UserError(
+                f"objective.two_segments needs 2 segment types, but objective.model.type_vocab_size is "
+                f"{self.model.type_vocab_size}; raise it, or set two_segments to False."
+            )
+
+    @property
+    def packing(self) -> Packing:
+        return "document"
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence that both networks take."""
+        return self.model.max_positions
+
+    def bind(self, vocabulary: Vocabulary, length: int) -> Electra:
+        vocabulary.require("mask", "cls", "sep", "pad", purpose="replaced-token detection")
+        if length > self.model.max_positions:
+            raise UserError(
+                f"data.length {length} is more than the model's {self.model.max_positions} positions; lower it or "
+                "raise objective.model.max_positions."
+            )
+        if length < 8:
+            raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")
+        model = dataclasses.replace(self.model, vocab_size=vocabulary.size)
+        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
+
+    def raw_length(self, length: int) -> int:
+        return length - (3 if self.two_segments else 2)
+
+    def init(self, key: jax.Array) -> Params:
+        return electra.init(self.model, key)
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """original_ids, input_ids (with masks, for the generator), token_type_ids, attention_mask [batch, length];
+        masked_positions, masked_labels, masked_weights [batch, slots]. The replaced tokens come later, from the
+        generator itself."""
+        v = self.vocabulary
+        assert v is not None, "bind the objective to a vocabulary first"
+        key_pairs, key_mask = jax.random.split(key)
+        if self.two_segments:  # always text and what follows it: no second half is ever swapped
+            pairs = sentence_pairs(key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad, random_rate=0.0)
+            ids, token_type_ids, attention_mask = pairs.input_ids, pairs.token_type_ids, pairs.attention_mask
+        else:
+            ids = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            sizes = jnp.sum(batch.segment_ids > 0, axis=1, keepdims=True)
+            real = (jnp.arange(ids.shape[1])[None, :] <= sizes + 1) & (sizes > 0)
+            token_type_ids, attention_mask = jnp.zeros_like(ids), real.astype(jnp.int32)
+        masked = mask_tokens(
+            key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=attention_mask, rate=self.mask_rate,
+            slots=max_replacements(ids.shape[1], self.mask_rate), mask_share=self.mask_share, random_share=0.0,
+            vocab_size=v.size, with_replacement=self.with_replacement,
+        )
+        return {
+            "original_ids": ids,
+            "input_ids": masked.input_ids,
+            "token_type_ids": token_type_ids,
+            "attention_mask": attention_mask,
+            "masked_positions": masked.positions,
+            "masked_labels": masked.labels,
+            "masked_weights": masked.weights,
+        }
+
+    def loss(
+        self, params: Params, example: Example, key: jax.Array, train: bool
+    ) -> tuple[Float[Array, ""], Metrics]:
+        m = self.model
+        key_sample, key_generator, key_discriminator = jax.random.split(key, 3)
+        types, attention_mask = example["token_type_ids"], example["attention_mask"]
+        positions, weights = example["masked_positions"], example["masked_weights"]
+
+        hidden = electra.encode(
+            m, params, "generator", example["input_ids"], types, attention_mask, key_generator if train else None
+        )
+        logits = electra.predict_tokens(m, params, jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        labels = example["masked_labels"]
+        generator_nll = cross_entropy(logits, labels)
+        generator_accuracy = sums(jnp.argmax(logits, axis=-1) == labels, weights)
+
+        # A drawn token that is the original counts as original: that is what comparing the ids says.
+        ids = write_tokens(
+            example["original_ids"], positions, weights, sample_tokens(key_sample, logits, self.temperature)
+        )
+        replaced = ids != example["original_ids"]
+
+        hidden = electra.encode(
+            m, params, "discriminator", ids, types, attention_mask, key_discriminator if train else None
+        )
+        logits = electra.detect_replaced(m, params, hidden)
+        discriminator_nll = binary_cross_entropy(logits, replaced)
+        real = attention_mask.astype(jnp.float32)
+
+        loss = self.generator_weight * weighted_mean(generator_nll, weights)
+        loss += self.discriminator_weight * weighted_mean(discriminator_nll, real)
+        suspected = logits > 0
+        return loss, {
+            "generator_loss": sums(generator_nll, weights),
+            "generator_accuracy": generator_accuracy,
+            "discriminator_loss": sums(discriminator_nll, real),
+            "discriminator_accuracy": sums(suspected == replaced, real),
+            "discriminator_precision": sums(replaced, real * suspected),
+            "discriminator_recall": sums(suspected, real * replaced),
+        }
+
+    def token_logits(
+        self,
+        params: Params,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"],
+        positions: Int[Array, "batch masks"],
+    ) -> Float[Array, "batch masks vocab"]:
+        """The generator's vocabulary logits at `positions`, for filling masks; one segment, no dropout."""
+        hidden = electra.encode(self.model, params, "generator", input_ids, attention_mask=attention_mask)
+        predicted = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+        return electra.predict_tokens(self.model, params, predicted)
+
+    def flops(self, length: int) -> float:
+        m = self.model
+        e = m.embedding_size
+        total = 0
+        for network in ("generator", "discriminator"):
+            s = m.stack(network)
+            h = s.hidden_size
+            total += s.num_layers * length * (8 * h * h + 4 * h * s.intermediate_size + 4 * length * h)
+            total += 2 * length * e * h if e != h else 0
+        total += max_replacements(length, self.mask_rate) * 2 * e * (m.generator_hidden_size + m.vocab_size)
+        return float(total + 2 * length * (m.hidden_size * m.hidden_size + m.hidden_size))
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        assert self.vocabulary is not None
+        real = int(example["attention_mask"][row].sum())
+        original = [int(i) for i in example["original_ids"][row][:real]]
+        ids = [int(i) for i in example["input_ids"][row][:real]]
+        marks = ["special" if self.vocabulary.special[i] else "" for i in original]
+        used = np.flatnonzero(np.asarray(example["masked_weights"][row]))
+        asked = ["" for _ in original]
+        judged = list(marks)
+        for position in np.asarray(example["masked_positions"][row])[used]:
+            marks[position] = "masked" if ids[position] == self.vocabulary.mask else "kept"
+            asked[position], judged[position] = "target", "span"
+        targets = [int(i) for i in np.asarray(example["masked_labels"][row])[used]]
+        return [
+            Line("text", original, asked),
+            Line("generator's input", ids, marks),
+            Line(f"generator predicts {len(targets)}", targets, ["target"] * len(targets)),
+            Line(f"discriminator judges {real}; the generator's guesses stand where marked", original, judged),
+        ]
