@@ -35,6 +35,11 @@ def attend(
         return _attend_with_dropout(query, key, value, mask, bias, causal, scale, dropout_rate, dropout_key)
     if implementation == "auto":
         implementation = best_implementation(query.dtype.name, query.shape[-1])
+        # cuDNN takes masks as biases, and biases have gradients for even lengths only.
+        if (bias is not None or mask is not None) and (query.shape[1] % 2 or key.shape[1] % 2):
+            implementation = "xla"
+    if implementation == "cudnn" and bias is not None:
+        bias = bias.astype(query.dtype)
     return jax.nn.dot_product_attention(
         query, key, value, bias, mask, scale=scale, is_causal=causal, implementation=implementation
     )

@@ -8,6 +8,7 @@ takes it there and nothing is computed twice.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ device goes through the chunks with its own rows, enough of them to keep its mat
 class TokenLosses(NamedTuple):
     """The sum that is minimised, and its parts, through which no gradient flows.
 
-    total: Σ weight · nll, float32 scalar.
+    total: Σ weight · (nll + z_loss · log²Z), float32 scalar.
     nll: float32 [batch, length], -log p(label) in nats.
     correct: float32 [batch, length], 1 where the label has the largest logit.
     """
@@ -48,11 +49,13 @@ def chunked_cross_entropy(
     *,
     chunk: int | None = None,
     bias: Float[Array, " vocab"] | None = None,
+    z_loss: float = 0.0,
 ) -> TokenLosses:
     """Σ w · -log softmax(hidden · tableᵀ (+ bias))[label], with gradients for hidden, table and bias.
 
     hidden is in the compute type, table and bias are parameters in float32; products add up in float32.
     chunk: positions at a time; by default what `chunk_positions` says. Weights get no gradient.
+    z_loss: weight of log²Z, the squared logarithm of the softmax's normaliser, which keeps logits from drifting.
     """
     batch, length, _ = hidden.shape
     if chunk is None:
@@ -69,7 +72,7 @@ def chunked_cross_entropy(
     def join(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x, 0, 1).reshape(batch, pieces * chunk)[:, :length]
 
-    losses = _losses(split(hidden), table, bias, split(labels), split(weights))
+    losses = _losses(split(hidden), table, bias, split(labels), split(weights), z_loss)
     return TokenLosses(losses.total, *map(jax.lax.stop_gradient, (join(losses.nll), join(losses.correct))))
 
 
@@ -85,33 +88,35 @@ def _chunk_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     return normaliser - picked, (picked >= largest).astype(jnp.float32), normaliser
 
 
-@jax.custom_vjp
-def _losses(hidden, table, bias, labels, weights) -> TokenLosses:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _losses(hidden, table, bias, labels, weights, z_loss) -> TokenLosses:
     """Chunks in front: hidden [chunks, batch, chunk, hidden], labels and weights [chunks, batch, chunk]."""
 
     def one(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
         hidden, labels, weights = chunk
-        nll, correct, _ = _chunk_losses(_logits(hidden, table, bias), labels)
-        return total + jnp.sum(nll * weights), (nll, correct)
+        nll, correct, normaliser = _chunk_losses(_logits(hidden, table, bias), labels)
+        return total + jnp.sum((nll + z_loss * normaliser**2) * weights), (nll, correct)
 
     total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights))
     return TokenLosses(total, *parts)
 
 
-def _forward(hidden, table, bias, labels, weights):
+def _forward(hidden, table, bias, labels, weights, z_loss):
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, d_table, d_bias = carry
         hidden, labels, weights = chunk
         logits = _logits(hidden, table, bias)
         nll, correct, normaliser = _chunk_losses(logits, labels)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
-        d_logits = (jnp.exp(logits - normaliser[..., None]) - is_label) * weights[..., None]
+        pull = (1.0 + 2.0 * z_loss * normaliser)[..., None]
+        d_logits = (jnp.exp(logits - normaliser[..., None]) * pull - is_label) * weights[..., None]
         if bias is not None:
             d_bias = d_bias + jnp.sum(d_logits, axis=(0, 1))
         d_logits = d_logits.astype(hidden.dtype)
         d_hidden = jnp.einsum("blv,vh->blh", d_logits, table.astype(hidden.dtype))
         d_table = d_table + jnp.einsum("blv,blh->vh", d_logits, hidden, preferred_element_type=jnp.float32)
-        return (total + jnp.sum(nll * weights), d_table, d_bias), (nll, correct, d_hidden)
+        total = total + jnp.sum((nll + z_loss * normaliser**2) * weights)
+        return (total, d_table, d_bias), (nll, correct, d_hidden)
 
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
     start = (jnp.float32(0), jnp.zeros(table.shape, jnp.float32), d_bias)
@@ -119,7 +124,7 @@ def _forward(hidden, table, bias, labels, weights):
     return TokenLosses(total, nll, correct), (d_hidden, d_table, d_bias)
 
 
-def _backward(gradients, cotangents):
+def _backward(_, gradients, cotangents):
     d_hidden, d_table, d_bias = gradients
     scale = cotangents.total
     # The cotangent is 1 / (number of targets): it is applied to float32 sums, once.

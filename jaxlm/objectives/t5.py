@@ -1,0 +1,227 @@
+"""T5's pretraining: an encoder reads the corrupted text, a decoder writes what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxlm.corruption.spans import SpanLengths, corrupt_spans, raw_span_length, split_prefix
+from jaxlm.errors import UserError
+from jaxlm.models import t5
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.types import TokenBatch, Vocabulary
+
+VOCAB_MULTIPLE = 128
+"""The embedding's rows are rounded up to this, as in the published models: matrix units like it."""
+
+
+class DecodeState(NamedTuple):
+    """What generation carries from token to token: keys and values of both attentions, where the prompt is real
+    (bool [batch, length]), and the position of the next token (int32 scalar)."""
+
+    cache: t5.Cache
+    mask: Array
+    index: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Pretraining:
+    """Span corruption or prefix language modelling on a T5 encoder-decoder: loss = mean of -log p(target token).
+
+    Rows are windows of the documents joined without separators, as in the original.
+    """
+
+    model: t5.T5Config = t5.T5Config()
+    """The encoder-decoder."""
+    task: Literal["spans", "prefix"] = "spans"
+    """spans: random spans become sentinels, the target spells them out; prefix: the row is cut at a random place, the
+    target continues the input."""
+    noise_density: float = 0.15
+    """Share of the tokens that span corruption takes out."""
+    mean_span: float = 3.0
+    """Mean length of the spans, in tokens."""
+    z_loss: float = 0.0
+    """Weight of the squared logarithm of the softmax's normaliser, added to the loss (1e-4 in T5X)."""
+    loss_chunk: int = 0
+    """Target positions whose vocabulary logits are in memory at a time; 0 chooses: all when they are small, else 128."""
+    vocabulary: Any = None
+    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+
+    def __post_init__(self) -> None:
+        if self.task not in ("spans", "prefix"):
+            raise UserError(f"objective.task is {self.task!r}; it must be 'spans' or 'prefix'.")
+        if not 0.0 < self.noise_density < 1.0:
+            raise UserError(f"objective.noise_density is {self.noise_density}; it must lie between 0 and 1.")
+        if not self.mean_span >= 1.0:
+            raise UserError(f"objective.mean_span is {self.mean_span}; it must be at least 1.")
+        if not self.z_loss >= 0.0:
+            raise UserError(f"objective.z_loss is {self.z_loss}; it must be at least 0.")
+        if self.loss_chunk < 0:
+            raise UserError(f"objective.loss_chunk is {self.loss_chunk}; it must be at least 1, or 0 to choose.")
+
+    @property
+    def packing(self) -> Packing:
+        return "packed"
+
+    def bind(self, vocabulary: Vocabulary, length: int) -> T5Pretraining:
+        if self.task == "spans":
+            vocabulary.require("sentinel", "eos", "pad", purpose="span corruption")
+            spans = self.lengths(length).spans
+            if spans > vocabulary.num_sentinels:
+                raise UserError(
+                    f"data.length {length} is corrupted in {spans} spans but {vocabulary.name} has "
+                    f"{vocabulary.num_sentinels} sentinels, one for each; lower data.length or raise objective.mean_span."
+                )
+        else:
+            vocabulary.require("eos", "pad", purpose="prefix language modelling")
+            if length < 3:
+                raise UserError(f"data.length {length} leaves nothing to continue; use 3 or more.")
+        # A model that fits the vocabulary already, such as an imported one, keeps its rows.
+        rows = -(-vocabulary.size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        if not vocabulary.size <= self.model.vocab_size <= rows:
+            return dataclasses.replace(
+                self, model=dataclasses.replace(self.model, vocab_size=rows), vocabulary=vocabulary
+            )
+        return dataclasses.replace(self, vocabulary=vocabulary)
+
+    def lengths(self, length: int) -> SpanLengths:
+        """Raw tokens, noise, spans, input and target length when the encoder reads `length` tokens."""
+        if self.task == "prefix":
+            return SpanLengths(raw=length, noise=0, spans=0, inputs=length, targets=length)
+        return raw_span_length(length, self.noise_density, self.mean_span)
+
+    def raw_length(self, length: int) -> int:
+        return self.lengths(length).raw
+
+    def init(self, key: jax.Array) -> Params:
+        return t5.init(self.model, key)
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """input_ids, attention_mask int32 [batch, inputs]; decoder_input_ids, labels int32 and weights float32
+        [batch, targets]. decoder_input_ids are the labels one place on, after the padding symbol."""
+        v = self.vocabulary
+        assert v is not None, "bind the objective to a vocabulary first"
+        if self.task == "spans":
+            pair = corrupt_spans(
+                key, batch, sentinel=v.sentinel, eos=v.eos, pad=v.pad, density=self.noise_density,
+                mean_span=self.mean_span,
+            )
+        else:
+            pair = split_prefix(key, batch, eos=v.eos, pad=v.pad)
+        real = jnp.arange(pair.inputs.shape[1])[None, :] < pair.inputs_size[:, None]
+        asked = jnp.arange(pair.targets.shape[1])[None, :] < pair.targets_size[:, None]
+        return {
+            "input_ids": pair.inputs,
+            "attention_mask": real.astype(jnp.int32),
+            "decoder_input_ids": jnp.pad(pair.targets[:, :-1], ((0, 0), (1, 0)), constant_values=v.pad),
+            "labels": pair.targets,
+            "weights": asked.astype(jnp.float32),
+        }
+
+    def loss(
+        self, params: Params, example: Example, key: jax.Array, train: bool
+    ) -> tuple[Float[Array, ""], Metrics]:
+        m = self.model
+        key_encoder, key_decoder = jax.random.split(key) if train else (None, None)
+        mask = example["attention_mask"]
+        memory = t5.encode(m, params, example["input_ids"], mask, key_encoder)
+        hidden = t5.decode(m, params, example["decoder_input_ids"], memory, mask, key_decoder)
+        labels, weights = example["labels"], example["weights"]
+        losses = chunked_cross_entropy(
+            t5.head_input(m, hidden), t5.output_matrix(m, params), labels, weights, chunk=self.loss_chunk or None,
+            z_loss=self.z_loss,
+        )
+        total = jnp.sum(weights)
+        name = "span" if self.task == "spans" else "prefix_lm"
+        metrics: Metrics = {
+            f"{name}_loss": (jnp.sum(losses.nll * weights), total),
+            f"{name}_accuracy": (jnp.sum(losses.correct * weights), total),
+        }
+        return losses.total / jnp.maximum(total, 1.0), metrics
+
+    def flops(self, length: int) -> float:
+        m = self.model
+        inputs, targets = self.lengths(length)[3:]
+        inner = m.num_heads * m.head_dim
+        projection = 2 * m.hidden_size * inner
+        mlp = (6 if m.activation.startswith("gated") else 4) * m.hidden_size * m.intermediate_size
+        encoder = inputs * (4 * projection + mlp + 4 * inputs * inner)
+        decoder = targets * (4 * projection + mlp + 4 * targets * inner)
+        cross = 2 * targets * projection + 2 * inputs * projection + 4 * targets * inputs * inner
+        head = targets * 2 * m.hidden_size * m.vocab_size
+        return float(m.num_layers * encoder + m.decoder_layers * (decoder + cross) + head)
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        v = self.vocabulary
+        assert v is not None
+        inputs = np.asarray(example["input_ids"][row])[: int(np.sum(example["attention_mask"][row]))].tolist()
+        targets = np.asarray(example["labels"][row])[: int(np.sum(example["weights"][row]))].tolist()
+        if not inputs:
+            return [Line("padding", [], [])]
+
+        def marks(ids: list[int], plain: str) -> list[str]:
+            return ["masked" if self._is_sentinel(i) else "special" if v.special[i] else plain for i in ids]
+
+        text, taken = self._text(inputs[:-1], targets[:-1])
+        return [
+            Line("text", text, taken),
+            Line("input", inputs, marks(inputs, "")),
+            Line(f"target {len(targets)}", targets, marks(targets, "target")),
+        ]
+
+    def _is_sentinel(self, token: int) -> bool:
+        v = self.vocabulary
+        return self.task == "spans" and v.sentinel - v.num_sentinels < token <= v.sentinel
+
+    def _text(self, inputs: list[int], targets: list[int]) -> tuple[list[int], list[str]]:
+        """The text that input and target (without their end symbols) come from, and what of it was taken out."""
+        if self.task == "prefix":
+            return inputs + targets, [""] * len(inputs) + ["span"] * len(targets)
+        spans: dict[int, list[int]] = {}
+        for token in targets:
+            if self._is_sentinel(token):
+                spans[token] = current = []
+            else:
+                current.append(token)
+        text: list[int] = []
+        marks: list[str] = []
+        for token in inputs:
+            piece = spans.get(token)
+            text += [token] if piece is None else piece
+            marks += [""] if piece is None else ["span"] * len(piece)
+        return text, marks
+
+    # The three methods of jaxlm.inference.generate.Generative.
+
+    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        """Closes each prompt with the end symbol, which the encoder has always seen. Any length will do: relative
+        positions have no last one."""
+        eos = self.vocabulary.eos
+        return [prompt if prompt[-1:] == [eos] else [*prompt, eos] for prompt in prompts]
+
+    def prefill(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        m = self.model
+        rows, length = prompts.shape
+        memory = t5.encode(m, params, prompts, mask)
+        start = jnp.full((rows, 1), self.vocabulary.pad, jnp.int32)
+        cache = t5.new_cache(m, rows, new_tokens, length)
+        logits, cache = t5.decode_step(m, params, start, cache, jnp.int32(0), mask, memory)
+        return self._only_text(logits), DecodeState(cache, mask, jnp.int32(1))
+
+    def decode(
+        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        logits, cache = t5.decode_step(self.model, params, tokens[:, None], state.cache, state.index, state.mask)
+        return self._only_text(logits), DecodeState(cache, state.mask, state.index + 1)
+
+    def _only_text(self, logits: jax.Array) -> jax.Array:
+        """Rows of the embedding that no token has are never written."""
+        return jnp.where(jnp.arange(logits.shape[-1]) < self.vocabulary.size, logits, -jnp.inf)
