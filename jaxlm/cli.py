@@ -1,0 +1,75 @@
+"""The `jaxlm` command. Heavy imports wait until a command needs them, so that --help answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+COMMANDS = {
+    "pretrain": ("jaxlm.commands.pretrain", "train a preset; resumes if the run folder has a checkpoint"),
+    "show": ("jaxlm.commands.show", "print decoded examples as the model will see them"),
+    "plan": ("jaxlm.commands.plan", "compile the real train step for a TPU topology: does it fit, what does it cost"),
+    "bench": ("jaxlm.commands.bench", "time the train step here, beside PyTorch's if asked"),
+    "fill-mask": ("jaxlm.commands.fill_mask", "fill [MASK] in a text"),
+    "generate": ("jaxlm.commands.generate", "continue a prompt"),
+    "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),
+    "import": ("jaxlm.commands.import_", "make a run from a Transformers folder"),
+    "tokenizer": ("jaxlm.commands.tokenizer", "train a SentencePiece vocabulary"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command. Returns 0 when done, 2 for the user's mistake (one sentence on standard error), 1 otherwise."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"jaxlm {version('jaxlm')}")
+        return 0
+    from jaxlm.errors import UserError
+
+    try:
+        if arguments[0] not in COMMANDS:
+            import difflib
+
+            close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}."
+            raise UserError(f"there is no command {arguments[0]!r}; {hint}")
+        module = importlib.import_module(COMMANDS[arguments[0]][0])
+        return module.main(arguments[1:]) or 0
+    except UserError as error:
+        print(f"jaxlm: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"jaxlm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("jaxlm: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([
+        "usage: jaxlm COMMAND …      (jaxlm COMMAND --help for its own options)",
+        "",
+        "Pretrains language models in JAX, from raw text to a Transformers checkpoint.",
+        "",
+        *lines,
+        "",
+        "first steps:  jaxlm pretrain configs/bert_tiny.py --run-dir runs/first",
+        "              jaxlm fill-mask runs/first \"a list is a mutable [MASK] .\"",
+        "              jaxlm export runs/first exported",
+    ])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""jaxlm show CONFIG: examples before and after corruption, as text"""
+
+from __future__ import annotations
+
+from jaxlm.commands.common import Parser, start_jax
+
+STYLES = {
+    "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
+    "kept": "bold white on blue", "target": "bold green", "span": "bold white on magenta",
+}
+LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept but asked", "target": "asked", "span": "span"}
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("jaxlm show", description=__doc__, add_help=False, allow_abbrev=False)
+    parser.add_argument("config", help="a preset or a run folder")
+    parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
+    parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0
+    options, rest = parser.parse_known_args(arguments)
+
+    from jaxlm.experiment import load_preset
+    from jaxlm.flags import override
+
+    experiment = override(load_preset(options.config), rest, f"jaxlm show {options.config}")
+    experiment.validate()
+    start_jax()
+    import jax
+    import numpy as np
+    from rich.console import Console
+    from rich.text import Text
+
+    from jaxlm.text.batches import Batches
+    from jaxlm.text.data import prepare
+    from jaxlm.training.step import corruption_key
+
+    prepared = prepare(experiment.data, print)
+    objective = experiment.objective.bind(prepared.tokenizer.vocabulary, experiment.data.length)
+    batches = Batches(
+        prepared.store, "train", experiment.train.batch_size, objective.raw_length(experiment.data.length),
+        objective.packing, experiment.train.seed,
+    )
+    batch = batches.batch(options.step)
+    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, options.step), batch))
+    real = float(np.mean(np.asarray(batch.segment_ids) > 0))
+
+    console = Console(highlight=False)
+    console.print(
+        f"{type(objective).__name__}, step {options.step}: rows of {batch.tokens.shape[1]} tokens of text "
+        f"({real:.1%} real in this batch) become"
+    )
+    for name, value in example.items():
+        console.print(f"  {name} {value.dtype}{list(value.shape)}")
+    used: dict[str, None] = {}
+    for row in range(min(options.examples, batch.tokens.shape[0])):
+        console.print(f"\nrow {row}", style="bold")
+        for line in objective.describe(batch, example, row):
+            text = Text(f"{line.title:>12}  ", style="cyan")
+            for piece, mark in zip(prepared.tokenizer.pieces(line.ids), line.marks, strict=True):
+                used[mark] = None
+                # Brackets say on paper what colour says on a terminal.
+                shown = piece if console.is_terminal or mark in ("", "special", "padding") else f"«{piece}»"
+                text.append(shown, STYLES.get(mark, ""))
+                text.append(" ")
+            console.print(text)
+    legend = Text("\n")
+    for mark in used:
+        if mark in LEGEND:
+            legend.append(f" {LEGEND[mark]} ", STYLES[mark])
+            legend.append("  ")
+    console.print(legend)
+    return 0

@@ -1,0 +1,33 @@
+"""jaxlm tokenizer train SOURCE OUT: a SentencePiece vocabulary with every symbol that the objectives need"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxlm.commands.common import Parser
+from jaxlm.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("jaxlm tokenizer", description=__doc__, allow_abbrev=False)
+    parser.add_argument("action", choices=["train"])
+    parser.add_argument("source", help="python-docs, a file, folder or glob, or tfds:NAME")
+    parser.add_argument("out", help="folder to write")
+    parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
+    parser.add_argument("--kind", choices=["unigram", "bpe"], default="unigram")
+    parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")
+    options = parser.parse_args(arguments or ["--help"])
+    out = Path(options.out)
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UserError(f"{out} exists and is not empty; choose another folder.")
+    from jaxlm.text.data import DataConfig, prepare_tokenizer
+
+    config = DataConfig(
+        source=options.source, text_field=options.text_field, vocab_size=options.vocab_size,
+        tokenizer_kind=options.kind,
+    )
+    config.validate()
+    tokenizer = prepare_tokenizer(config, print)
+    tokenizer.save(out)
+    print(f"{tokenizer.vocabulary.size:,} ids ({options.kind}) in {out}; use it with --data.tokenizer {out}")
+    return 0

@@ -1,0 +1,1 @@
+"""Meshes, the table of sharding rules, and the start of several processes."""

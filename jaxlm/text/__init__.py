@@ -1,0 +1,1 @@
+"""From raw text to batches of tokens, on the host; knows neither jax nor models."""

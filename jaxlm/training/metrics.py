@@ -1,0 +1,120 @@
+"""Metrics as sums with weights: added up, averaged, written to metrics.jsonl and TensorBoard, drawn as curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Metrics
+
+
+class Totals:
+    """Running sums of metrics; `means()` empties them."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, metrics: Metrics) -> dict[str, tuple[float, float]]:
+        """Adds metrics that are still on the device; blocks until they are there. Returns them as floats."""
+        values = {name: (float(total), float(weight)) for name, (total, weight) in jax.device_get(metrics).items()}
+        for name, (total, weight) in values.items():
+            old_total, old_weight = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = old_total + total, old_weight + weight
+        return values
+
+    def means(self) -> dict[str, float]:
+        """sum / weight of each metric; those that never had weight are left out."""
+        result = {name: total / weight for name, (total, weight) in self.sums.items() if weight}
+        self.sums = {}
+        return result
+
+
+def headline(objective: Any, means: dict[str, float]) -> str:
+    """The metric that stands for the objective: `objective.headline`, or its first one that ends in "_loss"."""
+    named = getattr(objective, "headline", None)
+    return named or next((name for name in means if name.endswith("_loss") and name != "loss"), "loss")
+
+
+class MetricsWriter:
+    """One JSON object a line in metrics.jsonl, and the same figures as TensorBoard events."""
+
+    def __init__(self, folder: Path, tensorboard: bool, after_step: int) -> None:
+        """Lines after `after_step` (a run that was killed after its last checkpoint) are dropped: they are computed
+        again, the same, by the resumed run."""
+        self.path = folder / "metrics.jsonl"
+        if self.path.exists():
+            kept = [line for line in read_metrics(folder) if line.get("step", 0) <= after_step]
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            temporary.replace(self.path)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.events = None
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self.events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Values must be finite floats."""
+        try:
+            self.file.write(json.dumps({"step": step} | values) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}; free some space and run again.") from error
+        if self.events is not None:
+            for name, value in values.items():
+                self.events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.events is not None:
+            self.events.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line that was cut off is left out."""
+    lines = []
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
+    """Draws every loss and accuracy of metrics.jsonl, training and held-out, into curves.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = read_metrics(folder)
+    names = [name for name in (lines[0] if lines else {}) if name.endswith(("loss", "accuracy", "precision", "recall"))]
+    if not names:
+        return None
+    columns = min(2, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(6 * columns, 3.5 * rows), squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        for key, label, style in ((name, "training", "-"), (f"eval_{name}", "held out", "o-")):
+            points = [(line["step"], line[key]) for line in lines if key in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
+        if entropy is not None and name in ("mlm_loss", "lm_loss"):
+            axis.axhline(entropy, color="grey", linestyle=":", label="unigram entropy")
+        axis.set(title=name, xlabel="step")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    for axis in list(axes.flat)[len(names):]:
+        axis.set_visible(False)
+    figure.tight_layout()
+    path = folder / "curves.png"
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+    return path
