@@ -60,6 +60,11 @@ class Vocabulary:
                 "or train one with `jaxlm tokenizer train`, which adds every symbol."
             )
 
+    def rows(self, configured: int) -> int:
+        """Embedding rows for a model configured with so many: as configured where that holds every id with less than
+        128 to spare (published embeddings are often padded), else exactly the vocabulary's size."""
+        return configured if 0 <= configured - self.size < 128 else self.size
+
     @classmethod
     def stand_in(cls, size: int) -> Vocabulary:
         """A vocabulary of `size` ids laid out as `jaxlm tokenizer train` lays them out, for use where only shapes

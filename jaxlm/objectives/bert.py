@@ -60,7 +60,7 @@ class BertPretraining:
             )
         if length < 8:
             raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.size)
+        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
         return dataclasses.replace(self, model=model, vocabulary=vocabulary)
 
     def raw_length(self, length: int) -> int:

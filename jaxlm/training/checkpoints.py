@@ -55,6 +55,15 @@ class Checkpoints:
         except Exception as error:
             raise self._write_error(step, error) from error
 
+    def save_params(self, params: Any, facts: dict[str, Any]) -> None:
+        """The checkpoint of step 0 of an imported run: parameters, and no optimizer state yet."""
+        state = {"params": params}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
+        try:
+            self.manager.save(0, args=args)
+        except Exception as error:
+            raise self._write_error(0, error) from error
+
     def wait(self) -> None:
         """Until everything is on disk."""
         try:
@@ -63,7 +72,8 @@ class Checkpoints:
             raise self._write_error(None, error) from error
 
     def restore(self, shapes: TrainState, layout: TrainState, report: Report) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, laid out on this run's mesh, with its facts; None if there is none.
+        """The newest checkpoint that can be read, laid out on this run's mesh, with its facts; None if there is none
+        but an import's (step 0), which has parameters only.
 
         A damaged one is moved aside (nothing is deleted), reported, and the one before it is tried.
         """
@@ -71,6 +81,8 @@ class Checkpoints:
             lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes, layout
         )
         for step in reversed(self.steps()):
+            if step == 0:
+                return None
             try:
                 args = ocp.args.Composite(
                     state=ocp.args.StandardRestore(abstract._asdict()), facts=ocp.args.JsonRestore()

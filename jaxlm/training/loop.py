@@ -23,7 +23,7 @@ from jaxlm.text.batches import Batches
 from jaxlm.text.data import prepare
 from jaxlm.training import run_folder
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.metrics import MetricsWriter, Totals, draw_curves, headline
+from jaxlm.training.metrics import MetricsWriter, Totals, draw_curves, headline, last_evaluation
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.training.progress import Progress
 from jaxlm.training.step import TrainState, make_eval_step, make_init, make_train_step
@@ -36,11 +36,9 @@ def pretrain(
     experiment: Experiment,
     run_dir: str | Path,
     report: Report = print,
-    init_params: Callable[[Any], Any] | None = None,
 ) -> dict[str, float]:
     """Trains to `train.steps`, resuming if the folder has a checkpoint; returns the last evaluation's figures.
 
-    init_params: given the bound objective, parameters to start from instead of fresh ones (imports).
     Raises UserError for the user's mistakes and FloatingPointError when the loss is not finite.
     """
     experiment.validate()
@@ -52,10 +50,10 @@ def pretrain(
         if main:
             stack.enter_context(run_folder.lock(folder))
             run_folder.claim(folder, experiment)
-        return _pretrain(experiment, folder, report if main else lambda _: None, init_params, stack)
+        return _pretrain(experiment, folder, report if main else lambda _: None, stack)
 
 
-def _pretrain(experiment, folder, report, init_params, stack):
+def _pretrain(experiment, folder, report, stack):
     t = experiment.train
     main = jax.process_index() == 0
 
@@ -82,6 +80,7 @@ def _pretrain(experiment, folder, report, init_params, stack):
         _check_facts(folder, facts)
         if not resuming:
             prepared.tokenizer.save(own_tokenizer)
+        if not (folder / "data.json").exists():
             run_folder.write_json(folder / "data.json", facts)
     raw_length = objective.raw_length(data.length)
     batches = Batches(store, "train", t.batch_size, raw_length, objective.packing, t.seed)
@@ -99,8 +98,10 @@ def _pretrain(experiment, folder, report, init_params, stack):
         _check_saved_facts(saved_facts, facts)
     else:
         state = init(jax.random.key(t.seed))
-        if init_params is not None:
-            state = state._replace(params=jax.device_put(init_params(objective), layout.params))
+        if checkpoints.steps():  # of step 0: an import
+            params, _ = checkpoints.restore_params(shapes.params, layout.params)
+            state = state._replace(params=params)
+            report(f"Starting from imported parameters in {folder}")
     first = int(state.step)
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params))
     report(
@@ -110,7 +111,7 @@ def _pretrain(experiment, folder, report, init_params, stack):
     )
     if first >= t.steps:
         report(f"Finished: all {t.steps:,} steps are done; the run is in {folder}.")
-        return _last_evaluation(folder)
+        return last_evaluation(folder)
 
     train_step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
     eval_step = make_eval_step(objective, mesh, layout, seed=t.seed)
@@ -228,17 +229,6 @@ def _check_saved_facts(saved: dict[str, str], now: dict[str, str]) -> None:
 def _evaluation_line(step: int, means: dict[str, float], name: str, entropy: float) -> str:
     figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
     return f"step {step:,}  held out: {name} {means.get(name, float('nan')):.4f} (unigram entropy {entropy:.4f})  {figures}"
-
-
-def _last_evaluation(folder: Path) -> dict[str, float]:
-    from jaxlm.training.metrics import read_metrics
-
-    result: dict[str, float] = {}
-    if (folder / "metrics.jsonl").exists():
-        for line in read_metrics(folder):
-            found = {key.removeprefix("eval_"): value for key, value in line.items() if key.startswith("eval_")}
-            result = found or result
-    return result
 
 
 class _StopRequest:

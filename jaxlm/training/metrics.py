@@ -87,6 +87,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def last_evaluation(folder: Path, up_to: int | None = None) -> dict[str, float]:
+    """The figures of the newest evaluation (not after step `up_to`), without their "eval_"; empty if there is none."""
+    result: dict[str, float] = {}
+    if (folder / "metrics.jsonl").exists():
+        for line in read_metrics(folder):
+            found = {key.removeprefix("eval_"): value for key, value in line.items() if key.startswith("eval_")}
+            if found and (up_to is None or line["step"] <= up_to):
+                result = found
+    return result
+
+
 def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
     """Draws every loss and accuracy of metrics.jsonl, training and held-out, into curves.png."""
     import matplotlib

@@ -50,8 +50,11 @@ def claim(folder: Path, experiment: Experiment) -> bool:
     resuming = path.exists()
     if resuming:
         old = configuration.load_config(path)
+        # A run that was imported and has not begun may still choose everything but its model.
+        begun = (folder / "data.json").exists()
         changed = [
-            line for line in configuration.differences(old, experiment) if not line.startswith(FREE_FIELDS)
+            line for line in configuration.differences(old, experiment)
+            if (not line.startswith(FREE_FIELDS) if begun else line.startswith("objective"))
         ]
         if changed:
             raise UserError(
@@ -83,6 +86,22 @@ def write_json(path: Path, value: Any) -> None:
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def write_imported_run(
+    folder: Path, experiment: Experiment, params: Any, tokenizer: Tokenizer, imported_from: str
+) -> None:
+    """A run that has done no step: its checkpoint, of step 0, holds parameters alone."""
+    from jaxlm.training.checkpoints import Checkpoints
+
+    create(folder)
+    with lock(folder):
+        tokenizer.save(folder / "tokenizer")
+        checkpoints = Checkpoints(folder / "checkpoints")
+        checkpoints.save_params(params, {"imported_from": imported_from})
+        checkpoints.wait()
+        checkpoints.close()
+        write_json(folder / "config.json", configuration.to_json(experiment))
 
 
 @dataclasses.dataclass(frozen=True)

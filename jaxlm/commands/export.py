@@ -1,0 +1,38 @@
+"""jaxlm export RUN OUT: a run's newest checkpoint as a Transformers folder"""
+
+from __future__ import annotations
+
+from jaxlm.commands.common import Parser, start_jax
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("jaxlm export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("out", help="folder to write; must not exist or be empty")
+    options = parser.parse_args(arguments or ["--help"])
+    start_jax()
+    from jaxlm.huggingface import ModelCard, export_folder
+    from jaxlm.training.metrics import last_evaluation
+    from jaxlm.training.run_folder import open_run
+
+    run = open_run(options.run)
+    params, step = run.params()
+    experiment = run.experiment
+    evaluation = last_evaluation(run.folder, up_to=step)
+    card = ModelCard(
+        steps=step,
+        metrics={f"eval_{name}": value for name, value in evaluation.items()},
+        data_source=run.facts.get("source", ""),
+        data_fingerprint=run.facts.get("data", ""),
+        tokenizer=f"{run.tokenizer.vocabulary.size:,} ids, fingerprint {run.tokenizer.fingerprint[:16]}",
+        settings={
+            "Sequence length": experiment.data.length,
+            "Batch size": experiment.train.batch_size,
+            "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
+        },
+        derived_from=run.facts.get("imported_from", ""),
+    )
+    out = export_folder(options.out, run.objective, params, run.tokenizer, card)
+    loss = f", held-out loss {evaluation['loss']:.4f}" if "loss" in evaluation else ""
+    print(f"Wrote step {step:,}{loss} to {out}; load it with AutoModelForPreTraining and AutoTokenizer.")
+    return 0

@@ -1,0 +1,24 @@
+"""jaxlm fill-mask PATH TEXT …: what the model expects behind each [MASK]"""
+
+from __future__ import annotations
+
+from jaxlm.commands.common import Parser, start_jax
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("jaxlm fill-mask", description=__doc__, allow_abbrev=False)
+    parser.add_argument("path", help="a run folder or a Transformers folder")
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
+    parser.add_argument("--top-k", type=int, default=5, help="candidates for each mask (5)")
+    options = parser.parse_args(arguments or ["--help"])
+    start_jax()
+    import jaxlm
+    from jaxlm.inference.fill_mask import fill_mask
+
+    loaded = jaxlm.load(options.path)
+    answers = fill_mask(loaded.objective, loaded.params, loaded.tokenizer, options.texts, options.top_k)
+    for text, masks in zip(options.texts, answers, strict=True):
+        print(text)
+        for candidates in masks:
+            print("   " + "   ".join(f"{piece} {probability:.1%}" for piece, probability in candidates))
+    return 0

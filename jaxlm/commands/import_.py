@@ -1,0 +1,32 @@
+"""jaxlm import HF_DIR OUT: a Transformers folder as a run, to go on training or to look at"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxlm.commands.common import Parser, start_jax
+from jaxlm.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("jaxlm import", description=__doc__, allow_abbrev=False)
+    parser.add_argument("hf_dir", help="a folder that Transformers saved (config.json, safetensors, tokenizer files)")
+    parser.add_argument("out", help="run folder to write; must not exist or be empty")
+    parser.add_argument("--seed", type=int, default=0, help="seed of heads that the folder lacks (0)")
+    options = parser.parse_args(arguments or ["--help"])
+    out = Path(options.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
+    start_jax()
+    from jaxlm.experiment import Experiment
+    from jaxlm.huggingface import import_folder
+    from jaxlm.training.run_folder import write_imported_run
+
+    imported = import_folder(options.hf_dir, seed=options.seed)
+    experiment = Experiment(objective=imported.objective)
+    write_imported_run(out, experiment, imported.params, imported.tokenizer, str(options.hf_dir))
+    print(f"Imported {imported.architecture or imported.model_type} from {options.hf_dir} into {out}.")
+    if imported.fresh:
+        print(f"It had no {', '.join(sorted({path.split('/')[0] for path in imported.fresh}))}: initialised afresh.")
+    print(f"Go on training with `jaxlm pretrain {out} --data.source TEXT --train.steps N`.")
+    return 0

@@ -1,0 +1,38 @@
+# Sourced by the other scripts: makes .venv in the project's folder and installs the project into it, once.
+# Afterwards $PYTHON is its interpreter and $BIN the folder of its commands.
+
+project="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$project"
+BIN="$project/.venv/bin"
+PYTHON="$BIN/python"
+
+# make_environment EXTRAS [PACKAGE ...]: the packages are installed before the project.
+make_environment() {
+    local extras="$1"; shift
+    local stamp="$project/.venv/installed-${extras:-base}"
+    if [ -f "$stamp" ] && [ "$stamp" -nt setup.cfg ] && [ "$stamp" -nt pyproject.toml ] && [ -x "$PYTHON" ]; then
+        return
+    fi
+    if [ ! -x "$PYTHON" ]; then
+        local candidate python=""
+        for candidate in python3 python3.13 python3.12 python3.11; do
+            if command -v "$candidate" >/dev/null &&
+                "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+                python="$candidate"
+                break
+            fi
+        done
+        if [ -z "$python" ]; then
+            echo "jaxlm needs Python 3.11, 3.12 or 3.13; install one and run this again." >&2
+            exit 2
+        fi
+        echo "Making a virtual environment in .venv with $("$python" --version)"
+        "$python" -m venv "$project/.venv"
+    fi
+    echo "Installing jaxlm and what it needs (about a minute, once)"
+    if [ $# -gt 0 ]; then
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"
+    fi
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
+    touch "$stamp"
+}

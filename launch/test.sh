@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Makes the environment with everything that the tests need, then runs them. Arguments go to pytest:
+#   ./launch/test.sh                     the suite
+#   ./launch/test.sh -m slow             the long checks
+#   ./launch/test.sh tests/text -k gz    a part
+set -euo pipefail
+source "$(dirname "$0")/environment.sh"
+
+# One version of PyTorch, installed first, so that nothing that depends on it chooses another build.
+make_environment test,tpu torch==2.13.0
+
+export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
+"$BIN/ruff" check .
+exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" -m "not slow" "$@"
