@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-WHOLE_BYTES = 256 * 2**20
-"""Logits that are smaller than this are computed at once."""
 CHUNK_POSITIONS = 128
-"""Otherwise this many positions of every row at a time. The batch is never cut: it is split over devices, and each
-device goes through the chunks with its own rows, enough of them to keep its matrix units busy."""
+"""This many positions of every row at a time. The batch is never cut: it is split over devices, and each device goes
+through the chunks with its own rows, enough of them to keep its matrix units busy."""
+SMALL_BYTES = 256 * 2**20
+"""Logits of a whole batch that are smaller than this belong to tiny models, which are trained on CPUs: there chunks
+that stay in the cache are faster (half again as fast for 32 x 128 positions and 8,192 tokens on two cores)."""
+CACHE_BYTES = 16 * 2**20
 
 
 class TokenLosses(NamedTuple):
@@ -36,9 +38,13 @@ class TokenLosses(NamedTuple):
     correct: Array
 
 
-def chunk_positions(batch: int, length: int, vocab: int) -> int:
-    """Positions per chunk: all when the logits are small, else CHUNK_POSITIONS."""
-    return length if 4 * batch * length * vocab <= WHOLE_BYTES else min(length, CHUNK_POSITIONS)
+def chunk_positions(batch: int, length: int, vocab: int, hidden: int) -> int:
+    """Positions per chunk: CHUNK_POSITIONS, or as many as fit the cache when all logits are small."""
+    if 4 * batch * length * vocab > SMALL_BYTES:
+        return min(length, CHUNK_POSITIONS)
+    # Every chunk reads the output matrix and adds to its gradient: the logits should be the larger by a few times.
+    tokens = max(CACHE_BYTES // (4 * vocab), 4 * hidden)
+    return min(length, max(1, tokens // batch))
 
 
 def chunked_cross_entropy(
@@ -57,9 +63,9 @@ def chunked_cross_entropy(
     chunk: positions at a time; by default what `chunk_positions` says. Weights get no gradient.
     z_loss: weight of log²Z, the squared logarithm of the softmax's normaliser, which keeps logits from drifting.
     """
-    batch, length, _ = hidden.shape
+    batch, length, width = hidden.shape
     if chunk is None:
-        chunk = chunk_positions(batch, length, table.shape[0])
+        chunk = chunk_positions(batch, length, table.shape[0], width)
     # Chunks of equal size, at most `chunk`; the last is filled up with positions without weight.
     pieces = math.ceil(length / chunk)
     chunk = math.ceil(length / pieces)
@@ -114,14 +120,15 @@ def _forward(hidden, table, bias, labels, weights, z_loss):
             d_bias = d_bias + jnp.sum(d_logits, axis=(0, 1))
         d_logits = d_logits.astype(hidden.dtype)
         d_hidden = jnp.einsum("blv,vh->blh", d_logits, table.astype(hidden.dtype))
-        d_table = d_table + jnp.einsum("blv,blh->vh", d_logits, hidden, preferred_element_type=jnp.float32)
+        # [hidden, vocab]: the long array is read as it lies, which XLA's CPU would otherwise transpose in memory.
+        d_table = d_table + jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
         total = total + jnp.sum((nll + z_loss * normaliser**2) * weights)
         return (total, d_table, d_bias), (nll, correct, d_hidden)
 
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
-    start = (jnp.float32(0), jnp.zeros(table.shape, jnp.float32), d_bias)
+    start = (jnp.float32(0), jnp.zeros(table.shape[::-1], jnp.float32), d_bias)
     (total, d_table, d_bias), (nll, correct, d_hidden) = _over_chunks(one, start, (hidden, labels, weights))
-    return TokenLosses(total, nll, correct), (d_hidden, d_table, d_bias)
+    return TokenLosses(total, nll, correct), (d_hidden, d_table.T, d_bias)
 
 
 def _backward(_, gradients, cotangents):
