@@ -49,7 +49,9 @@ class T5Config:
     activation: Activation = "relu"
     """relu in 1.0, gated-gelu (tanh approximation) in 1.1."""
     tied_head: bool = True
-    """Reuse the embedding as output matrix, on states scaled by hidden_size^-1/2 (1.0); 1.1 has a matrix of its own."""
+    """Use the embedding as output matrix too (1.0); 1.1 has a matrix of its own."""
+    scaled_head: bool = True
+    """Multiply the decoder's output by hidden_size^-1/2 before the output matrix, as 1.0 does."""
     relative_buckets: int = 32
     """Buckets of relative distance; each stack has one table of buckets by heads, shared by its layers."""
     relative_max_distance: int = 128
@@ -95,7 +97,8 @@ class T5Config:
             hidden_size=hidden, num_heads=heads, head_dim=head_dim, intermediate_size=intermediate, num_layers=layers
         )
         if size.startswith("1.1-"):  # pretrained without dropout
-            shape |= dict(activation="gated-gelu", tied_head=False, dropout=0.0, attention_dropout=0.0)
+            shape |= dict(activation="gated-gelu", tied_head=False, scaled_head=False)
+            shape |= dict(dropout=0.0, attention_dropout=0.0)
         return cls(**(shape | changes))
 
     @property
@@ -130,8 +133,8 @@ PUBLISHED = {
 
 
 def relative_buckets(
-    distance: Int[np.ndarray, "..."], bidirectional: bool, buckets: int = 32, max_distance: int = 128
-) -> Int[np.ndarray, "..."]:
+    distance: Int[np.ndarray, "*shape"], bidirectional: bool, buckets: int = 32, max_distance: int = 128
+) -> Int[np.ndarray, "*shape"]:
     """Bucket of `distance` = key position - query position (T5, section 2.1): small distances have one each, larger
     ones share them on a logarithmic scale up to max_distance.
 
@@ -144,7 +147,7 @@ def relative_buckets(
         offset, distance = 0, np.maximum(-distance, 0)
     exact = buckets // 2
     share = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
-    # The small constant keeps distances that lie exactly on a boundary on its upper side, whatever the logarithm's rounding.
+    # The small constant keeps a distance exactly on a boundary on its upper side, however the logarithm rounds.
     far = np.minimum(exact + np.floor(share * (buckets - exact) + 1e-9), buckets - 1)
     return (offset + np.where(distance < exact, distance, far)).astype(np.int32)
 
@@ -173,7 +176,7 @@ class RelativeBias(nn.Module):
         heads, width = self.config.num_heads, queries + keys
         padded = jnp.pad(by_distance, ((0, 0), (0, 1)))
         rows = jnp.broadcast_to(padded[:, None, :], (heads, queries, width)).reshape(heads, queries * width)
-        # Read with rows shorter by one, each row starts one entry earlier: entry [i, j] is distance j - i - queries + 1.
+        # Read in rows shorter by one, each row starts one entry earlier: column j of row i is distance j - i - q + 1.
         shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
         return shifted[None, :, :, queries - 1 :]
 
@@ -290,9 +293,9 @@ def decode(
 
 
 def head_input(config: T5Config, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
-    """The decoder's output as the output matrix takes it: 1.0 shares that with the embedding, which has unit variance,
-    and so scales the states down."""
-    return hidden * jnp.asarray(config.hidden_size**-0.5, hidden.dtype) if config.tied_head else hidden
+    """The decoder's output as the output matrix takes it: scaled down where that is the embedding, which has unit
+    variance."""
+    return hidden * jnp.asarray(config.hidden_size**-0.5, hidden.dtype) if config.scaled_head else hidden
 
 
 def output_matrix(config: T5Config, params: Params) -> Float[Array, "vocab hidden"]:

@@ -49,7 +49,7 @@ class T5Pretraining:
     z_loss: float = 0.0
     """Weight of the squared logarithm of the softmax's normaliser, added to the loss (1e-4 in T5X)."""
     loss_chunk: int = 0
-    """Target positions whose vocabulary logits are in memory at a time; 0 chooses: all when they are small, else 128."""
+    """Target positions whose vocabulary logits are in memory at a time; 0 chooses: all if they are small, else 128."""
     vocabulary: Any = None
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
@@ -76,7 +76,7 @@ class T5Pretraining:
             if spans > vocabulary.num_sentinels:
                 raise UserError(
                     f"data.length {length} is corrupted in {spans} spans but {vocabulary.name} has "
-                    f"{vocabulary.num_sentinels} sentinels, one for each; lower data.length or raise objective.mean_span."
+                    f"{vocabulary.num_sentinels} sentinels; lower data.length or raise objective.mean_span."
                 )
         else:
             vocabulary.require("eos", "pad", purpose="prefix language modelling")

@@ -1,0 +1,176 @@
+"""T5's own parts: buckets of distance, the bias built from them, sizes, initial weights, dropout, cached decoding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.models import t5
+
+SMALL = dict(vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, head_dim=5, intermediate_size=40)
+
+
+def spread(runs: dict[int, tuple[int, int]], last: int) -> list[int]:
+    """{bucket: (first distance, last distance)} as a list by distance."""
+    table = [0] * (last + 1)
+    for bucket, (start, end) in runs.items():
+        for n in range(start, min(end, last) + 1):
+            table[n] = bucket
+    return table
+
+
+BIDIRECTIONAL = {n: (n, n) for n in range(8)} | {
+    8: (8, 11), 9: (12, 15), 10: (16, 22), 11: (23, 31), 12: (32, 45), 13: (46, 63), 14: (64, 90), 15: (91, 999),
+}
+CAUSAL = {n: (n, n) for n in range(16)} | {
+    16: (16, 18), 17: (19, 20), 18: (21, 23), 19: (24, 26), 20: (27, 30), 21: (31, 34), 22: (35, 39), 23: (40, 45),
+    24: (46, 51), 25: (52, 58), 26: (59, 66), 27: (67, 76), 28: (77, 86), 29: (87, 98), 30: (99, 112), 31: (113, 999),
+}
+
+
+def test_buckets_are_the_published_ones():
+    n = np.arange(300)
+    assert t5.relative_buckets(-n, bidirectional=True).tolist() == spread(BIDIRECTIONAL, 299)
+    assert t5.relative_buckets(n[1:], bidirectional=True).tolist() == [16 + b for b in spread(BIDIRECTIONAL, 299)[1:]]
+    assert t5.relative_buckets(-n, bidirectional=False).tolist() == spread(CAUSAL, 299)
+    assert not t5.relative_buckets(n, bidirectional=False).any()
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("queries, keys", [(1, 1), (6, 6), (3, 7), (7, 3)])
+def test_bias_is_the_table_at_each_distance(bidirectional, queries, keys):
+    config = t5.T5Config(**SMALL, relative_buckets=8, relative_max_distance=6)
+    module = t5.RelativeBias(config, bidirectional)
+    table = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    bias = module.apply({"params": {"embedding": jnp.asarray(table)}}, queries, keys)
+    assert bias.shape == (1, 3, queries, keys)
+    for i in range(queries):
+        for j in range(keys):
+            bucket = int(t5.relative_buckets(np.array(j - i), bidirectional, 8, 6))
+            np.testing.assert_array_equal(bias[0, :, i, j], table[bucket])
+
+
+def test_bias_of_one_query_is_a_row_of_the_whole():
+    module = t5.RelativeBias(t5.T5Config(**SMALL), bidirectional=False)
+    variables = module.init(jax.random.key(0), 2, 2)
+    whole = module.apply(variables, 40, 40)
+    for index in (0, 17, 39):
+        row = module.apply(variables, jnp.int32(index), 40, method="at")
+        np.testing.assert_array_equal(row[0, :, 0, : index + 1], whole[0, :, index, : index + 1])
+
+
+COUNTS = {
+    "small": 60_506_624, "base": 222_903_552, "large": 737_668_096, "3b": 2_851_598_336, "11b": 11_307_321_344,
+    "1.1-small": 76_961_152, "1.1-base": 247_577_856, "1.1-large": 783_150_080, "1.1-xl": 2_849_757_184,
+    "1.1-xxl": 11_135_332_352,
+}
+TIED_COUNTS = {
+    "1.1-small": 60_511_616, "1.1-base": 222_903_552, "1.1-large": 750_251_008, "1.1-xl": 2_783_959_040,
+    "1.1-xxl": 11_003_736_064,
+}
+
+
+def count(config: t5.T5Config) -> int:
+    shapes = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize("size", t5.PUBLISHED)
+def test_published_sizes_have_the_published_parameters(size):
+    assert count(t5.T5Config.published(size)) == COUNTS[size]
+    if size in TIED_COUNTS:
+        assert count(t5.T5Config.published(size, tied_head=True)) == TIED_COUNTS[size]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_initial_weights_have_the_published_spread(tied):
+    config = t5.T5Config(vocab_size=2000, hidden_size=64, num_layers=3, num_heads=4, head_dim=32, intermediate_size=256,
+                         tied_head=tied, activation="relu" if tied else "gated-gelu")
+    params = t5.init(config, jax.random.key(0))
+    layers = params["decoder"]["layers"]
+    expected = {
+        "query": (layers["attention"]["query"]["kernel"], (64 * 32) ** -0.5),
+        "key": (layers["attention"]["key"]["kernel"], 64**-0.5),
+        "cross value": (layers["cross_attention"]["value"]["kernel"], 64**-0.5),
+        "out": (layers["attention"]["out"]["kernel"], (4 * 32) ** -0.5),
+        "wi": (layers["mlp"]["wi" if tied else "wi_1"]["kernel"], 64**-0.5),
+        "wo": (layers["mlp"]["wo"]["kernel"], 256**-0.5),
+        "embedding": (params["shared"]["embedding"], 1.0),
+    } | ({} if tied else {"head": (params["lm_head"]["kernel"], 64**-0.5)})
+    for name, (weights, std) in expected.items():
+        assert float(jnp.std(weights)) == pytest.approx(std, rel=0.03), name
+    assert float(jnp.std(params["encoder_bias"]["embedding"])) == pytest.approx(64**-0.5, rel=0.25)
+    assert (layers["mlp_norm"]["scale"] == 1).all() and (params["encoder"]["final_norm"]["scale"] == 1).all()
+
+
+@pytest.mark.parametrize("changes", [{}, dict(tied_head=False, scaled_head=False, activation="gated-gelu",
+                                              num_decoder_layers=1)])
+def test_cached_decoding_gives_the_logits_of_the_whole(changes):
+    """Also over padded prompts, wherever the padding stands: only distances matter."""
+    config = t5.T5Config(**(SMALL | changes), dropout=0.0, attention_dropout=0.0)
+    params = t5.init(config, jax.random.key(1))
+    rng = np.random.default_rng(0)
+    ids, targets = rng.integers(1, 50, (2, 9)), rng.integers(1, 50, (2, 20))
+    mask = np.array([[1] * 9, [1] * 4 + [0] * 5])
+
+    @jax.jit
+    def whole(ids, mask):
+        return t5.logits(config, params, t5.decode(config, params, targets, t5.encode(config, params, ids, mask), mask))
+
+    expected = whole(ids, mask)
+    left = (np.stack([ids[0], np.roll(ids[1], 5)]), np.stack([mask[0], np.roll(mask[1], 5)]))
+    np.testing.assert_allclose(whole(*left), expected, atol=2e-5)
+    memory = t5.encode(config, params, *left)
+    cache, step = t5.new_cache(config, 2, 20, 9), jax.jit(lambda *a: t5.decode_step(config, params, *a))
+    for index in range(20):
+        first = (memory,) if index == 0 else ()
+        logits, cache = step(targets[:, index : index + 1], cache, jnp.int32(index), left[1], *first)
+        np.testing.assert_allclose(logits, expected[:, index], atol=5e-5)
+
+
+def test_padding_and_future_tokens_change_nothing():
+    config = t5.T5Config(**SMALL)
+    params = t5.init(config, jax.random.key(0))
+    ids, targets = np.arange(1, 9)[None], np.arange(11, 17)[None]
+    mask = np.array([[1] * 5 + [0] * 3])
+
+    @jax.jit
+    def hidden(ids, targets):
+        return t5.decode(config, params, targets, t5.encode(config, params, ids, mask), mask)
+
+    first = hidden(ids, targets)
+    other_padding, other_future = ids.copy(), targets.copy()
+    other_padding[:, 5:], other_future[:, 4:] = 40, 41
+    np.testing.assert_array_equal(first, hidden(other_padding, targets))
+    np.testing.assert_array_equal(first[:, :4], hidden(ids, other_future)[:, :4])
+    assert np.abs(first[:, 4:] - hidden(ids, other_future)[:, 4:]).max() > 1e-3
+
+
+def test_dropout_works_with_a_key_only():
+    config = t5.T5Config(**SMALL, dropout=0.3, attention_dropout=0.3)
+    params = t5.init(config, jax.random.key(0))
+    ids = np.arange(1, 9)[None]
+    plain = t5.encode(config, params, ids)
+    np.testing.assert_array_equal(plain, t5.encode(config, params, ids))
+    dropped = t5.encode(config, params, ids, None, jax.random.key(1))
+    assert np.abs(dropped - plain).max() > 0.1
+    # The last place is the stack's output: three in ten of its elements are zero.
+    many = t5.encode(config, params, np.tile(ids, (60, 1)), None, jax.random.key(1))
+    assert float(jnp.mean(many == 0)) == pytest.approx(0.3, abs=0.02)
+    decoded = t5.decode(config, params, np.tile(ids, (60, 1)), many, None, jax.random.key(2))
+    assert float(jnp.mean(decoded == 0)) == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("changes, sentence", [
+    (dict(num_heads=0), "objective.model.num_heads is 0; it must be at least 1."),
+    (dict(num_decoder_layers=0), "objective.model.num_decoder_layers is 0; it must be at least 1."),
+    (dict(dropout=1.0), r"objective.model.dropout is 1.0; it must be in \[0, 1\)."),
+    (dict(relative_buckets=10), "objective.model.relative_buckets is 10; it must be a multiple of 4"),
+    (dict(relative_max_distance=16), "objective.model.relative_max_distance is 16; it must be above half"),
+])
+def test_values_that_cannot_be_meant_are_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        t5.T5Config(**changes)
