@@ -6,10 +6,12 @@ from typing import Any
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.bert import BERT
+from jaxlm.huggingface.electra import ELECTRA
 from jaxlm.huggingface.family import Family
+from jaxlm.huggingface.gpt2 import GPT2
 from jaxlm.huggingface.t5 import T5
 
-FAMILIES: tuple[Family, ...] = (BERT, T5)
+FAMILIES: tuple[Family, ...] = (BERT, ELECTRA, GPT2, T5)
 
 
 def family_of(objective: Any) -> Family:

@@ -84,6 +84,9 @@ class Family:
     cannot do."""
     max_length: Callable[[Any], int]
     """objective -> the longest sequence, for the tokenizer."""
+    stored_parts: Callable[[Any, Source], tuple[Part, ...]] | None = None
+    """(objective, source) -> the parts that this folder holds, where they are not always `parts(objective)`; what the
+    others fill starts fresh."""
 
 
 # Names that Transformers has for one function, each with ours.
@@ -109,8 +112,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a Transformers folder. UserError where there is none, or none of Transformers."""
     if not folder.is_dir():
         raise UserError(
-            f"There is no folder {folder}; give the path of a folder that Transformers saved (a model of the hub has to "
-            "be downloaded first, for example with `hf download NAME --local-dir FOLDER`)."
+            f"There is no folder {folder}; give the path of a folder that Transformers saved (a model of the hub has "
+            "to be downloaded first, for example with `hf download NAME --local-dir FOLDER`)."
         )
     file = folder / "config.json"
     if not file.is_file():
@@ -121,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read ({error}); copy the folder again.") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(
-            f'{file} names no "model_type", so it is not a Transformers folder; if you know the family, write it there, '
-            'for example "model_type": "bert".'
+            f'{file} names no "model_type", so it is not a Transformers folder; if you know the family, write it '
+            'there, for example "model_type": "bert".'
         )
     return config

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
-from jaxlm.huggingface.families import FAMILIES, family_named, family_of
+from jaxlm.huggingface.families import family_named, family_of
 from jaxlm.huggingface.family import Part, Source, read_config
 from jaxlm.huggingface.table import Params, get, listed, paths, put
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
@@ -62,10 +62,10 @@ def export_folder(
 ) -> Path:
     """Writes a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load. Returns its path.
 
-    config.json, model.safetensors (shards of at most `shard_bytes` when it is larger), the tokenizer's files, README.md,
-    and generation_config.json for a model that generates. Everything is written beside `out` under another name and
-    renamed at the end, so that `out` is whole or not there. UserError: `out` exists and is not empty, the disk is full,
-    the objective has no Transformers class, parameters or tokenizer do not fit it.
+    config.json, model.safetensors (shards of at most `shard_bytes` when it is larger), the tokenizer's files,
+    README.md, and generation_config.json for a model that generates. Everything is written beside `out` under another
+    name and renamed at the end, so that `out` is whole or not there. UserError: `out` exists and is not empty, the disk
+    is full, the objective has no Transformers class, parameters or tokenizer do not fit it.
     """
     out = _local(out).absolute()
     family = family_of(objective)
@@ -77,13 +77,17 @@ def export_folder(
     _check_params(params, template, parts)
     rows = parts[0].config["vocab_size"]
     if vocabulary.size > rows:
-        raise UserError(f"{vocabulary.name} has {vocabulary.size} ids but the model only {rows}; it is another model's.")
+        raise UserError(
+            f"{vocabulary.name} has {vocabulary.size} ids but the model only {rows} rows; give the tokenizer that the "
+            "model was trained with."
+        )
     parameters = sum(int(np.prod(get(template, path).shape)) for path in paths(template))
     with _new_folder(out) as temporary:
         for part in parts:
             folder = temporary / part.folder
             folder.mkdir(exist_ok=True)
-            _write_json(folder / "config.json", {"architectures": [part.architecture], "dtype": "float32", **part.config})
+            config = {"architectures": [part.architecture], "dtype": "float32", **part.config}
+            _write_json(folder / "config.json", config)
             if part.generation_config is not None:
                 _write_json(folder / "generation_config.json", part.generation_config)
             write_weights(folder, part.table.to_transformers(params), shard_bytes)
@@ -107,13 +111,14 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
     if family not in (None, found.model_type):
         raise UserError(f"{folder} holds a model of the family {found.model_type!r}; {family!r} is wanted here.")
     with Weights(folder) as weights:
-        objective = found.read_objective(Source(folder, config, weights.shapes))
+        source = Source(folder, config, weights.shapes)
+        objective = found.read_objective(source)
         tokenizer = Tokenizer.load(folder)
         rows = found.parts(objective)[0].config["vocab_size"]
         objective = dataclasses.replace(objective, vocabulary=_with_rows(tokenizer.vocabulary, rows, folder))
         template = _template(objective)
         params: Params = {}
-        for part in found.parts(objective):
+        for part in found.stored_parts(objective, source) if found.stored_parts else found.parts(objective):
             with _weights_of(part, folder, weights) as own:
                 _merge(params, own, part, template)
     fresh = sorted(set(paths(template)) - set(paths(params)))
@@ -159,7 +164,10 @@ def _with_rows(vocabulary: Vocabulary, rows: int, folder: Path) -> Vocabulary:
     beyond the tokenizer's ids stand for no text."""
     extra = rows - vocabulary.size
     if extra < 0:
-        raise UserError(f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; copy both again.")
+        raise UserError(
+            f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; put the tokenizer "
+            "there that the model was trained with."
+        )
     special = np.concatenate([vocabulary.special, np.ones(extra, bool)])
     word_start = np.concatenate([vocabulary.word_start, np.zeros(extra, bool)])
     return dataclasses.replace(vocabulary, size=rows, special=special, word_start=word_start)
@@ -240,6 +248,3 @@ def _new_folder(out: Path) -> Iterator[Path]:
 
 def _write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-__all__ = ["FAMILIES", "Imported", "ModelCard", "export_folder", "import_folder", "is_transformers_folder", "load_folder"]

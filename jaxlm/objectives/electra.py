@@ -68,6 +68,11 @@ class Electra:
         return "document"
 
     @property
+    def headline(self) -> str:
+        """The discriminator's loss measures a task that grows harder as the generator learns; this one only falls."""
+        return "generator_loss"
+
+    @property
     def max_length(self) -> int:
         """The longest sequence that both networks take."""
         return self.model.max_positions
