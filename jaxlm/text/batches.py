@@ -6,12 +6,15 @@ epoch is a fresh permutation of all windows; so a run starts at step one million
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from jaxlm.errors import UserError
-from jaxlm.text.build import ahead
 from jaxlm.text.permutation import permute
 from jaxlm.text.store import Store
 from jaxlm.text.windows import PACKINGS, windows_of
@@ -86,3 +89,39 @@ def _count_from(step: int) -> Iterator[int]:
     while True:
         yield step
         step += 1
+
+
+def ahead(items: Iterable[Any], count: int) -> Iterator[Any]:
+    """The same items, made by a thread that runs up to `count` items ahead. The thread ends with the iterator."""
+    slots: queue.Queue[tuple[str, Any]] = queue.Queue(count)
+    stopped = threading.Event()
+
+    def put(kind: str, value: Any) -> bool:
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                slots.put((kind, value), timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put("item", item):
+                    return
+            put("end", None)
+        except BaseException as error:  # raised again where the items are wanted
+            put("error", error)
+
+    thread = threading.Thread(target=work, daemon=True, name="jaxlm-ahead")
+    thread.start()
+    try:
+        while True:
+            kind, value = slots.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+    finally:
+        stopped.set()
+        thread.join()

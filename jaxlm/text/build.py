@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import json
 import os
-import queue
 import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from jaxlm.text import arrays, store
 from jaxlm.text.fingerprint import HeldOutRule, Survey, TextHash
 from jaxlm.text.readers import Piece
 
-_GROUP = 1 << 20  # characters tokenised at a time
-_AHEAD = 3  # groups read before they are needed
+_GROUP = 1 << 18  # characters that a thread tokenises at a time
+_MOST_THREADS = 8  # more than that wait for Python's lock
 
 
 def build_store(
@@ -39,7 +40,7 @@ def build_store(
     """Tokenises a text into a new store at `folder`, or returns the finished one that is there.
 
     pieces: the documents; text: their survey. tokenizer: a `jaxlm.text.tokenizer.Tokenizer`. held_out: share of
-    documents, chosen by hash, that are kept from training. workers: threads that tokenise, 0 for all cores.
+    documents, chosen by hash, that are kept from training. workers: threads that tokenise, 0 for one a core.
     progress: called with the bytes of text done.
     The store is written under a temporary name beside `folder` and renamed when it is complete; builds by several
     processes at once give the same store. Raises UserError if the text is empty, differs from its survey, or does not
@@ -99,13 +100,22 @@ def _write(
         if texts:
             yield texts, places, seen.bytes
 
-    for texts, places, done in ahead(groups(), _AHEAD):
-        encoded = tokenizer.encode_arrays(texts, num_threads=workers)
-        for ids, (is_held_out, last, size_in_bytes) in zip(encoded, places, strict=True):
+    def write(encoding: Future, places: list[tuple[bool, bool, int]], done: int) -> None:
+        for ids, (is_held_out, last, size_in_bytes) in zip(encoding.result(), places, strict=True):
             writers["held_out" if is_held_out else "train"].add(ids, last, size_in_bytes)
         for writer in writers.values():
             writer.flush()
         progress(done)
+
+    threads = workers or min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
+    with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
+        waiting: collections.deque[tuple] = collections.deque()
+        for texts, places, done in groups():
+            waiting.append((pool.submit(tokenizer.encode_arrays, texts, num_threads=1), places, done))
+            if len(waiting) > threads + 1:
+                write(*waiting.popleft())
+        while waiting:
+            write(*waiting.popleft())
     if seen.fingerprint != text.fingerprint:
         raise UserError("The text of --data.source changed while it was tokenised; run again when it is complete.")
     return {name: writer.close() for name, writer in writers.items()}
@@ -147,50 +157,13 @@ class _PartWriter:
     def close(self) -> dict[str, int]:
         counts = arrays.ArrayWriter(f"{self._folder}/counts", "int64")
         counts.append(self._counts)
-        for writer in (self._tokens, self._offsets, counts):
-            writer.close()
+        counts.close()
         return {
-            "documents": self._offsets.size - 1,
-            "tokens": self._tokens.size,
+            "documents": self._offsets.close() - 1,
+            "tokens": self._tokens.close(),
             "text_bytes": self._text_bytes,
             "disk_bytes": store.disk_bytes(self._folder),
         }
-
-
-def ahead(items: Iterable[Any], count: int) -> Iterator[Any]:
-    """The same items, made by a thread that runs up to `count` items ahead. The thread ends with the iterator."""
-    slots: queue.Queue[tuple[str, Any]] = queue.Queue(count)
-    stopped = threading.Event()
-
-    def put(kind: str, value: Any) -> bool:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                slots.put((kind, value), timeout=0.1)
-                return True
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put("item", item):
-                    return
-            put("end", None)
-        except BaseException as error:  # raised again where the items are wanted
-            put("error", error)
-
-    thread = threading.Thread(target=work, daemon=True, name="jaxlm-ahead")
-    thread.start()
-    try:
-        while True:
-            kind, value = slots.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
-    finally:
-        stopped.set()
-        thread.join()
 
 
 @contextlib.contextmanager

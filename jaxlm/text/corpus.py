@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -93,17 +95,23 @@ def _files(item: str) -> list[str]:
             )
         return [str(path)]
     if match := _WILD.search(item):
-        head, slash, _ = item[: match.start()].rpartition("/")
-        root = epath.Path(head or ("/" if slash else ".")).expanduser()
-        pattern = item[len(head) + len(slash) :]
-        matches = root.glob(pattern) if root.is_dir() else ()
-        found = [str(file) for file in matches if kind_of(str(file)) and not file.is_dir()]
+        found = [file for file in _matches(item, match.start()) if kind_of(file) and not epath.Path(file).is_dir()]
         if not found:
             raise UserError(f"No .txt or .jsonl file (plain, .gz, .xz or .zst) matches {item}.")
         return sorted(found)
     raise UserError(
         f"{item} does not exist; --data.source takes `python-docs`, a file, a folder, a glob, or `tfds:NAME`."
     )
+
+
+def _matches(pattern: str, wild: int) -> list[str]:
+    """What matches a glob whose first wild character is at `wild`."""
+    if "://" not in pattern:
+        return glob.glob(os.path.expanduser(pattern), recursive=True)
+    if "**" in pattern:
+        raise UserError(f"{pattern}: a bucket cannot be searched with **; name the folder, which is searched in depth.")
+    head = pattern[:wild].rpartition("/")[0]
+    return [str(file) for file in epath.Path(head).glob(pattern[len(head) + 1 :])]
 
 
 def _walk(folder: epath.Path) -> Iterator[str]:
@@ -117,10 +125,11 @@ def _walk(folder: epath.Path) -> Iterator[str]:
 def _stat(path: str, text_field: str) -> str:
     try:
         stat = epath.Path(path).stat()
+        time = stat.mtime if "://" in path else os.stat(path).st_mtime_ns
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
     field = text_field if kind_of(path) == "json" else ""
-    return json.dumps([str(epath.Path(path).resolve()), stat.length, stat.mtime, field])
+    return json.dumps([str(epath.Path(path).resolve()), stat.length, time, field])
 
 
 def _python_docs() -> Iterator[Piece]:

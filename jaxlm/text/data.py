@@ -21,7 +21,7 @@ from jaxlm.text.tokenizer import Tokenizer
 from jaxlm.text.tokenizer_files import MARKER
 from jaxlm.text.tokenizer_training import train_tokenizer
 
-_SAMPLE = 20_000_000  # characters of text that a tokenizer is trained on
+_SAMPLE = 10_000_000  # bytes of text that a tokenizer is trained on: some 20 seconds of one core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DataConfig:
     """Where tokenizers and token stores are kept; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
 
     workers: int = 0
-    """Threads that tokenise; 0: one for each core."""
+    """Threads that tokenise; 0: one for each core, up to 8."""
 
     def validate(self) -> None:
         """Raises UserError for a value out of range."""
@@ -92,9 +92,10 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
     """
     config.validate()
     cache = cache_folder(config)
+    loaded = None if config.tokenizer == "auto" else Tokenizer.load(config.tokenizer)
     corpus = open_corpus(config.source, config.text_field)
     text = _survey(cache, corpus, report)
-    tokenizer = _tokenizer(cache, config, corpus, text, report)
+    tokenizer = loaded or _trained_tokenizer(cache, config, corpus, text, report)
     fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, config.held_out)
     folder = str(cache / "stores" / fingerprint[:20])
     if is_finished(folder):
@@ -111,6 +112,16 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
             f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
         )
     return Prepared(tokenizer, store)
+
+
+def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print) -> Tokenizer:
+    """The tokenizer alone, found or trained as `prepare` does."""
+    config.validate()
+    if config.tokenizer != "auto":
+        return Tokenizer.load(config.tokenizer)
+    cache = cache_folder(config)
+    corpus = open_corpus(config.source, config.text_field)
+    return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
 
 
 def cache_folder(config: DataConfig) -> epath.Path:
@@ -144,11 +155,9 @@ def _write_whole(path: epath.Path, text: str) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another --data.cache-dir.") from error
 
 
-def _tokenizer(
+def _trained_tokenizer(
     cache: epath.Path, config: DataConfig, corpus: Corpus, text: Survey, report: Callable[[str], None]
 ) -> Tokenizer:
-    if config.tokenizer != "auto":
-        return Tokenizer.load(config.tokenizer)
     facts = json.dumps([1, text.fingerprint, config.tokenizer_kind, config.vocab_size, _SAMPLE])
     folder = cache / "tokenizers" / hashlib.sha256(facts.encode()).hexdigest()[:20]
     if (folder / MARKER).exists():

@@ -89,7 +89,8 @@ class HeldOutRule:
 
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:
-    """About `wanted` characters drawn evenly from a text of `total` (both may be rough), all of it if that is less."""
+    """About `wanted` bytes drawn evenly from a text of `total` bytes, all of it if that is less: whole pieces of
+    documents, or parts of large ones."""
     share = min(1.0, wanted / max(1, total))
     credit = 0.0
     for piece in pieces:

@@ -96,8 +96,8 @@ class _Reader:
         self.expect('"')
         held = ""  # a high surrogate that waits for its low one
         while True:
-            if self._at + 6 > len(self._text):  # room for an escape
-                self._fill()
+            while self._at + 6 > len(self._text) and self._fill():  # room for an escape
+                pass
             body = _BODY.match(self._text, self._at, min(len(self._text), self._at + _STEP)).group()
             if body:
                 self._at += len(body)
@@ -134,9 +134,9 @@ class _Reader:
                 if scalar is None:
                     raise self.error(f"expected a value, found {character or 'the end of the line'!r}")
                 self._at = scalar.end()
-                if self._at == len(self._text) and self._fill():
-                    continue_ = _SCALAR.match(self._text, self._at)
-                    self._at = continue_.end() if continue_ else self._at
+                while self._at == len(self._text) and self._fill():
+                    rest = _SCALAR.match(self._text, self._at)
+                    self._at = rest.end() if rest else self._at
             if depth == 0:
                 return
 

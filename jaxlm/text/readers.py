@@ -175,7 +175,7 @@ def _read_text(stream: BinaryIO, path: str) -> Iterator[Piece]:
     empty = True  # whether the document has no line yet
     while line := stream.readline(BLOCK):
         starts_line, whole = whole, line.endswith(b"\n")
-        if starts_line and not line.strip():
+        if starts_line and (whole or len(line) < BLOCK) and not line.strip():
             yield from cutter.add(decoder.decode(b"".join(lines), final=True))
             yield from cutter.end()
             decoder.skip(line)

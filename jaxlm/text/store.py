@@ -14,11 +14,11 @@ import json
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.text import arrays
+from jaxlm.text.arrays import FlatArray, damaged
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -33,18 +33,18 @@ def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One part of a store: arrays that are read by index (`array[index].read().result()`), never whole.
+    """One part of a store.
 
-    tokens: [tokens] uint16 or uint32. offsets: [documents + 1] int64; document d is tokens[offsets[d]:offsets[d + 1]],
-    never empty.
+    tokens: uint16 or uint32. offsets: int64, one more than documents; document d is tokens offsets[d] to
+    offsets[d + 1] - 1, never empty.
     """
 
     name: str
     documents: int
     num_tokens: int
     text_bytes: int
-    tokens: ts.TensorStore
-    offsets: ts.TensorStore
+    tokens: FlatArray
+    offsets: FlatArray
 
 
 class Store:
@@ -81,7 +81,7 @@ class Store:
 
     def counts(self, split: str) -> np.ndarray:
         """int64 [vocab_size]: how often each id occurs in the part."""
-        return self._array(split, "counts", self.vocab_size)[:].read().result()
+        return self._array(split, "counts", self.vocab_size).read(0, self.vocab_size)
 
     def unigram_entropy(self, split: str = "held_out") -> float:
         """Entropy, in nats, of the distribution of single tokens in the part: what a model that knows only how
@@ -101,19 +101,8 @@ class Store:
             offsets=self._array(split, "offsets", facts["documents"] + 1),
         )
 
-    def _array(self, split: str, name: str, size: int) -> ts.TensorStore:
-        folder = str(epath.Path(self.folder) / split / name)
-        try:
-            array = arrays.open_array(folder, self._context)
-        except (ValueError, OSError) as error:
-            raise damaged(self.folder, f"{split}/{name} cannot be opened") from error
-        if array.shape != (size,):
-            raise damaged(self.folder, f"{split}/{name} has {array.shape} elements, not {size}")
-        return array
-
-
-def damaged(folder: str, what: str) -> UserError:
-    return UserError(f"The token store {folder} is damaged ({what}); delete that folder and run again to rebuild it.")
+    def _array(self, split: str, name: str, size: int) -> FlatArray:
+        return FlatArray(str(epath.Path(self.folder) / split / name), size, self._context)
 
 
 def is_finished(folder: str) -> bool:

@@ -26,6 +26,7 @@ def open_dataset(source: str, text_field: str) -> Dataset:
     Raises UserError if it is not known, cannot be had, or has no such split or text field.
     """
     import tensorflow_datasets as tfds  # slow to import, and few need it
+    import tensorflow_datasets.text  # wikipedia, c4 and others are known only after this
 
     name, _, split = source.removeprefix("tfds:").partition(":")
     split = split or "train"

@@ -21,26 +21,29 @@ _AT_ONCE = 1 << 20  # offsets read at a time when a part is opened
 
 
 class _Offsets:
-    """Offsets of documents by number; the ones past the end repeat the last."""
+    """Offsets of documents by number."""
 
     def __init__(self, part: Part, resident: int = _RESIDENT) -> None:
         self.documents = part.documents
         self._array = part.offsets
-        self._held = part.offsets[:].read().result() if part.documents < resident else None
+        self._held = part.offsets.read(0, part.documents + 1) if part.documents < resident else None
 
-    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
-        """numbers: int [any shape]. Returns int64 of the same shape."""
-        numbers = np.minimum(numbers, self.documents)
+    def from_each(self, first: np.ndarray, count: int) -> np.ndarray:
+        """`count` offsets from each document `first` on: int64 [firsts, count]; past the end they repeat the last."""
+        number = first[:, None] + np.arange(count)
         if self._held is not None:
-            return self._held[numbers]
-        return self._array[numbers].read().result()
+            return self._held[np.minimum(number, self.documents)]
+        offsets = self._array.windows(first, count)
+        past = number > self.documents
+        if past.any():
+            offsets[past] = self._array.read(self.documents, self.documents + 1)[0]
+        return offsets
 
     def every(self, stride: int, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Sums of measure(lengths) over the first k * stride documents, k = 0, 1, ...: int64 [blocks + 1]."""
         sums = [np.zeros(1, np.int64)]
         for start in range(0, self.documents, _AT_ONCE):
-            lengths = np.diff(self[np.arange(start, min(start + _AT_ONCE, self.documents) + 1)])
-            values = measure(lengths)
+            values = measure(np.diff(self._array.read(start, min(start + _AT_ONCE, self.documents) + 1)))
             sums.append(np.add.reduceat(values, np.arange(0, len(values), stride)))
         return np.cumsum(np.concatenate(sums))
 
@@ -82,13 +85,13 @@ class DocumentWindows:
         start[used], size[used] = self._locate(index[used])
         place = np.arange(self._length)
         real = place < size[:, None]
-        tokens = _gather(self._tokens, start[:, None] + place, real)
+        tokens = self._tokens.windows(start, self._length)
         return TokenBatch(np.where(real, tokens, self._pad).astype(np.int32), real.astype(np.int32))
 
     def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where windows begin in the tokens, and how many tokens they hold."""
         block = np.searchsorted(self._before, index, side="right") - 1
-        near = self._offsets[block[:, None] * _STRIDE + np.arange(_STRIDE + 1)]
+        near = self._offsets.from_each(block * _STRIDE, _STRIDE + 1)
         lengths = np.diff(near)
         ends = self._before[block][:, None] + np.cumsum(self._windows(lengths), axis=1)
         document = (ends <= index[:, None]).sum(axis=1)
@@ -120,24 +123,26 @@ class PackedWindows:
         used = index >= 0
         start = np.where(used, index, 0) * self._length
         place = np.arange(self._length)
-        position = start[:, None] + place
-        real = used[:, None] & (position < self._size)
-        document, segment, is_end = self._documents(start)
-        tokens = _gather(self._tokens, position - self._extra * document, real & ~is_end)
-        if self._eos is not None:
+        real = used[:, None] & (start[:, None] + place < self._size)
+        first, segment, is_end = self._documents(start)
+        tokens = self._tokens.windows(start - self._extra * first, self._length)
+        if self._eos is not None:  # each end before a place moves what is stored by one
+            tokens = np.take_along_axis(tokens, place - (segment - 1), axis=1)
             tokens = np.where(is_end, self._eos, tokens)
         return TokenBatch(
             np.where(real, tokens, self._pad).astype(np.int32), np.where(real, segment, 0).astype(np.int32)
         )
 
     def _documents(self, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For every position of windows that begin at `start`, [batch, length] each: the number of its document in the
-        part, the number of its document in the window from 1, and whether it is an eos."""
+        """For windows that begin at `start`: the number of the first document, [batch]; and for every position,
+        [batch, length] each, the number of its document in the window, from 1, and whether it is an eos."""
         rows = np.arange(len(start))[:, None]
         block = np.searchsorted(self._before, start, side="right") - 1
         # A window touches at most `length` documents after its first, for none is empty.
-        number = block[:, None] * _STRIDE + np.arange(_STRIDE + self._length + 1)
-        begins = self._offsets[number] + self._extra * np.minimum(number, self._offsets.documents)
+        count = _STRIDE + self._length + 1
+        number = block[:, None] * _STRIDE + np.arange(count)
+        begins = self._offsets.from_each(block * _STRIDE, count)
+        begins = begins + self._extra * np.minimum(number, self._offsets.documents)
         relative = begins - start[:, None]
         first = block * _STRIDE + (relative <= 0).sum(axis=1) - 1
         marks = np.zeros((len(start), self._length + 1), np.int64)
@@ -145,12 +150,4 @@ class PackedWindows:
         marks[np.broadcast_to(rows, relative.shape)[inside], relative[inside]] = 1
         segment = 1 + np.cumsum(marks[:, :-1], axis=1)
         is_end = (marks[:, 1:] == 1) & (self._extra == 1)
-        return first[:, None] + segment - 1, segment, is_end
-
-
-def _gather(array, place: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """array[place] where `real`, some element of the array elsewhere."""
-    if not real.any():
-        return np.zeros(place.shape, np.int32)
-    some = place[real][0]
-    return array[np.where(real, place, some)].read().result()
+        return first, segment, is_end
