@@ -30,7 +30,9 @@ class ModelCard:
     """The folder or model that training started from, if any."""
 
 
-def render(card: ModelCard, model_type: str, objective_name: str, parts: tuple[Part, ...], parameters: int, name: str) -> str:
+def render(
+    card: ModelCard, model_type: str, objective_name: str, parts: tuple[Part, ...], parameters: int, name: str
+) -> str:
     """The card as Markdown with the hub's YAML header. `name` is the folder's, used as title and in the example."""
     main = parts[0]
     header = ["---", "library_name: transformers", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
@@ -41,16 +43,17 @@ def render(card: ModelCard, model_type: str, objective_name: str, parts: tuple[P
         ("Parameters", f"{parameters:,}"),
         ("Layers, width, heads", shape(main)),
         ("Training steps", "" if card.steps is None else f"{card.steps:,}"),
-        *((key, value) for key, value in card.settings.items()),
+        *card.settings.items(),
         ("Started from", card.derived_from),
         ("Data", card.data_source),
         ("Data fingerprint", f"`{card.data_fingerprint}`" if card.data_fingerprint else ""),
         ("Tokenizer", card.tokenizer),
         ("Written by", f"jaxlm {version()}"),
     ]
-    lines = [*header, "", f"# {name}", "", f"Pretrained with jaxlm and saved as a Transformers {main.architecture}.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {key} | {cell(value)} |" for key, value in facts if value not in ("", None)), ""]
-    lines += ["## Held-out evaluation", ""]
+    lines = [*header, "", f"# {name}", ""]
+    lines += [f"Pretrained with jaxlm and saved as a Transformers {main.architecture}.", "", "| | |", "|---|---|"]
+    lines += [f"| {cell(key)} | {cell(value)} |" for key, value in facts if value not in ("", None)]
+    lines += ["", "## Held-out evaluation", ""]
     if card.metrics:
         lines += ["| metric | value |", "|---|---|"]
         lines += [f"| {cell(key)} | {number(value)} |" for key, value in card.metrics.items()]

@@ -67,7 +67,8 @@ class Table:
     prefix: str = ""
     """What heads put before the names of the bare model ("bert."): files of the bare model lack it."""
     ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Second name of a tensor -> its first name. A file may hold either or, equal to the last bit, both; we write the first."""
+    """Second name of a tensor -> its first name. A file may hold either or, equal to the last bit, both; we write
+    the first."""
     ignored: tuple[str, ...] = ()
     """Names of buffers that carry nothing trained."""
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -106,7 +107,7 @@ class Table:
         with their shapes. UserError names tensors that are missing, not known, of another shape, or untied.
         """
         wanted = self.their_names(template)
-        found = self._names(stored, wanted)
+        found = self._names(stored, wanted, where)
         self._check_shapes(found, stored, wanted, where)
         fresh = self._missing(found, template, where)
         params: Params = {}
@@ -132,10 +133,15 @@ class Table:
                 name = name.removesuffix(old) + new
         return self.prefix + name if name not in known and self.prefix + name in known else name
 
-    def _names(self, stored: Collection[str], wanted: Collection[str]) -> dict[str, str]:
+    def _names(self, stored: Collection[str], wanted: Collection[str], where: str) -> dict[str, str]:
         """Our name of a stored tensor (its first name, or the second of a tie) -> its name in the file."""
         known = {*wanted, *self.ties, *self.ignored}
-        found = {self.today(name, known): name for name in stored}
+        found: dict[str, str] = {}
+        for original in stored:
+            name = self.today(original, known)
+            if name in found:
+                raise UserError(f"{where} holds {name} twice, as {found[name]} and as {original}; remove one of them.")
+            found[name] = original
         return {name: original for name, original in found.items() if name not in self.ignored}
 
     def _check_shapes(
@@ -174,10 +180,14 @@ class Table:
                     missing.setdefault(group, []).append(name)
         lacking = [name for group, names in missing.items() if group == "" or group in present for name in names]
         if lacking:
-            raise UserError(f"{where} lacks {listed(lacking)}; it is damaged, or of another kind than its config.json says.")
+            raise UserError(
+                f"{where} lacks {listed(lacking)}; it is damaged, or of another kind than its config.json says."
+            )
         return {path for entry in self.entries for path in entry.ours if any(within(path, group) for group in missing)}
 
-    def _read_tied(self, name: str, found: Mapping[str, str], read: Callable[[str], np.ndarray], where: str) -> np.ndarray:
+    def _read_tied(
+        self, name: str, found: Mapping[str, str], read: Callable[[str], np.ndarray], where: str
+    ) -> np.ndarray:
         names = [name, *(second for second, first in self.ties.items() if first == name)]
         originals = [found[n] for n in names if n in found]
         array = read(originals[0])

@@ -1,4 +1,4 @@
-"""Weights of a Transformers folder: safetensors, in one file or in shards with an index. Nothing else is ever opened."""
+"""Weights of a Transformers folder: safetensors, in one file or in shards with an index; nothing else is opened."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Weights:
             pickles = sorted(path.name for pattern in UNSAFE for path in self.folder.glob(pattern))
             if pickles:
                 raise UserError(
-                    f"{self.folder} has its weights in {pickles[0]} only, a format that is never opened here since it can "
-                    "run code; save the model again with Transformers as safetensors (`model.save_pretrained`)."
+                    f"{self.folder} has its weights in {pickles[0]} only, a format that is never opened here since it "
+                    "can run code; save the model again with Transformers as safetensors (`model.save_pretrained`)."
                 )
             raise UserError(f"{self.folder} has no {SINGLE} (or {INDEX}); is it a folder that Transformers saved?")
         for name, file in self._files.items():
@@ -100,7 +100,7 @@ class Weights:
             if not (self.folder / shard).is_file():
                 raise UserError(f"{self.folder} lacks the shard {shard} that {INDEX} names; copy the folder again.")
             if name not in self._names_in(self.folder / shard):
-                raise UserError(f"{self.folder / shard} lacks {name}, which {INDEX} places there; copy the folder again.")
+                raise UserError(f"{self.folder / shard} lacks {name}, which {INDEX} places there; copy both again.")
             files[name] = self.folder / shard
         return files
 

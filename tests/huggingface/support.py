@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import string
 from pathlib import Path
 
 import jax
@@ -15,9 +16,10 @@ import transformers
 from jaxlm.models import bert
 
 transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)
 
-WORDS = "the a cat dog sat ran on under mat tree and then it was old new red blue house in . , ?".split()
-PIECES = ["##s", "##ed", "##ing", "##er", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"), *"abcdefghijklmnopqrstuvwxyz"]
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "then", "it", "was", "old", *".,?"]
+PIECES = ["##s", "##ed", "##ing", "##er", *(f"##{c}" for c in string.ascii_lowercase), *string.ascii_lowercase]
 VOCAB = list(dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *PIECES]))
 
 
@@ -58,8 +60,10 @@ def save_torch(model: torch.nn.Module, folder: Path, vocab_file: Path, **options
 
 def random_params(config: bert.BertConfig, seed: int, next_sentence: bool = True):
     rng = np.random.default_rng(seed)
-    params = bert.init(config, jax.random.key(seed), next_sentence)
-    return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)), params)
+    shapes = jax.eval_shape(lambda key: bert.init(config, key, next_sentence), jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: rng.normal(path[-1].key == "scale", 0.15, leaf.shape).astype(np.float32), shapes
+    )
 
 
 def batch(config, length: int, padded: bool, rows: int = 3, seed: int = 0) -> dict[str, np.ndarray]:

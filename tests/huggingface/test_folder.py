@@ -1,0 +1,265 @@
+"""Whole folders: what is written, what is refused, and that nothing is lost or overwritten."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder, is_transformers_folder, load_folder
+from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.bert import BertPretraining
+from tests.huggingface.support import VOCAB, minilm, random_params, read_json, save_torch, torch_bert
+
+SMALL = BertConfig(
+    vocab_size=len(VOCAB), hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=24
+)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return random_params(SMALL, 0)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, vocab_file) -> Path:
+    """A folder as Transformers writes it; tests that change it take a copy."""
+    return save_torch(torch_bert("gelu"), tmp_path_factory.mktemp("source") / "hf", vocab_file)
+
+
+@pytest.fixture
+def copy(source, tmp_path) -> Path:
+    return shutil.copytree(source, tmp_path / "copy")
+
+
+def test_exported_folder_is_complete_and_its_tokenizer_agrees(tmp_path, params, tokenizer):
+    out = export_folder(tmp_path / "deep" / "out", BertPretraining(model=SMALL), params, tokenizer, ModelCard())
+    assert {"config.json", "model.safetensors", "README.md", "tokenizer.json", "tokenizer_config.json"} <= {
+        file.name for file in out.iterdir()
+    }
+    assert list(out.parent.iterdir()) == [out]  # nothing temporary left
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    for text in ("the cat sat on the mat .", "unter [MASK]", ""):
+        assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode_with_symbols(text)
+    assert theirs.model_max_length == SMALL.max_positions
+    assert theirs.mask_token_id == tokenizer.vocabulary.mask
+    # The pipeline puts config, weights and tokenizer together.
+    answers = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out))("the [MASK] sat .")
+    assert len(answers) == 5
+    # What AutoTokenizer loads is what we load back.
+    _, again, own = load_folder(out)
+    assert own.encode("the cat sat") == tokenizer.encode("the cat sat")
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_model_card(tmp_path, params, tokenizer):
+    card = ModelCard(
+        steps=12345, metrics={"eval_loss": 2.34567, "eval_mlm_accuracy": 0.5}, data_source="a|b.txt",
+        data_fingerprint="f00d", tokenizer="unigram, 82 ids", settings={"Batch size": 32},
+    )
+    out = export_folder(tmp_path / "my-bert", BertPretraining(model=SMALL), params, tokenizer, card)
+    text = (out / "README.md").read_text(encoding="utf-8")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    for fact in (
+        "# my-bert", "BertForPreTraining", f"{count:,}", "12,345", "2.3457", "eval_mlm_accuracy", r"a\|b.txt", "f00d",
+        "unigram, 82 ids", "| Batch size | 32 |", "AutoModelForPreTraining.from_pretrained('my-bert')", "jaxlm",
+    ):
+        assert fact in text
+    header = text.split("---")[1]
+    assert "library_name: transformers" in header and "pipeline_tag: fill-mask" in header
+    # The three lines for loading do load.
+    code = text.split("```python\n")[1].split("```")[0]
+    scope: dict = {}
+    exec(code.replace("'my-bert'", repr(str(tmp_path / "my-bert"))), scope)
+    assert scope["model"].num_parameters() == count
+
+
+def test_nothing_is_overwritten(tmp_path, params, tokenizer):
+    objective = BertPretraining(model=SMALL)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for name in ("full", "file", "link"):
+        with pytest.raises(UserError, match="there already"):
+            export_folder(tmp_path / name, objective, params, tokenizer, ModelCard())
+    assert [f.name for f in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+    assert (tmp_path / "file").read_text() == "precious"
+    export_folder(tmp_path / "empty", objective, params, tokenizer, ModelCard())
+    assert (tmp_path / "empty" / "model.safetensors").is_file()
+    with pytest.raises(UserError, match="not a local folder"):
+        export_folder("gs://bucket/model", objective, params, tokenizer, ModelCard())
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer):
+    class Failing:
+        vocabulary = tokenizer.vocabulary
+
+        def export(self, *_):
+            raise failure
+
+    expected = UserError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected, match="No space left" if expected is UserError else None):
+        export_folder(tmp_path / "out", BertPretraining(model=SMALL), params, Failing(), ModelCard())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokenizer):
+    wider = BertPretraining(model=dataclasses.replace(SMALL, hidden_size=32))
+    with pytest.raises(UserError, match=r"not of this objective.* more differ"):
+        export_folder(tmp_path / "out", wider, params, tokenizer, ModelCard())
+    with pytest.raises(UserError, match="not of this objective: nsp_head/bias"):
+        headless = BertPretraining(model=SMALL, next_sentence=False)
+        export_folder(tmp_path / "out", headless, params, tokenizer, ModelCard())
+    fewer = dataclasses.replace(SMALL, vocab_size=40)
+    with pytest.raises(UserError, match="ids but the model only 40"):
+        export_folder(tmp_path / "out", BertPretraining(model=fewer), random_params(fewer, 0), tokenizer, ModelCard())
+    with pytest.raises(UserError, match="dict has no model in Transformers"):
+        export_folder(tmp_path / "out", {}, params, tokenizer, ModelCard())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_are_written_and_read(tmp_path, params, tokenizer):
+    objective = BertPretraining(model=SMALL)
+    out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(), shard_bytes=9_000)
+    shards = sorted(out.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 3 and not (out / "model.safetensors").exists()
+    assert all(shard.stat().st_size < 9_000 + 3_000 for shard in shards)  # the header comes on top
+    index = read_json(out / "model.safetensors.index.json")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert index["metadata"] == {"total_parameters": count, "total_size": 4 * count}
+    model, report = transformers.AutoModelForPreTraining.from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    word = model.bert.embeddings.word_embeddings.weight.detach().numpy()
+    np.testing.assert_array_equal(word, params["embeddings"]["word"]["embedding"])
+    jax.tree.map(np.testing.assert_array_equal, import_folder(out).params, params)
+
+
+def test_shards_of_transformers_are_read(tmp_path, source, vocab_file):
+    sharded = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file, max_shard_size="20KB")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    jax.tree.map(np.testing.assert_array_equal, import_folder(sharded).params, import_folder(source).params)
+    broken = next(iter(sorted(sharded.glob("model-*.safetensors"))))
+    broken.unlink()
+    with pytest.raises(UserError, match=f"lacks the shard {broken.name}"):
+        import_folder(sharded)
+
+
+@pytest.mark.parametrize("shard", ["../copy/model.safetensors", "/etc/passwd", "pytorch_model.bin", 7])
+def test_an_index_cannot_lead_elsewhere(shard, copy):
+    (copy / "model.safetensors").rename(copy / "other.safetensors")
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": shard}}))
+    with pytest.raises(UserError, match="names the shard"):
+        import_folder(copy)
+
+
+def test_a_pickle_is_never_opened(copy, monkeypatch):
+    (copy / "model.safetensors").unlink()
+    torch.save({"a": torch.zeros(1)}, copy / "pytorch_model.bin")
+    monkeypatch.setattr("pickle.load", lambda *_: pytest.fail("opened a pickle"))
+    monkeypatch.setattr("torch.load", lambda *_: pytest.fail("opened a pickle"))
+    with pytest.raises(UserError, match=r"weights in pytorch_model\.bin only.*as safetensors"):
+        import_folder(copy)
+    (copy / "pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+        import_folder(copy)
+
+
+def test_damaged_weights(copy):
+    file = copy / "model.safetensors"
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:5], b"", b"<html>not found</html>"):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match="not a whole safetensors file"):
+            import_folder(copy)
+
+
+def test_tensors_of_whole_numbers_are_not_weights(copy):
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(copy / "model.safetensors")
+    tensors["bert.pooler.dense.bias"] = np.zeros(32, np.int64)
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(UserError, match=r"bert\.pooler\.dense\.bias is stored as I64"):
+        import_folder(copy)
+
+
+def test_half_a_head_is_damage(copy):
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["cls.predictions.bias"], tensors["bert.encoder.layer.1.output.dense.bias"]
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(UserError, match=r"lacks bert\.encoder\.layer\.1\.output\.dense\.bias, cls\.predictions\.bias;"):
+        import_folder(copy)
+
+
+def test_other_families_and_other_folders(copy, tmp_path):
+    with pytest.raises(UserError, match="'bert'; 't5' is wanted"):
+        import_folder(copy, family="t5")
+    assert is_transformers_folder(copy) and not is_transformers_folder(tmp_path)
+    for content, message in [
+        ({"model_type": "llama"}, "family 'llama'; jaxlm imports these families: .*bert"),
+        ({"hidden_size": 3}, 'names no "model_type"'),
+        ([], 'names no "model_type"'),
+    ]:
+        (copy / "config.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=message):
+            import_folder(copy)
+    (copy / "config.json").write_text("{half")
+    with pytest.raises(UserError, match="cannot be read"):
+        import_folder(copy)
+    (copy / "config.json").unlink()
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        import_folder(copy)
+    with pytest.raises(UserError, match=r"no folder bert-base-uncased.*downloaded first"):
+        import_folder("bert-base-uncased")
+
+
+def test_fine_tuned_heads_are_named(tmp_path, vocab_file):
+    model = torch_bert("gelu", "BertForSequenceClassification")
+    with pytest.raises(UserError, match=r"holds classifier\.bias, classifier\.weight, which this model does not have"):
+        import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+
+
+def test_padded_embeddings_become_symbols_without_text(tmp_path, vocab_file, tokenizer):
+    model = torch_bert("gelu", vocab_size=len(VOCAB) + 6)
+    imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+    vocabulary = imported.objective.vocabulary
+    assert vocabulary.size == imported.objective.model.vocab_size == len(VOCAB) + 6
+    assert vocabulary.special[-6:].all() and not vocabulary.word_start[-6:].any()
+    np.testing.assert_array_equal(vocabulary.special[:-6], tokenizer.vocabulary.special)
+    # And out again with all rows.
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    assert read_json(out / "config.json")["vocab_size"] == len(VOCAB) + 6
+
+
+def test_a_tokenizer_with_more_ids_than_rows_is_refused(tmp_path, vocab_file):
+    model = torch_bert("gelu", vocab_size=len(VOCAB) - 6)
+    with pytest.raises(UserError, match=f"{len(VOCAB)} ids but the model only {len(VOCAB) - 6} rows"):
+        import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+
+
+def test_published_weights_come_back_exactly(tmp_path):
+    from safetensors.numpy import load_file
+
+    imported = import_folder(minilm())
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    after = load_file(out / "model.safetensors")
+    before = load_file(minilm() / "model.safetensors")
+    del before["embeddings.position_ids"]
+    assert all(np.array_equal(array, after["bert." + name]) for name, array in before.items())
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    text = "Naïve façades, 한국어 🙂 and\tunbelievably long words"
+    assert theirs(text)["input_ids"] == transformers.AutoTokenizer.from_pretrained(minilm())(text)["input_ids"]
