@@ -23,10 +23,10 @@ _AT_ONCE = 1 << 20  # offsets read at a time when a part is opened
 class _Offsets:
     """Offsets of documents by number."""
 
-    def __init__(self, part: Part, resident: int = _RESIDENT) -> None:
+    def __init__(self, part: Part) -> None:
         self.documents = part.documents
         self._array = part.offsets
-        self._held = part.offsets.read(0, part.documents + 1) if part.documents < resident else None
+        self._held = part.offsets.read(0, part.documents + 1) if part.documents < _RESIDENT else None
 
     def from_each(self, first: np.ndarray, count: int) -> np.ndarray:
         """`count` offsets from each document `first` on: int64 [firsts, count]; past the end they repeat the last."""
@@ -68,10 +68,10 @@ class DocumentWindows:
     too; a shorter one gives one window, padded; one under 2 tokens gives none.
     """
 
-    def __init__(self, part: Part, length: int, pad: int, resident: int = _RESIDENT) -> None:
+    def __init__(self, part: Part, length: int, pad: int) -> None:
         self._length, self._pad = length, pad
         self._tokens = part.tokens
-        self._offsets = _Offsets(part, resident)
+        self._offsets = _Offsets(part)
         self._before = self._offsets.every(_STRIDE, self._windows)
         self.count = int(self._before[-1])
 
@@ -109,11 +109,11 @@ class PackedWindows:
     tokens are not stored: document d begins at offset[d] + d of a stream that has them.
     """
 
-    def __init__(self, part: Part, length: int, pad: int, eos: int | None, resident: int = _RESIDENT) -> None:
+    def __init__(self, part: Part, length: int, pad: int, eos: int | None) -> None:
         self._length, self._pad, self._eos = length, pad, eos
         self._extra = 0 if eos is None else 1
         self._tokens = part.tokens
-        self._offsets = _Offsets(part, resident)
+        self._offsets = _Offsets(part)
         self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
         self._size = int(self._before[-1])
         self.count = 0 if self._size < 2 else max(1, self._size // length)
