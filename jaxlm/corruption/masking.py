@@ -70,10 +70,10 @@ def draw_positions(
     """`count` candidate positions of each row drawn with replacement, so that some may repeat; in `slots` slots, with
     weights. Positions are in the order of the draws; slots that are not used hold 0."""
     available = jnp.sum(candidates, axis=1)
-    in_order = jnp.argsort(~candidates, axis=1, stable=True)  # the candidates, ascending, then everything else
+    ranks = jnp.cumsum(candidates, axis=1)  # the k-th candidate (from 1) is where this first reaches k
     draws = jax.random.randint(key, (candidates.shape[0], slots), 0, jnp.maximum(available, 1)[:, None])
     used = (jnp.arange(slots)[None, :] < count[:, None]) & (available > 0)[:, None]
-    positions = jnp.take_along_axis(in_order, draws, axis=1)
+    positions = jax.vmap(jnp.searchsorted)(ranks, draws + 1)
     return jnp.where(used, positions, 0).astype(jnp.int32), used.astype(jnp.float32)
 
 

@@ -22,7 +22,9 @@ def weighted_mean(values: Float[Array, "*shape"], weights: Float[Array, "*shape"
     return jnp.sum(values * weights) / jnp.maximum(total, 1.0)
 
 
-def sums(values: Float[Array, "*shape"], weights: Float[Array, "*shape"]) -> tuple[jax.Array, jax.Array]:
+def sums(
+    values: Float[Array, "*shape"] | Bool[Array, "*shape"], weights: Float[Array, "*shape"]
+) -> tuple[jax.Array, jax.Array]:
     """(Σ w·x, Σ w), the form that metrics have."""
     return jnp.sum(values * weights).astype(jnp.float32), jnp.sum(weights).astype(jnp.float32)
 
