@@ -35,7 +35,7 @@ def sentence_pairs(
     other row is equally likely to be the partner, and a row is never its own. The halves are at most
     ceil(length / 2), so a swapped pair always fits and nothing is truncated.
     """
-    tokens, segment_ids = batch
+    tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
     key_swap, key_shift = jax.random.split(key)
 
@@ -72,7 +72,7 @@ def sentence_pairs(
 
 def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Int[Array, "batch length_plus_2"]:
     """`[CLS] tokens [SEP]` rows, padded: int32 [batch, length + 2]. Empty rows stay empty."""
-    tokens, segment_ids = batch
+    tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
     sizes = jnp.sum(segment_ids > 0, axis=1)[:, None]
     p = jnp.arange(length + 2)[None, :]
