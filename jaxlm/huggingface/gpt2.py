@@ -1,0 +1,106 @@
+"""GPT-2 in Transformers: GPT2LMHeadModel.
+
+Its Conv1D matrices are [in, out] as ours are, so nothing is transposed; query, key and value stand in one matrix.
+"""
+
+from __future__ import annotations
+
+from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
+from jaxlm.huggingface.table import Entry, Table, embedding, norm
+from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.objectives.gpt2 import CausalLM
+
+
+def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
+    """Our dense layers, joined along their outputs, and the Conv1D that has them all."""
+    return tuple(
+        Entry(tuple(f"{path}/{mine}" for path in ours), f"{theirs}.{name}")
+        for mine, name in (("kernel", "weight"), ("bias", "bias"))
+    )
+
+
+ATTENTION = "decoder/layers/attention"
+ENTRIES = (
+    *embedding("embeddings/word", "transformer.wte"),
+    *embedding("embeddings/position", "transformer.wpe"),
+    *norm("decoder/layers/attention_norm", "transformer.h.{layer}.ln_1"),
+    *conv1d((f"{ATTENTION}/query", f"{ATTENTION}/key", f"{ATTENTION}/value"), "transformer.h.{layer}.attn.c_attn"),
+    *conv1d((f"{ATTENTION}/out",), "transformer.h.{layer}.attn.c_proj"),
+    *norm("decoder/layers/mlp_norm", "transformer.h.{layer}.ln_2"),
+    *conv1d(("decoder/layers/mlp/wi",), "transformer.h.{layer}.mlp.c_fc"),
+    *conv1d(("decoder/layers/mlp/wo",), "transformer.h.{layer}.mlp.c_proj"),
+    *norm("decoder/final_norm", "transformer.ln_f"),
+)
+
+
+def table(num_layers: int) -> Table:
+    return Table(
+        entries=ENTRIES,
+        prefix="transformer.",
+        ties={"lm_head.weight": "transformer.wte.weight"},
+        # Causal masks, which older files hold as buffers.
+        ignored=tuple(f"transformer.h.{i}.attn.{name}" for i in range(num_layers) for name in ("bias", "masked_bias")),
+    )
+
+
+def parts(objective: CausalLM) -> tuple[Part]:
+    m, v = objective.model, objective.vocabulary
+    eos = symbol(v, "eos")
+    # In the stream of documents a text begins after an end symbol, so that symbol is also GPT-2's "begin".
+    symbols = {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": symbol(v, "pad")}
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": m.vocab_size,
+        "n_positions": m.max_positions,
+        "n_embd": m.hidden_size,
+        "n_layer": m.num_layers,
+        "n_head": m.num_heads,
+        "n_inner": m.intermediate_size,
+        "activation_function": m.activation,
+        "resid_pdrop": m.dropout,
+        "embd_pdrop": m.dropout,
+        "attn_pdrop": m.attention_dropout,
+        "layer_norm_epsilon": m.norm_eps,
+        "initializer_range": m.init_std,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+        **symbols,
+    }
+    generation = symbols if symbols["pad_token_id"] is not None else symbols | {"pad_token_id": eos}
+    return (
+        Part("GPT2LMHeadModel", "AutoModelForCausalLM", config, table(m.num_layers),
+             generation_config=generation, pipeline_tag="text-generation"),
+    )
+
+
+def read_objective(source: Source) -> CausalLM:
+    source.refuse("scale_attn_weights", True)
+    source.refuse("scale_attn_by_inverse_layer_idx", False)
+    source.refuse("add_cross_attention", False)
+    source.refuse("tie_word_embeddings", True)
+    hidden, layers = source.number("n_embd", 768), source.number("n_layer", 12)
+    model = Gpt2Config(
+        vocab_size=source.number("vocab_size", 50257),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=source.number("n_head", 12),
+        intermediate_size=source.number("n_inner", 4 * hidden),
+        max_positions=source.number("n_positions", 1024),
+        activation=activation(source, "activation_function", "gelu_new"),
+        # Dropout after the embeddings and on the residual branches is one rate here; files have them equal.
+        dropout=source.number("resid_pdrop", 0.1),
+        attention_dropout=source.number("attn_pdrop", 0.1),
+        norm_eps=source.number("layer_norm_epsilon", 1e-5),
+        init_std=source.number("initializer_range", 0.02),
+    )
+    return CausalLM(model=model)
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    objective=CausalLM,
+    tokenizer_family="gpt2",
+    parts=parts,
+    read_objective=read_objective,
+    max_length=lambda objective: objective.model.max_positions,
+)
