@@ -316,7 +316,7 @@ def decode_step(
     ids: Int[Array, "batch 1"],
     cache: Cache,
     index: Int[Array, ""],
-    memory_mask: Int[Array, "batch length"] | None,
+    memory_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None,
     memory: Float[Array, "batch length hidden"] | None = None,
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     """Logits after one more token at position `index`, and the cache with it.
