@@ -1,0 +1,171 @@
+"""BERT's sizes, and what its configuration must not change.
+
+Agreement with Transformers is tested in tests/huggingface/test_bert.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.models import bert
+from jaxlm.models.bert import BertConfig
+
+SMALL = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=12)
+
+
+def count(config: BertConfig, next_sentence: bool = True) -> dict[str, int]:
+    """Parameters by top-level name."""
+    shapes = jax.eval_shape(lambda key: bert.init(config, key, next_sentence), jax.random.key(0))
+    return {name: sum(leaf.size for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("size", "vocabulary", "pretraining"),
+    [
+        ("tiny", 30522, 4_433_468), ("mini", 30522, 11_267_900), ("small", 30522, 29_058_876),
+        ("medium", 30522, 41_668_412), ("base", 30522, 110_106_428), ("large", 30522, 336_226_108),
+        ("base", 28996, 108_932_934), ("large", 28996, 334_661_958),
+    ],
+)
+def test_published_parameter_counts(size, vocabulary, pretraining):
+    assert sum(count(BertConfig.published(size, vocab_size=vocabulary)).values()) == pretraining
+
+
+@pytest.mark.parametrize(
+    ("size", "encoder", "with_pooler", "masked_lm"),
+    [
+        ("tiny", 4_369_408, 4_385_920, 4_416_698),
+        ("base", 108_891_648, 109_482_240, 109_514_298),
+        ("large", 334_092_288, 335_141_888, 335_174_458),
+    ],
+)
+def test_counts_of_the_parts(size, encoder, with_pooler, masked_lm):
+    config = BertConfig.published(size)
+    parts = count(config)
+    assert parts["embeddings"] + parts["encoder"] == encoder
+    assert encoder + parts["pooler"] == with_pooler
+    assert sum(count(config, next_sentence=False).values()) == masked_lm
+
+
+def test_grid_of_miniatures():
+    """The 24 published miniatures, with pooler and without heads."""
+    grid = {
+        2: (4_385_920, 9_591_040, 22_458_880, 38_603_520), 4: (4_782_464, 11_170_560, 28_763_648, 52_779_264),
+        6: (5_179_008, 12_750_080, 35_068_416, 66_955_008), 8: (5_575_552, 14_329_600, 41_373_184, 81_130_752),
+        10: (5_972_096, 15_909_120, 47_677_952, 95_306_496), 12: (6_368_640, 17_488_640, 53_982_720, 109_482_240),
+    }
+    for layers, expected in grid.items():
+        for hidden, total in zip((128, 256, 512, 768), expected, strict=True):
+            parts = count(BertConfig(num_layers=layers, hidden_size=hidden, num_heads=hidden // 64,
+                                     intermediate_size=4 * hidden))
+            assert parts["embeddings"] + parts["encoder"] + parts["pooler"] == total
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(functools.partial(bert.init, SMALL))(jax.random.key(0))
+
+
+def inputs(rows: int = 2, length: int = 9):
+    ids = jax.random.randint(jax.random.key(1), (rows, length), 1, SMALL.vocab_size)
+    return ids, jnp.zeros_like(ids).at[:, 5:].set(1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def encode(config, params, ids, types, mask=None, key=None):
+    return bert.encode(config, params, ids, types, mask, key)
+
+
+def test_initial_values_follow_the_paper():
+    config = BertConfig(vocab_size=500, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128)
+    params = jax.jit(functools.partial(bert.init, config))(jax.random.key(3))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = path[-1].key
+        if name == "bias":
+            assert not leaf.any()
+        elif name == "scale":
+            assert (leaf == 1).all()
+        else:  # truncated at two standard deviations, and not rescaled: 0.8796 of the nominal one is left
+            assert jnp.abs(leaf).max() <= 2 * config.init_std
+            # Four standard errors; those of the standard deviation of n values are about std / √(2n).
+            assert abs(float(leaf.std()) / (0.8796 * config.init_std) - 1) < 4 / (2 * leaf.size) ** 0.5
+    layers = np.asarray(params["encoder"]["layers"]["mlp"]["wi"]["kernel"])
+    assert not np.array_equal(layers[0], layers[1])
+
+
+def test_padding_changes_nothing_for_tokens(params):
+    ids, types = inputs()
+    plain = encode(SMALL, params, ids, types)
+    padded_ids = jnp.pad(ids, ((0, 0), (0, 3)), constant_values=7)
+    mask = jnp.pad(jnp.ones_like(ids), ((0, 0), (0, 3)))
+    padded = encode(SMALL, params, padded_ids, jnp.pad(types, ((0, 0), (0, 3))), mask)
+    np.testing.assert_allclose(padded[:, :9], plain, atol=2e-6)
+    # Without the mask the padding would be seen.
+    unmasked = encode(SMALL, params, padded_ids, jnp.pad(types, ((0, 0), (0, 3))))
+    assert np.abs(np.asarray(unmasked[:, :9] - plain)).max() > 1e-3
+
+
+def test_every_input_matters(params):
+    ids, types = inputs()
+    plain = np.asarray(encode(SMALL, params, ids, types))
+    for changed in ((ids.at[:, 8].set(ids[:, 8] % 40 + 1), types), (ids, 1 - types), (ids[:, ::-1], types)):
+        assert np.abs(np.asarray(encode(SMALL, params, *changed)) - plain)[:, 0].max() > 1e-3
+
+
+def test_remat_changes_neither_loss_nor_gradients(params):
+    ids, types = inputs()
+
+    def gradients(remat):
+        config = dataclasses.replace(SMALL, remat=remat)
+
+        def loss(params):  # with dropout, whose masks have to be the same in the second forward pass
+            return jnp.mean(bert.encode(config, params, ids, types, None, jax.random.key(2, impl="rbg")) ** 3)
+
+        return jax.jit(jax.value_and_grad(loss))({name: params[name] for name in ("embeddings", "encoder")})
+
+    expected = gradients("none")
+    assert np.abs(expected[1]["encoder"]["layers"]["mlp"]["wi"]["kernel"]).max() > 1e-4
+    for remat in ("dots", "full"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, gradients(remat))
+
+
+def test_dropout_is_on_with_a_key_only(params):
+    ids, types = inputs()
+    quiet = encode(SMALL, params, ids, types)
+    noisy = [encode(SMALL, params, ids, types, None, jax.random.key(seed, impl="rbg")) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(noisy[0], noisy[1])
+    assert np.abs(np.asarray(noisy[0] - noisy[2])).max() > 0.1
+    off = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
+    np.testing.assert_allclose(encode(off, params, ids, types, None, jax.random.key(1, impl="rbg")), quiet, atol=2e-6)
+
+
+def test_bfloat16_computes_near_float32_and_gives_float32_logits(params):
+    ids, types = inputs()
+    half = dataclasses.replace(SMALL, dtype="bfloat16")
+    hidden = encode(half, params, ids, types)
+    assert hidden.dtype == jnp.bfloat16
+    np.testing.assert_allclose(hidden.astype(jnp.float32), encode(SMALL, params, ids, types), atol=0.1)
+    assert bert.predict_tokens(half, params, hidden[:, :1]).dtype == jnp.float32
+    assert bert.predict_next_sentence(half, params, hidden).dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_heads": 3}, "hidden_size 16 is not divisible by num_heads 3"),
+        ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
+        ({"dropout": 1.0}, r"dropout is 1\.0; it must be in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"attention_dropout is -0\.1"),
+    ],
+)
+def test_impossible_configurations(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(SMALL, **change)
