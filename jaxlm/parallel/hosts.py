@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
+
+from jaxlm.errors import UserError
+
+Result = TypeVar("Result")
 
 # Any of these says that this process is one of several, and that jax can find the others by itself.
 CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "MEGASCALE_COORDINATOR_ADDRESS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -25,13 +31,37 @@ def join_processes() -> None:
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if "JAX_COORDINATOR_ADDRESS" in os.environ and "JAX_PROCESS_ID" in os.environ:
-        jax.distributed.initialize(
-            os.environ["JAX_COORDINATOR_ADDRESS"],
-            int(os.environ["JAX_NUM_PROCESSES"]),
-            int(os.environ["JAX_PROCESS_ID"]),
-        )
+        try:
+            count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
+        except (KeyError, ValueError):
+            raise UserError(
+                "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too, and the last two "
+                "must be whole numbers."
+            ) from None
+        jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
     else:
         jax.distributed.initialize()
+
+
+def main_first(action: Callable[[], Result], everywhere: bool = True) -> Result | None:
+    """Runs `action` on process 0, then, if `everywhere`, on the others, which find what it has made.
+
+    When it fails on process 0 it fails on all, so that none waits for another for ever. None where it was not run.
+    """
+    if jax.process_count() == 1:
+        return action()
+    main, result, failure = jax.process_index() == 0, None, None
+    if main:
+        try:
+            result = action()
+        except Exception as error:
+            failure = error
+    good = multihost_utils.broadcast_one_to_all(np.int32(failure is None))
+    if failure is not None:
+        raise failure
+    if not good:
+        raise UserError("process 0 stopped; its output says why.")
+    return action() if everywhere and not main else result
 
 
 def local_rows(sharding: NamedSharding, batch_size: int, length: int) -> slice:

@@ -15,6 +15,7 @@ from jaxlm.parallel.mesh import BATCH_AXES
 # Megatron's split: the first matrix of a pair by its outputs, the second by its inputs, so that one all-reduce a pair
 # suffices. fsdp takes the other dimension.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"v_(row|col)/.*", ()),  # Adafactor's factored moments: one number a row, too small to split
     (r"(query|key|value|wi|wi_0|wi_1)/kernel", ("fsdp", "tensor")),
     (r"(query|key|value|wi|wi_0|wi_1)/bias", ("tensor",)),
     (r"(out|wo)/kernel", ("tensor", "fsdp")),
@@ -28,9 +29,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 
 def partition_spec(path: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
     """The spec for one parameter; an axis that does not divide its dimension is left out."""
-    for pattern, tail in RULES:
-        if re.search(rf"(^|/)({pattern})$", path):
-            break
+    tail = next(tail for pattern, tail in RULES if re.search(rf"(^|/)({pattern})$", path))
     if len(tail) > len(shape):
         return PartitionSpec()
     spec = [None] * (len(shape) - len(tail)) + [

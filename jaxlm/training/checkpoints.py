@@ -12,23 +12,24 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxlm.errors import UserError
+from jaxlm.training.checksums import checksums
 from jaxlm.training.step import TrainState
 
-log = logging.getLogger("absl")
 Report = Callable[[str], None]
 
 
 class Checkpoints:
-    """The checkpoints/ folder of a run. A checkpoint holds the TrainState and a small JSON of facts about the data."""
+    """The checkpoints/ folder of a run. A checkpoint holds the TrainState and a small JSON of facts: about the data,
+    sums of metrics that are not logged yet, and a checksum of every array."""
 
     def __init__(self, folder: Path, keep: int = 3, read_only: bool = False) -> None:
-        log.setLevel(logging.ERROR)  # Orbax reports each save in a dozen lines.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines.
         self.folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([
                 ocp.checkpoint_managers.LatestN(keep),
                 ocp.checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1,
-                                   keep_checkpoints_without_metrics=False),
+                                              keep_checkpoints_without_metrics=False),
             ]),
             # A save that was killed leaves a temporary folder, which nothing mistakes for a checkpoint.
             cleanup_tmp_directories=not read_only,
@@ -36,33 +37,40 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
         )
-        self.manager = ocp.CheckpointManager(self.folder, options=options)
+        try:
+            self.manager = ocp.CheckpointManager(self.folder, options=options)
+        except OSError as error:
+            raise UserError(f"cannot open {self.folder}: {error.strerror or _first_line(error)}.") from error
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first."""
         return sorted(self.manager.all_steps())
 
     def save(self, state: TrainState, step: int, facts: dict[str, Any], eval_loss: float | None) -> None:
-        """Starts to write in the background; waits for the save before it, if that is still under way."""
+        """Starts to write in the background; waits for the save before it, if that is still under way.
+
+        FloatingPointError, and nothing written, when the state holds a number that is not finite.
+        """
         if step in self.manager.all_steps():
             return
-        try:
-            self.manager.save(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), facts=ocp.args.JsonSave(facts)),
-                metrics=None if eval_loss is None else {"eval_loss": eval_loss},
-            )
-        except Exception as error:
-            raise self._write_error(step, error) from error
+        numbers, finite = checksums(state._asdict())
+        if not finite:
+            raise FloatingPointError(f"the parameters or the optimizer's state of step {step:,} are not finite")
+        metrics = None if eval_loss is None else {"eval_loss": eval_loss}
+        self._save(step, state._asdict(), facts | {"checksums": numbers}, metrics)
 
     def save_params(self, params: Any, facts: dict[str, Any]) -> None:
         """The checkpoint of step 0 of an imported run: parameters, and no optimizer state yet."""
-        state = {"params": params}
+        params = jax.tree.map(jax.numpy.asarray, params)
+        numbers, _ = checksums({"params": params})
+        self._save(0, {"params": params}, facts | {"checksums": numbers}, None)
+
+    def _save(self, step: int, state: dict[str, Any], facts: dict[str, Any], metrics: dict[str, float] | None) -> None:
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
         try:
-            self.manager.save(0, args=args)
+            self.manager.save(step, args=args, metrics=metrics)
         except Exception as error:
-            raise self._write_error(0, error) from error
+            raise self._write_error(step, error) from error
 
     def wait(self) -> None:
         """Until everything is on disk."""
@@ -71,33 +79,39 @@ class Checkpoints:
         except Exception as error:
             raise self._write_error(None, error) from error
 
-    def restore(self, shapes: TrainState, layout: TrainState, report: Report) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, laid out on this run's mesh, with its facts; None if there is none
-        but an import's (step 0), which has parameters only.
+    def restore(
+        self, shapes: TrainState, layout: TrainState, report: Report
+    ) -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest checkpoint that can be read and has its checksums, laid out on this run's mesh, with its facts;
+        None if there is none but an import's (step 0), which has parameters only.
 
-        A damaged one is moved aside (nothing is deleted), reported, and the one before it is tried.
+        Damaged ones are passed over, reported, and moved aside (nothing is deleted) once an older one has been read.
+        UserError when there are checkpoints and none can be read.
         """
-        abstract = jax.tree.map(
-            lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes, layout
-        )
+        abstract = _abstract(shapes, layout)._asdict()
+        damaged: list[tuple[int, Exception]] = []
+        found = None
         for step in reversed(self.steps()):
             if step == 0:
-                return None
+                break
             try:
-                args = ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract._asdict()), facts=ocp.args.JsonRestore()
-                )
+                args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore())
                 restored = self.manager.restore(step, args=args)
-                return TrainState(**restored["state"]), restored["facts"]
+                _verify(restored["state"], restored["facts"])
+                found = TrainState(**restored["state"]), restored["facts"]
+                break
             except Exception as error:
-                self._set_aside(step, error, report)
-        return None
+                damaged.append((step, error))
+        if damaged and found is None and 0 not in self.steps():
+            raise self._unreadable(damaged[0][1])
+        for step, error in damaged:
+            self._set_aside(step, error, report)
+        return found
 
     def restore_params(self, shapes: Any, layout: Any = None, step: int | None = None) -> tuple[Any, int]:
         """(parameters alone, their step) of the newest readable checkpoint, for export and inference."""
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        layout = layout if layout is not None else jax.tree.map(lambda _: sharding, shapes)
-        abstract = jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, layout)
+        abstract = _abstract(shapes, layout if layout is not None else jax.tree.map(lambda _: sharding, shapes))
         failure: Exception | None = None
         for candidate in [step] if step is not None else reversed(self.steps()):
             try:
@@ -108,15 +122,21 @@ class Checkpoints:
                 )
                 with ocp.PyTreeCheckpointer() as reader:
                     restored = reader.restore(self.folder / str(candidate) / "state", args=args)
+                facts = self.manager.restore(candidate, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))["facts"]
+                _verify({"params": restored["params"]}, facts)
                 return restored["params"], candidate
             except Exception as error:
                 failure = error
         if failure is not None:
-            raise UserError(f"no checkpoint in {self.folder} can be read: {_first_line(failure)}") from failure
+            raise self._unreadable(failure) from failure
         raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
 
     def close(self) -> None:
-        self.manager.close()
+        """Waits for a save that is under way, without complaint: whoever needs it on disk calls `wait`."""
+        try:
+            self.manager.close()
+        except Exception:
+            logging.getLogger(__name__).debug("a save failed", exc_info=True)
 
     def _set_aside(self, step: int, error: Exception, report: Report) -> None:
         source = self.folder / str(step)
@@ -129,20 +149,54 @@ class Checkpoints:
             source.rename(target)
         self.manager.reload()
         report(
-            f"The checkpoint of step {step} cannot be read ({_first_line(error)}); it is now {target}, and the one "
+            f"The checkpoint of step {step:,} is damaged ({_first_line(error)}); it is now {target}, and the one "
             "before it is taken."
         )
 
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(
+            f"no checkpoint in {self.folder} can be read ({_first_line(error)}); nothing was changed. Bring back a "
+            "copy, or choose another --run-dir to begin anew."
+        )
+
     def _write_error(self, step: int | None, error: Exception) -> Exception:
-        text = str(error)
-        if "No space left" in text or "ENOSPC" in text or "Disk quota" in text:
-            which = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+        which = "a checkpoint" if step is None else f"the checkpoint of step {step:,}"
+        if is_full(error):
             return UserError(
                 f"no space is left to write {which} in {self.folder}; free some and run the same command to go on."
             )
+        if any(isinstance(cause, OSError) for cause in _causes(error)):
+            return UserError(f"cannot write {which} in {self.folder} ({_first_line(error)}).")
         return error
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or what caused it, says that a disk or a quota is full."""
+    signs = ("No space left", "ENOSPC", "RESOURCE_EXHAUSTED: Error writing", "Disk quota", "File too large")
+    return any(sign in str(cause) for cause in _causes(error) for sign in signs)
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _abstract(shapes: Any, layout: Any) -> Any:
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes, layout
+    )
+
+
+def _verify(tree: Any, facts: dict[str, Any]) -> None:
+    expected = facts["checksums"]
+    for path, number in checksums(tree)[0].items():
+        if expected.get(path) != number:
+            raise ValueError(f"{path} does not have its checksum")
 
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return json.dumps(lines[0][:160])[1:-1]
+    return json.dumps(lines[0][:160])[1:-1].rstrip(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import signal
 import time
@@ -12,10 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment
-from jaxlm.parallel.hosts import local_rows, place_rows
+from jaxlm.parallel.hosts import local_rows, main_first, place_rows
 from jaxlm.parallel.mesh import BATCH_AXES, make_mesh
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.parallel.rules import batch_sharding
@@ -32,6 +34,10 @@ from jaxlm.types import TokenBatch
 Report = Callable[[str], None]
 
 
+class NotFinite(UserError, FloatingPointError):
+    """The loss, the gradients or the state are no longer numbers; nothing of it has been saved."""
+
+
 def pretrain(
     experiment: Experiment,
     run_dir: str | Path,
@@ -39,21 +45,21 @@ def pretrain(
 ) -> dict[str, float]:
     """Trains to `train.steps`, resuming if the folder has a checkpoint; returns the last evaluation's figures.
 
-    Raises UserError for the user's mistakes and FloatingPointError when the loss is not finite.
+    Raises UserError for the user's mistakes; its subclass NotFinite, also a FloatingPointError, when the loss diverges.
     """
     experiment.validate()
     folder = Path(run_dir)
-    main = jax.process_index() == 0
-    if main:
-        run_folder.create(folder)
     with contextlib.ExitStack() as stack:
-        if main:
+        def hold() -> None:
+            run_folder.create(folder)
             stack.enter_context(run_folder.lock(folder))
-            run_folder.claim(folder, experiment)
-        return _pretrain(experiment, folder, report if main else lambda _: None, stack)
+            run_folder.check_configuration(folder, experiment)
+
+        main_first(hold, everywhere=False)
+        return _pretrain(experiment, folder, report if jax.process_index() == 0 else lambda _: None, stack)
 
 
-def _pretrain(experiment, folder, report, stack):
+def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: contextlib.ExitStack) -> dict[str, float]:
     t = experiment.train
     main = jax.process_index() == 0
 
@@ -62,44 +68,41 @@ def _pretrain(experiment, folder, report, stack):
     ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if (t.batch_size // t.accumulate) % ways:
         raise UserError(
-            f"train.batch_size {t.batch_size} in {t.accumulate} part{'s' * (t.accumulate > 1)} is not divisible by "
-            f"data x fsdp = {ways} devices; change train.batch_size or the mesh."
+            f"train.batch_size {t.batch_size}{f' in {t.accumulate} parts' if t.accumulate > 1 else ''} is not "
+            f"divisible by data x fsdp = {ways} devices; change train.batch_size or the mesh."
         )
 
-    # The tokenizer of a run that exists is its own: retraining one from a changed text would change every id.
-    own_tokenizer = folder / "tokenizer"
+    # The text, and the objective that knows its vocabulary.
     data = experiment.data
-    data, resuming = (
-        (_with_tokenizer(data, own_tokenizer), True) if own_tokenizer.is_dir() else (data, False)
-    )
-    prepared = prepare(data, report)
+    if own := run_folder.own_tokenizer(folder):
+        data = dataclasses.replace(data, tokenizer=str(own))
+    prepared = main_first(lambda: prepare(data, report))
     objective = experiment.objective.bind(prepared.tokenizer.vocabulary, data.length)
     store = prepared.store
     facts = {"data": store.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "source": experiment.data.source}
-    if main:
-        _check_facts(folder, facts)
-        if not resuming:
-            prepared.tokenizer.save(own_tokenizer)
-        if not (folder / "data.json").exists():
-            run_folder.write_json(folder / "data.json", facts)
     raw_length = objective.raw_length(data.length)
     batches = Batches(store, "train", t.batch_size, raw_length, objective.packing, t.seed)
     held_out = Batches(store, "held_out", t.batch_size, raw_length, objective.packing, t.seed)
 
-    # State: restored, imported, or fresh.
+    # The state's shapes and where they live; from here on the folder is this run's.
     optimizer = make_optimizer(experiment.optimizer, t.steps)
     learning_rate = make_schedule(experiment.optimizer, t.steps)
     init, shapes, layout = make_init(objective, optimizer, mesh)
+    main_first(lambda: run_folder.claim(folder, experiment, prepared.tokenizer, facts), everywhere=False)
+
+    # The state: restored, imported, or fresh.
     checkpoints = Checkpoints(folder / "checkpoints", t.keep_checkpoints)
     stack.callback(checkpoints.close)
+    totals = Totals()
     restored = checkpoints.restore(shapes, layout, report)
     if restored is not None:
-        state, saved_facts = restored
-        _check_saved_facts(saved_facts, facts)
+        state, saved = restored
+        run_folder.check_facts(saved, facts)
+        totals.sums = {name: tuple(pair) for name, pair in saved["unlogged"].items()}
     else:
         state = init(jax.random.key(t.seed))
         if checkpoints.steps():  # of step 0: an import
-            params, _ = checkpoints.restore_params(shapes.params, layout.params)
+            params, _ = checkpoints.restore_params(shapes.params, layout.params, step=0)
             state = state._replace(params=params)
             report(f"Starting from imported parameters in {folder}")
     first = int(state.step)
@@ -109,8 +112,11 @@ def _pretrain(experiment, folder, report, stack):
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )
+    entropy = store.unigram_entropy("held_out")
     if first >= t.steps:
-        report(f"Finished: all {t.steps:,} steps are done; the run is in {folder}.")
+        if main and not (folder / "curves.png").exists():
+            draw_curves(folder, entropy)
+        report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
         return last_evaluation(folder)
 
     train_step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
@@ -136,64 +142,80 @@ def _pretrain(experiment, folder, report, stack):
     stop = stack.enter_context(_stop_signals())
     step_flops = 3 * objective.flops(data.length) * t.batch_size
     peak = peak_flops(mesh.devices.flat[0], getattr(experiment.objective.model, "dtype", "float32")) * mesh.size
-    entropy = store.unigram_entropy("held_out")
-    totals, evaluation, last_saved = Totals(), {}, first or None
-    pending: tuple[int, Any] | None = None
+    evaluation: dict[str, float] = {}
     clock, clock_step = time.perf_counter(), first
     stream = batches.stream(first, rows)
     stack.callback(stream.close)
     source = on_device(stream)
 
-    def read(pending: tuple[int, Any]) -> None:
-        """Metrics of a step that the device has been given to do; stops the run when its loss is no number."""
-        nonlocal clock, clock_step
-        step, metrics = pending
-        values = totals.add(metrics)
-        if not math.isfinite(values["loss"][0]):
-            kept = f"the last good checkpoint is of step {last_saved:,}" if last_saved else "there is no checkpoint yet"
-            raise FloatingPointError(
-                f"the loss of step {step:,} is not finite ({values['loss'][0]}); {kept}, in {folder / 'checkpoints'}. "
-                "Lower optimizer.learning_rate or lengthen optimizer.warmup_steps and start anew from there."
-            )
-        if step % t.log_every == 0 or step == t.steps or step == first + 1:
-            now = time.perf_counter()
-            speed = (step - clock_step) / (now - clock)
-            clock, clock_step = now, step
-            means = totals.means()
-            means["learning_rate"] = float(learning_rate(step - 1))
-            means["real_tokens"] = means.pop("real_tokens", 0.0)
-            means["tokens_per_second"] = speed * t.batch_size * data.length
-            if peak:
-                means["mfu"] = speed * step_flops / peak
-            if writer:
-                writer.write(step, means)
-            progress.show(step, means)
+    def not_finite(step: int, what: str) -> NotFinite:
+        with contextlib.suppress(UserError):
+            checkpoints.wait()
+        kept = max(checkpoints.steps(), default=0)
+        return NotFinite(
+            f"{what} of step {step:,} is not finite; "
+            + (f"the last good checkpoint is of step {kept:,}, in {checkpoints.folder / str(kept)}" if kept
+               else f"no checkpoint had been saved yet in {checkpoints.folder}")
+            + ". Begin another run with a lower optimizer.learning_rate or more optimizer.warmup_steps."
+        )
 
+    def read(step: int, metrics: Any) -> None:
+        """Adds up the metrics of a step, once the device has done it; stops the run when its loss is no number."""
+        values = totals.add(metrics)
+        for name, what in (("loss", "the loss"), ("grad_norm", "the gradient")):
+            if not math.isfinite(values[name][0]):
+                raise not_finite(step, what)
+
+    def log(step: int, evaluation: dict[str, float]) -> None:
+        """One line of metrics where one is due: every log_every steps and with every evaluation."""
+        nonlocal clock, clock_step
+        due = step % t.log_every == 0 or step in (1, t.steps) or evaluation
+        if not due and step != first + 1:
+            return
+        now = time.perf_counter()
+        speed = (step - clock_step) / (now - clock)
+        clock, clock_step = now, step
+        means = totals.means() if due else totals.peek()
+        means = {"loss": means.pop("loss")} | means
+        means["learning_rate"] = _on_host(learning_rate, step - 1)
+        means["tokens_per_second"] = speed * t.batch_size * data.length
+        if peak:
+            means["mfu"] = speed * step_flops / peak
+        if writer and due:
+            writer.write(step, means | {f"eval_{name}": value for name, value in evaluation.items()})
+        progress.show(step, means)
+
+    pending: tuple[int, Any] | None = None
     for step in range(first + 1, t.steps + 1):
         state, metrics = train_step(state, next(source))
-        if pending is not None:
-            read(pending)  # one step late, so that the device always has the next step to work on
+        if pending is not None:  # read one step late, so that the device always has the next step to work on
+            read(*pending)
+            log(pending[0], {})
         pending = (step, metrics)
-        ending = step == t.steps or stop.requested
+        stopping = stop(step)
+        ending = stopping or step == t.steps
         evaluating = step == t.steps or (t.eval_every and step % t.eval_every == 0)
-        if ending or evaluating or (t.checkpoint_every and step % t.checkpoint_every == 0):
-            read(pending)
-            pending, eval_loss = None, None
-            if evaluating and held_out.num_rows:
-                paused = time.perf_counter()
-                evaluation = evaluate(state)
-                name = headline(objective, evaluation)
-                eval_loss = evaluation["loss"]
-                if writer:
-                    writer.write(step, {f"eval_{key}": value for key, value in evaluation.items()})
-                progress.note(_evaluation_line(step, evaluation, name, entropy))
-                clock += time.perf_counter() - paused
-            if ending or (t.checkpoint_every and step % t.checkpoint_every == 0):
-                paused = time.perf_counter()
-                checkpoints.save(state, step, facts, eval_loss)
-                last_saved = step
-                clock += time.perf_counter() - paused
-        if stop.requested and step < t.steps:
+        saving = ending or (t.checkpoint_every and step % t.checkpoint_every == 0)
+        if not evaluating and not saving:
+            continue
+        read(*pending)
+        pending, figures, paused = None, {}, time.perf_counter()
+        if evaluating and held_out.num_rows:
+            figures = evaluation = evaluate(state)
+            if not math.isfinite(figures["loss"]):
+                raise not_finite(step, "the held-out loss")
+        clock += time.perf_counter() - paused
+        log(step, figures)
+        if figures:
+            progress.note(_evaluation_line(step, figures, headline(objective, figures), entropy))
+        if saving:
+            paused = time.perf_counter()
+            try:
+                checkpoints.save(state, step, facts | {"unlogged": totals.sums}, figures.get("loss"))
+            except FloatingPointError:
+                raise not_finite(step, "the state") from None
+            clock += time.perf_counter() - paused
+        if stopping and step < t.steps:
             checkpoints.wait()
             progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
             return evaluation
@@ -204,54 +226,40 @@ def _pretrain(experiment, folder, report, stack):
     return evaluation
 
 
-def _with_tokenizer(data, tokenizer_folder):
-    import dataclasses
-
-    return dataclasses.replace(data, tokenizer=str(tokenizer_folder))
-
-
-def _check_facts(folder: Path, facts: dict[str, str]) -> None:
-    path = folder / "data.json"
-    if path.exists():
-        import json
-
-        _check_saved_facts(json.loads(path.read_text(encoding="utf-8")), facts)
-
-
-def _check_saved_facts(saved: dict[str, str], now: dict[str, str]) -> None:
-    if saved.get("data") != now["data"]:
-        raise UserError(
-            f"the text has changed since this run began: its store was {saved.get('data')}, and {now['source']} now "
-            f"gives {now['data']}; bring the old text back, or choose another --run-dir."
-        )
+def _on_host(schedule: Callable[[int], Any], step: int) -> float:
+    """The schedule's value without a place in the queue of the accelerator."""
+    with contextlib.suppress(RuntimeError), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return float(schedule(step))
+    return float(schedule(step))
 
 
 def _evaluation_line(step: int, means: dict[str, float], name: str, entropy: float) -> str:
     figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
-    return f"step {step:,}  held out: {name} {means.get(name, float('nan')):.4f} (unigram entropy {entropy:.4f})  {figures}"
-
-
-class _StopRequest:
-    requested = False
+    value = f"{means.get(name, math.nan):.4f} (unigram entropy {entropy:.4f})"
+    return f"step {step:,}  held out: {name} {value}  {figures}"
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[_StopRequest]:
-    """SIGTERM and the first Ctrl-C ask the loop to save and end; a second Ctrl-C interrupts at once."""
-    request = _StopRequest()
+def _stop_signals() -> Iterator[Callable[[int], bool]]:
+    """A function that says after each step whether to save and end: on SIGTERM and on the first Ctrl-C; a second Ctrl-C
+    interrupts at once. Of several processes all end after the same step, whichever of them had the SIGTERM."""
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    requested = False
 
     def ask(signum: int, frame: Any) -> None:
-        if request.requested and signum == signal.SIGINT:
+        nonlocal requested
+        if requested and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        request.requested = True
+        requested = True
 
     try:
         previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not the main thread (a notebook server, say): signals are not ours
-        yield request
-        return
+        previous = {}
     try:
-        yield request
+        yield lambda step: requested
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -27,10 +28,13 @@ class Totals:
             self.sums[name] = old_total + total, old_weight + weight
         return values
 
-    def means(self) -> dict[str, float]:
+    def peek(self) -> dict[str, float]:
         """sum / weight of each metric; those that never had weight are left out."""
-        result = {name: total / weight for name, (total, weight) in self.sums.items() if weight}
-        self.sums = {}
+        return {name: total / weight for name, (total, weight) in self.sums.items() if weight}
+
+    def means(self) -> dict[str, float]:
+        """The same, and begins anew."""
+        result, self.sums = self.peek(), {}
         return result
 
 
@@ -47,31 +51,39 @@ class MetricsWriter:
         """Lines after `after_step` (a run that was killed after its last checkpoint) are dropped: they are computed
         again, the same, by the resumed run."""
         self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            kept = [line for line in read_metrics(folder) if line.get("step", 0) <= after_step]
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            temporary.replace(self.path)
-        self.file = self.path.open("a", encoding="utf-8")
         self.events = None
-        if tensorboard:
-            from tensorboardX import SummaryWriter
+        try:
+            if self.path.exists():
+                kept = [line for line in read_metrics(folder) if line.get("step", 0) <= after_step]
+                temporary = self.path.with_suffix(".tmp")
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+                temporary.replace(self.path)
+            self.file = self.path.open("a", encoding="utf-8")
+            if tensorboard:
+                from tensorboardX import SummaryWriter
 
-            self.events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+                self.events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+        except OSError as error:
+            raise self._error(error) from error
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Values must be finite floats."""
+        """One line. JSON has no word for what is not finite: such values are left out."""
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
         try:
             self.file.write(json.dumps({"step": step} | values) + "\n")
             self.file.flush()
         except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; free some space and run again.") from error
+            raise self._error(error) from error
         if self.events is not None:
             for name, value in values.items():
                 self.events.add_scalar(name, value, step)
 
+    def _error(self, error: OSError) -> UserError:
+        return UserError(f"cannot write {self.path}: {error.strerror}; mend that and run the same command to go on.")
+
     def close(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # a line that did not fit has been reported already
+            self.file.close()
         if self.events is not None:
             self.events.close()
 

@@ -42,7 +42,8 @@ class Progress:
         if not self.enabled:
             return
         figures = [f"loss {means['loss']:.3f}"]
-        figures += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in means.items() if name.endswith("accuracy")]
+        shares = {name.replace("_", " "): value for name, value in means.items() if name.endswith("accuracy")}
+        figures += [f"{name} {value:.3f}" for name, value in shares.items()]
         figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
         if "mfu" in means:
             figures.append(f"MFU {means['mfu']:.1%}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +26,10 @@ FREE_FIELDS = (
 
 def lock(folder: Path) -> TextIO:
     """Holds the folder for this process until the returned file is closed or the process ends, however it ends."""
-    handle = (folder / ".lock").open("a+")
+    try:
+        handle = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise UserError(f"cannot write in the run folder {folder}: {error.strerror}.") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -35,34 +40,11 @@ def lock(folder: Path) -> TextIO:
             f"{folder} is in use by another process{f' ({owner})' if owner else ''}; wait for it or choose another "
             "--run-dir."
         ) from None
-    handle.truncate(0)
-    handle.write(f"process {os.getpid()}")
-    handle.flush()
+    with contextlib.suppress(OSError):  # a courtesy to the next process; on a full disk there is no room for it
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()}")
+        handle.flush()
     return handle
-
-
-def claim(folder: Path, experiment: Experiment) -> bool:
-    """Makes the folder this experiment's: writes config.json, or checks the one that is there. True if it resumes.
-
-    UserError when the folder holds something else, or a run of another configuration.
-    """
-    path = folder / "config.json"
-    resuming = path.exists()
-    if resuming:
-        old = configuration.load_config(path)
-        # A run that was imported and has not begun may still choose everything but its model.
-        begun = (folder / "data.json").exists()
-        changed = [
-            line for line in configuration.differences(old, experiment)
-            if (not line.startswith(FREE_FIELDS) if begun else line.startswith("objective"))
-        ]
-        if changed:
-            raise UserError(
-                f"{folder} holds a run of another configuration ({'; '.join(changed[:4])}"
-                f"{'; …' if len(changed) > 4 else ''}); choose another --run-dir, or pass the same values."
-            )
-    write_json(path, configuration.to_json(experiment))
-    return resuming
 
 
 def create(folder: Path) -> None:
@@ -71,11 +53,81 @@ def create(folder: Path) -> None:
         raise UserError(f"{folder} is a file; --run-dir needs a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        present = [p.name for p in folder.iterdir() if p.name != ".lock"]
+        present = sorted(p.name for p in folder.iterdir() if p.name != ".lock")
     except OSError as error:
         raise UserError(f"cannot make the run folder {folder}: {error.strerror}.") from error
     if present and "config.json" not in present:
         raise UserError(f"{folder} holds other files ({present[0]}, …) and no run; choose an empty --run-dir.")
+
+
+def is_imported(folder: Path) -> bool:
+    """Whether the run started from a Transformers folder: its checkpoint of step 0 says so."""
+    return (folder / "checkpoints" / "0").is_dir()
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether there is a step of training that could be lost."""
+    metrics = folder / "metrics.jsonl"
+    saved = any(p.name.isdigit() and p.name != "0" for p in (folder / "checkpoints").glob("*"))
+    return saved or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+def check_configuration(folder: Path, experiment: Experiment) -> None:
+    """UserError when the folder holds a run of another configuration. As long as no step is done, all may still
+    change, but for the model of an import."""
+    if not (folder / "config.json").exists():
+        return
+    old = configuration.load_config(folder / "config.json")
+    changed = configuration.differences(old, experiment)
+    if has_begun(folder):
+        changed = [line for line in changed if not line.startswith(FREE_FIELDS)]
+    else:
+        changed = [line for line in changed if is_imported(folder) and line.startswith("objective")]
+    if changed:
+        raise UserError(
+            f"{folder} holds a run of another configuration ({'; '.join(changed[:4])}"
+            f"{'; …' if len(changed) > 4 else ''}); choose another --run-dir, or pass the same values."
+        )
+
+
+def own_tokenizer(folder: Path) -> Path | None:
+    """The tokenizer that the run is bound to, if it is: one trained anew from a changed text would change every id."""
+    path = folder / "tokenizer"
+    return path if path.is_dir() and (has_begun(folder) or is_imported(folder)) else None
+
+
+def check_facts(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """UserError when the data is not what the run has learnt from."""
+    if saved.get("data") != now["data"]:
+        raise UserError(
+            f"the text has changed since this run began: its store was {saved.get('data')}, and {now['source']} now "
+            f"gives {now['data']}; bring the old text back, or choose another --run-dir."
+        )
+
+
+def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, facts: dict[str, Any]) -> None:
+    """Writes what makes the folder a run: configuration, facts of the data, tokenizer. Called when nothing is left to
+    refuse, so that a mistake in a flag leaves an empty folder behind. UserError when the text has changed."""
+    data = folder / "data.json"
+    if data.exists() and has_begun(folder):
+        check_facts(read_facts(folder), facts)
+    write_json(folder / "config.json", configuration.to_json(experiment))
+    write_json(data, read_facts(folder) | facts)
+    if own_tokenizer(folder) is None:
+        shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of a start that did no step
+        try:
+            tokenizer.save(folder / "tokenizer")
+        except OSError as error:
+            raise UserError(f"cannot write {folder / 'tokenizer'}: {error.strerror}.") from error
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """data.json: fingerprints of store and tokenizer, and where the text came from. Empty when there is none."""
+    path = folder / "data.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not readable as JSON ({error}); the run folder is damaged.") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -98,9 +150,10 @@ def write_imported_run(
     with lock(folder):
         tokenizer.save(folder / "tokenizer")
         checkpoints = Checkpoints(folder / "checkpoints")
-        checkpoints.save_params(params, {"imported_from": imported_from})
+        checkpoints.save_params(params, {})
         checkpoints.wait()
         checkpoints.close()
+        write_json(folder / "data.json", {"imported_from": imported_from})
         write_json(folder / "config.json", configuration.to_json(experiment))
 
 
@@ -137,7 +190,5 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     if not (folder / "tokenizer").is_dir():
         raise UserError(f"{folder} has no tokenizer folder: the run has not got as far as its first step.")
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    facts_path = folder / "data.json"
-    facts = json.loads(facts_path.read_text(encoding="utf-8")) if facts_path.exists() else {}
     objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
-    return Run(folder, experiment, objective, tokenizer, facts)
+    return Run(folder, experiment, objective, tokenizer, read_facts(folder))

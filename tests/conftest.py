@@ -1,0 +1,27 @@
+"""What every test shares: the CPU, one compilation cache that outlives the session, and a cache of texts that does not.
+
+All of it is set in the environment, so that processes which a test starts have it too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+import jaxtyping
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_compiled = os.environ.get("JAXLM_TEST_CACHE") or str(Path.home() / ".cache" / "jaxlm-tests")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what their controller has set
+    _session = tempfile.TemporaryDirectory(prefix="jaxlm-tests-")
+    os.environ["JAXLM_CACHE"] = _session.name
+
+# Shapes and dtypes that signatures state are checked on every call.
+if importlib.util.find_spec("beartype"):
+    jaxtyping.install_import_hook(["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"], "beartype.beartype")
