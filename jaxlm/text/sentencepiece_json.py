@@ -34,7 +34,8 @@ def _word_pattern(space: str) -> str:
     return f"[{space}]{{0,{RUN_LIMIT}}}[^{space}\\n]{{1,{RUN_LIMIT}}}|[{space}]{{1,{RUN_LIMIT}}}"
 
 
-_words = re.compile(_word_pattern(" " + SPACE))
+_SPACES = " " + SPACE
+_words = re.compile(_word_pattern(_SPACES))
 _long_run = re.compile(f"[^ {SPACE}]{{{RUN_LIMIT + 1}}}|[ {SPACE}]{{{RUN_LIMIT + 1}}}")
 
 
@@ -89,14 +90,14 @@ def _cut_line(line: str) -> list[str]:
     current: list[str] = []
     length = 0
     for piece in _words.findall(line):
-        if current and length + len(piece) > SEGMENT_LIMIT:
+        # Words may share a segment, but not the parts of a run that was too long.
+        is_new_word = current and piece[0] in _SPACES and current[-1][-1] not in _SPACES
+        if current and (not is_new_word or length + len(piece) > SEGMENT_LIMIT):
             segments.append("".join(current))
             current, length = [], 0
         current.append(piece)
         length += len(piece)
-    if current:
-        segments.append("".join(current))
-    return segments
+    return [*segments, "".join(current)]
 
 
 def to_tokenizer_json(proto: Any, *, begin_word: bool = True) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def to_tokenizer_json(proto: Any, *, begin_word: bool = True) -> dict[str, Any]:
             normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
         if spec.remove_extra_whitespaces:
             normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-            normalizers.append({"type": "Replace", "pattern": {"Regex": " +\\z"}, "content": ""})
+            normalizers.append({"type": "Replace", "pattern": {"Regex": f"[ {SPACE}]+\\z"}, "content": ""})
         pre_tokenizers = [_metaspace(SPACE, "first" if spec.add_dummy_prefix and begin_word else "never")]
         decoders = []
     model = _unigram(proto) if is_unigram(proto) else _bpe(proto)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import re
@@ -21,8 +20,9 @@ from jaxlm.text.tokenizer_files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, D
 from jaxlm.types import Vocabulary
 
 # Long texts are cut where no token reaches across, and go to the library in groups of about this many characters, so
-# that memory does not grow with the text.
-_LONG = 1 << 16
+# that memory does not grow with the text. SentencePiece sums its scores in float32 from the beginning of a text, so
+# that far into a long one the rounding decides; short segments keep the sums right.
+_LONG = {SENTENCEPIECE: 1 << 12, JSON: 1 << 16}
 _GROUP = 1 << 22
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 _sentinel = re.compile(r"<extra_id_(\d+)>")
@@ -44,8 +44,7 @@ class Tokenizer:
         except Exception as error:  # both libraries raise bare RuntimeError or Exception
             raise UserError(f"{definition.name} is not a tokenizer that can be read ({error}).") from error
         self.vocabulary = self._make_vocabulary()
-        facts = json.dumps([definition.kind, dict(definition.symbols)], sort_keys=True).encode()
-        self.fingerprint = hashlib.sha256(facts + b"\n" + definition.data).hexdigest()
+        self.fingerprint = definition.fingerprint
 
     def _load_model(self) -> None:
         definition = self._definition
@@ -170,9 +169,9 @@ class Tokenizer:
         if self._lines:
             yield from sentencepiece_json.line_segments(text)
             return
-        start = 0
-        while self._cuttable and len(text) - start > _LONG:
-            cut = _between_words.search(text, start + _LONG)
+        start, long = 0, _LONG[self._definition.kind]
+        while self._cuttable and len(text) - start > long:
+            cut = _between_words.search(text, start + long)
             if cut is None:
                 break
             yield text[start : cut.start()]
@@ -183,7 +182,7 @@ class Tokenizer:
         if not segments:
             return []
         if self._processor is not None:
-            return self._processor.encode(segments, num_threads=num_threads or -1)
+            return self._processor.encode(segments, num_threads=num_threads or -1, return_type="numpy")
         return [encoding.ids for encoding in self._plain.encode_batch_fast(segments, add_special_tokens=False)]
 
     def encode_with_symbols(self, text: str) -> list[int]:
@@ -220,6 +219,21 @@ class Tokenizer:
         # The marker comes last: a folder without it holds no tokenizer, whatever a crash has left there.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)
         write_whole(folder / MARKER, json.dumps(facts, ensure_ascii=False, indent=1).encode())
+
+    def export(self, folder: str | os.PathLike[str], family: str, max_length: int) -> None:
+        """Writes files for `transformers.AutoTokenizer`; see tokenizer_export.export."""
+        from jaxlm.text import tokenizer_export  # which imports this file
+
+        tokenizer_export.export(self, folder, family, max_length)
+
+    def piece(self, number: int) -> str:
+        """The piece of an id as its library writes it; `pieces` is for people."""
+        return self._pieces[number]
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether pieces are of bytes in GPT-2's alphabet."""
+        return self._style == "bytes"
 
     def __len__(self) -> int:
         return self.vocabulary.size

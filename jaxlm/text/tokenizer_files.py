@@ -6,7 +6,9 @@ Only text, JSON and SentencePiece's protocol buffer are read; a pickle is never 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -42,6 +44,12 @@ class Definition:
     data: bytes
     symbols: Mapping[str, str]
     name: str
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of all but the name."""
+        facts = json.dumps([self.kind, dict(self.symbols)], sort_keys=True).encode()
+        return hashlib.sha256(facts + b"\n" + self.data).hexdigest()
 
 
 def read(path: epath.Path, lowercase: bool | None) -> Definition:
@@ -116,7 +124,10 @@ def _read_own(folder: epath.Path) -> Definition:
     data = folder / DATA_FILE[kind]
     if not data.exists():
         raise UserError(f"{folder} lacks {data.name}, without which its tokenizer cannot be read; save it again.")
-    return Definition(kind, data.read_bytes(), symbols, str(facts.get("name", "the tokenizer")))
+    definition = Definition(kind, data.read_bytes(), symbols, str(facts.get("name", "the tokenizer")))
+    if definition.fingerprint != facts.get("fingerprint"):
+        raise UserError(f"{data} is not what was saved there; it is damaged or was exchanged, so save it again.")
+    return definition
 
 
 def _read_sentencepiece(path: epath.Path) -> Definition:
@@ -183,7 +194,7 @@ def _read_wordpiece(path: epath.Path, lowercase: bool | None) -> Definition:
         lowercase = settings.get("do_lower_case")
     if lowercase is None:
         special = set(symbols.values())
-        lowercase = not any(char.isupper() for piece in pieces if piece not in special for char in piece)
+        lowercase = not any(char != char.lower() for piece in pieces if piece not in special for char in piece)
     return _json_definition(
         {
             "version": "1.0",
