@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
+from pathlib import Path
 
 COMMANDS = {
     "pretrain": ("jaxlm.commands.pretrain", "train a preset; resumes if the run folder has a checkpoint"),
@@ -32,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     from jaxlm.errors import UserError
 
+    _keep_from_missing_tpu()
     try:
         if arguments[0] not in COMMANDS:
             import difflib
@@ -42,17 +45,25 @@ def main(arguments: list[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[arguments[0]][0])
         return module.main(arguments[1:]) or 0
     except UserError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        print(f"jaxlm: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except FloatingPointError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("jaxlm: interrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _keep_from_missing_tpu() -> None:
+    """Where libtpu is installed (`plan` compiles with it) and there is no accelerator, jax would look for a TPU, on the
+    network too, and complain: there it is told to use the CPU. Where JAX_PLATFORMS or a device is, nothing is done."""
+    devices = ("accel*", "vfio/[0-9]*", "nvidia*", "kfd", "dxg")
+    told = any(name.startswith(("JAX_PLATFORM", "TPU_", "PJRT_")) for name in os.environ)
+    if told or sys.platform != "linux" or importlib.util.find_spec("libtpu") is None:
+        return
+    if not any(path for pattern in devices for path in Path("/dev").glob(pattern)):
+        os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def _help() -> str:

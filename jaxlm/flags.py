@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import io
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -24,21 +24,29 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
     if not {"-h", "--help"} & set(arguments):
         _check_names(arguments, known)
     # Flags are made from the classes that this experiment really has: its objective's fields, not every objective's.
-    shape = dataclasses.make_dataclass(
-        "Experiment",
-        [(f.name, type(getattr(experiment, f.name))) for f in dataclasses.fields(experiment)],
-        frozen=True,
-    )
-    default = shape(**{f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment)})
+    objective = _without_vocabulary(experiment.objective)
+    fields = {f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment)} | {"objective": objective}
+    shape = dataclasses.make_dataclass("Experiment", [(name, type(v)) for name, v in fields.items()], frozen=True)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            result = tyro.cli(shape, args=arguments, default=default, prog=program, config=(tyro.conf.FlagConversionOff,))
+            result = tyro.cli(
+                shape, args=arguments, default=shape(**fields), prog=program, config=(tyro.conf.FlagConversionOff,)
+            )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UserError(_one_sentence(errors.getvalue())) from None
-    return Experiment(**{f.name: getattr(result, f.name) for f in dataclasses.fields(experiment)})
+        raise UserError(_one_sentence(errors.getvalue(), known)) from None
+    chosen = {f.name: getattr(result, f.name) for f in dataclasses.fields(experiment)}
+    values = {f.name: getattr(chosen["objective"], f.name) for f in dataclasses.fields(experiment.objective)}
+    return Experiment(**chosen | {"objective": type(experiment.objective)(**values)})
+
+
+def _without_vocabulary(objective: Any) -> Any:
+    """The objective as an instance of a subclass whose `vocabulary` is no flag: `bind` sets it, never the user."""
+    hidden = [("vocabulary", Annotated[Any, tyro.conf.Suppress], dataclasses.field(default=None))]
+    cls = dataclasses.make_dataclass(type(objective).__name__, hidden, bases=(type(objective),), frozen=True)
+    return cls(**{f.name: getattr(objective, f.name) for f in dataclasses.fields(objective)})
 
 
 def field_names(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -68,9 +76,20 @@ def _check_names(arguments: list[str], known: dict[str, Any]) -> None:
         raise UserError(f"there is no field {argument.split('=', 1)[0]}; {hint}")
 
 
-def _one_sentence(text: str) -> str:
-    """tyro's boxed message without the box."""
-    text = re.sub(r"[─-╿]", " ", text)
-    text = " ".join(text.split()).removeprefix("Parsing error").removeprefix("Required options").strip()
-    text = text.split("For full helptext")[0].strip()
+def _one_sentence(text: str, known: dict[str, Any]) -> str:
+    """What tyro says in a box, as a sentence."""
+    text = " ".join(re.sub(r"[\u2500-\u257f]|-{3,}", " | ", text).split())
+    parts = [part.strip() for part in text.split("|") if part.strip()]
+    text = parts[1] if len(parts) > 1 else text
+    if match := re.match(r"Error parsing --([\w.-]+): .*?('.*')$", text):
+        name, given = match.groups()
+        kind = {int: "a whole number", float: "a number"}.get(type(known.get(name.replace("-", "_"))), "another kind")
+        return f"--{name} takes {kind}, not {given}."
+    if match := re.match(r"invalid choice ('.*') for argument '(.*)'. Expected one of \((.*?),?\)", text):
+        given, name, choices = match.groups()
+        return f"{name} is one of {choices.replace(chr(39), '')}, not {given}."
+    if match := re.match(r"Unrecognized options: (.*)", text):
+        return f"{match[1]} belongs to no field; fields are given as in --train.steps 100."
+    if match := re.match(r"Missing value for argument '(.*?)'", text):
+        return f"{match[1]} needs a value."
     return text[:300].rstrip(".") + "."

@@ -24,4 +24,4 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what their contro
 
 # Shapes and dtypes that signatures state are checked on every call.
 if importlib.util.find_spec("beartype"):
-    jaxtyping.install_import_hook(["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"], "beartype.beartype")
+    jaxtyping.install_import_hook(["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"], "tests.typecheck.typechecked")

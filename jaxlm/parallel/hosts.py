@@ -35,8 +35,8 @@ def join_processes() -> None:
             count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
         except (KeyError, ValueError):
             raise UserError(
-                "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too, and the last two "
-                "must be whole numbers."
+                "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too; the last two "
+                "are whole numbers."
             ) from None
         jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
     else:

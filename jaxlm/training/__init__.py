@@ -1,1 +1,1 @@
-"""The train loop and what it needs: state, step, optimizers, checkpoints, metrics; objectives only by their protocol."""
+"""The train loop and its parts: state, step, optimizers, checkpoints, metrics. Knows objectives by their protocol."""
