@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxlm.models.attention import attend
 from jaxlm.models.dropout import dropout
+from jaxlm.models.placement import place
 
 Activation = Literal["gelu", "gelu_new", "relu", "gated-gelu"]
 RematPolicy = Literal["none", "dots", "full"]
@@ -207,7 +208,7 @@ class Block(nn.Module):
             norm = Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm")
             y = inner(norm(x) if c.norm_placement == "pre" else x)
             y = x + dropout(y, c.dropout, _dropout_key(self, self.deterministic or c.dropout == 0))
-            return norm(y) if c.norm_placement == "post" else y
+            return place(norm(y) if c.norm_placement == "post" else y)
 
         def self_attention(y: jax.Array) -> jax.Array:
             # While decoding from a cache the caller's mask says everything; queries and slots are not aligned.
@@ -261,7 +262,7 @@ class Stack(nn.Module):
             in_axes=(0, *([nn.broadcast] * 5)),
             length=c.num_layers,
         )(c, deterministic, name="layers")
-        x, cache = layers(x, cache, memory, mask, memory_mask, bias, index)
+        x, cache = layers(place(x), cache, memory, mask, memory_mask, bias, index)
         if c.final_norm:
             x = Norm(c.norm, c.norm_eps, c.dtype, name="final_norm")(x)
         return x, cache

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from jaxlm.models.placement import activations_placed_by
 from jaxlm.objectives.base import Example, Metrics, Objective, Params
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.types import TokenBatch
@@ -65,9 +66,11 @@ def make_train_step(
     depend on it, and the loss is the mean of the parts' losses.
     """
     platform = mesh.devices.flat[0].platform
+    batch_layout = batch_sharding(mesh)
 
     def loss(params: Params, example: Example, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        return objective.loss(params, example, key, True)
+        with activations_placed_by(lambda x: jax.lax.with_sharding_constraint(x, batch_layout)):
+            return objective.loss(params, example, key, True)
 
     def gradients(params: Params, example: Example, key: jax.Array) -> tuple[Params, Metrics]:
         (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, example, key)
@@ -88,7 +91,6 @@ def make_train_step(
         }
         return TrainState(state.step + 1, params, opt_state), metrics
 
-    batch_layout = batch_sharding(mesh)
     return jax.jit(
         train_step,
         in_shardings=(layout, TokenBatch(batch_layout, batch_layout)),
@@ -116,15 +118,16 @@ def make_eval_step(
 ) -> Callable[[Params, TokenBatch, jax.Array], Metrics]:
     """(params, batch, index of the batch) -> metrics without dropout. The same batch gets the same corruption at each
     evaluation, so losses of different steps are comparable."""
+    batch_layout = batch_sharding(mesh)
 
     def eval_step(params: Params, batch: TokenBatch, index: jax.Array) -> Metrics:
         key = jax.random.fold_in(corruption_key(seed, 2**31 - 1), index)
         key_corrupt, key_loss = jax.random.split(key)
-        value, metrics = objective.loss(params, objective.corrupt(key_corrupt, batch), key_loss, False)
+        with activations_placed_by(lambda x: jax.lax.with_sharding_constraint(x, batch_layout)):
+            value, metrics = objective.loss(params, objective.corrupt(key_corrupt, batch), key_loss, False)
         rows = jnp.sum(jnp.any(batch.segment_ids > 0, axis=1)).astype(jnp.float32)
         return {"loss": (value * rows, rows)} | metrics
 
-    batch_layout = batch_sharding(mesh)
     return jax.jit(
         eval_step,
         in_shardings=(layout.params, TokenBatch(batch_layout, batch_layout), None),
