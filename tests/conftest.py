@@ -24,4 +24,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what their contro
 
 # Shapes and dtypes that signatures state are checked on every call.
 if importlib.util.find_spec("beartype"):
+    import tests.typecheck  # noqa: F401 - the hook finds it by name
+
     jaxtyping.install_import_hook(["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"], "tests.typecheck.typechecked")
