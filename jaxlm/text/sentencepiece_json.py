@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as sp
@@ -68,36 +69,35 @@ def symbol_pieces(proto: Any) -> list[str]:
     return [piece.piece for piece in proto.pieces if piece.type in (_CONTROL, _UNKNOWN)]
 
 
-def line_segments(text: str) -> list[str | None]:
+def line_segments(text: str) -> Iterator[str | None]:
     """The segments of a text, for one of our models, None for each newline; their ids, joined, are the text's ids."""
-    if len(text) < RUN_LIMIT and "\n" not in text:
-        return [" " + text] if text else []
-    segments: list[str | None] = []
+    if not text:
+        return
     for number, line in enumerate(text.split("\n")):
         if number:
-            segments.append(None)
+            yield None
         # The beginning of a text begins a word even before a newline, as the `first` scheme of Metaspace has it.
         if line or not number:
             line = " " + line
-            segments.extend([line] if len(line) <= RUN_LIMIT else _cut_line(line))
-    return segments
+            if len(line) <= RUN_LIMIT:
+                yield line
+            else:
+                yield from _cut_line(line)
 
 
-def _cut_line(line: str) -> list[str]:
+def _cut_line(line: str) -> Iterator[str]:
     if len(line) <= SEGMENT_LIMIT and not _long_run.search(line):
-        return [line]
-    segments: list[str] = []
-    current: list[str] = []
-    length = 0
-    for piece in _words.findall(line):
+        yield line
+        return
+    start = 0
+    for word in _words.finditer(line):
+        here = word.start()
         # Words may share a segment, but not the parts of a run that was too long.
-        is_new_word = current and piece[0] in _SPACES and current[-1][-1] not in _SPACES
-        if current and (not is_new_word or length + len(piece) > SEGMENT_LIMIT):
-            segments.append("".join(current))
-            current, length = [], 0
-        current.append(piece)
-        length += len(piece)
-    return [*segments, "".join(current)]
+        is_new_word = line[here] in _SPACES and line[here - 1] not in _SPACES
+        if here > start and (not is_new_word or word.end() - start > SEGMENT_LIMIT):
+            yield line[start:here]
+            start = here
+    yield line[start:]
 
 
 def to_tokenizer_json(proto: Any, *, begin_word: bool = True) -> dict[str, Any]:

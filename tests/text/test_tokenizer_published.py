@@ -51,7 +51,7 @@ def test_roberta_order(data, tmp_path):
     assert (v.size, v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (50265, 0, 1, 2, 3, 50264, 0, 2)
     text = "Hello world, l'été  안녕\n"
     assert [tokenizer.piece(i) for i in tokenizer.encode(text)] == [gpt2.piece(i) for i in gpt2.encode(text)]
-    # The first words of the published dictionary: "." "," "the" "and" after the four symbols.
+    # The most frequent pieces of its text come first, after the four symbols.
     assert [tokenizer.piece(i) for i in range(4, 8)] == [".", "Ġthe", ",", "Ġto"]
 
 
