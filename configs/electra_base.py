@@ -1,0 +1,19 @@
+"""ELECTRA-base (12 layers, width 768, generator a third as wide): the published size and schedule.
+
+Command:     jaxlm pretrain configs/electra_base.py --run-dir runs/electra_base --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/electra_base.py`
+Parameters:  109,483,009 in the discriminator, 119,386,427 in training, with the published vocabulary of 30,522
+Result:      published, GLUE test average: 82.7 (google-research/electra, README)
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.electra import ElectraConfig
+from jaxlm.objectives.electra import Electra
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=Electra(model=ElectraConfig.published("base", dtype="bfloat16", remat="dots")),
+    data=DataConfig(length=512, vocab_size=30522),
+    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=10_000),
+    train=TrainConfig(steps=766_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)

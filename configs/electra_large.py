@@ -1,0 +1,19 @@
+"""ELECTRA-large (24 layers, width 1024, generator a quarter as wide): the published size and schedule.
+
+Command:     jaxlm pretrain configs/electra_large.py --run-dir runs/electra_large --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/electra_large.py`
+Parameters:  335,142,913 in the discriminator, 354,655,291 in training, with the published vocabulary of 30,522
+Result:      published, GLUE test average: 85.2 (google-research/electra, README)
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.electra import ElectraConfig
+from jaxlm.objectives.electra import Electra
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=Electra(model=ElectraConfig.published("large", dtype="bfloat16", remat="dots"), mask_rate=0.25),
+    data=DataConfig(length=512, vocab_size=30522),
+    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=10_000),
+    train=TrainConfig(steps=400_000, batch_size=2048, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)
