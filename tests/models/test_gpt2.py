@@ -1,0 +1,150 @@
+"""GPT-2: published sizes, what a token sees, and reading a prompt token by token."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.models import gpt2
+from jaxlm.models.gpt2 import Gpt2Config
+
+SMALL = Gpt2Config(vocab_size=61, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_positions=48)
+
+
+def random_params(config, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: gpt2.init(config, key), jax.random.key(0))
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), shapes)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(config, params, ids, segment_ids):
+    return gpt2.predict_tokens(config, params, gpt2.decode_hidden(config, params, ids, segment_ids))
+
+
+def logits(config, params, ids, segment_ids=None):
+    """[rows, length, vocab]; rows are filled up to 24 tokens behind, where no token looks: one compilation."""
+    fill = ((0, 0), (0, 24 - ids.shape[1]))
+    segment_ids = None if segment_ids is None else jnp.asarray(np.pad(segment_ids, fill))
+    return np.asarray(run(config, params, jnp.asarray(np.pad(ids, fill)), segment_ids))[:, : ids.shape[1]]
+
+
+@pytest.mark.parametrize(("size", "parameters", "without_embeddings"), [
+    ("small", 124_439_808, 85_056_000), ("medium", 354_823_168, 302_311_424),
+    ("large", 774_030_080, 708_390_400), ("xl", 1_557_611_200, 1_475_561_600),
+])
+def test_parameter_counts(size, parameters, without_embeddings):
+    shapes = jax.eval_shape(lambda key: gpt2.init(Gpt2Config.published(size), key), jax.random.key(0))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    embeddings = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["embeddings"]))
+    assert (count, count - embeddings) == (parameters, without_embeddings)
+
+
+def test_initial_spread():
+    """The law of SPEC section 4: 0.02, 0.01 for positions, and 0.02 / sqrt(2 layers) where the residual is written."""
+    config = Gpt2Config(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)
+    params = gpt2.init(config, jax.random.key(0))
+    layers = params["decoder"]["layers"]
+    wanted = {
+        0.02: [params["embeddings"]["word"]["embedding"], layers["attention"]["query"]["kernel"],
+               layers["mlp"]["wi"]["kernel"]],
+        0.01: [params["embeddings"]["position"]["embedding"]],
+        0.02 / 4: [layers["attention"]["out"]["kernel"], layers["mlp"]["wo"]["kernel"]],
+    }
+    for std, arrays in wanted.items():
+        for array in arrays:
+            assert np.std(array) == pytest.approx(std, rel=0.02)
+            assert np.max(np.abs(array)) > 3 * std  # a normal that is not cut
+    other = gpt2.init(Gpt2Config(**{**config.__dict__, "residual_init_scale": 1.0}), jax.random.key(0))
+    assert np.std(other["decoder"]["layers"]["mlp"]["wo"]["kernel"]) == pytest.approx(0.02, rel=0.02)
+
+
+def test_positions_restart_in_each_document():
+    segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
+    wanted = [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]]
+    assert gpt2.document_positions(segments).tolist() == wanted
+
+
+def test_a_token_sees_those_before_it_only():
+    params = random_params(SMALL)
+    ids = np.random.default_rng(1).integers(0, 61, (2, 11)).astype(np.int32)
+    changed = ids.copy()
+    changed[:, 6] = (changed[:, 6] + 1) % 61
+    before, after = logits(SMALL, params, ids), logits(SMALL, params, changed)
+    np.testing.assert_array_equal(before[:, :6], after[:, :6])
+    assert np.abs(before[:, 6:] - after[:, 6:]).max(axis=-1).min() > 1e-3
+
+
+def test_a_packed_document_has_the_logits_it_has_alone():
+    params, rng = random_params(SMALL), np.random.default_rng(2)
+    documents = [rng.integers(0, 61, n).astype(np.int32) for n in (5, 1, 9, 3)]
+    row = np.concatenate([*documents, np.zeros(4, np.int32)])[None]
+    segments = np.repeat([1, 2, 3, 4, 0], [5, 1, 9, 3, 4]).astype(np.int32)[None]
+    packed = logits(SMALL, params, row, segments)[0]
+    start = 0
+    for document in documents:
+        alone = logits(SMALL, params, document[None])[0]
+        np.testing.assert_allclose(packed[start : start + len(document)], alone, atol=2e-5)
+        start += len(document)
+    joined = logits(SMALL, params, row)[0]
+    assert np.abs(joined[5:18] - packed[5:18]).max() > 0.1  # the plain stream is another function
+
+
+def test_reading_token_by_token_gives_the_same_logits():
+    """Prompts of different lengths, padded on the left, then single tokens through the cache."""
+    params, rng = random_params(SMALL), np.random.default_rng(3)
+    rows = [rng.integers(0, 61, n).astype(np.int32) for n in (12, 8, 5)]  # the last four of each are read one by one
+    prompts, mask = np.zeros((3, 10), np.int32), np.zeros((3, 10), bool)
+    for i, row in enumerate(rows):
+        prompts[i, 10 - len(row) + 4 :], mask[i, 10 - len(row) + 4 :] = row[:-4], True
+    seen = []
+    out, state = jax.jit(gpt2.prefill, static_argnums=(0, 4))(SMALL, params, jnp.asarray(prompts), jnp.asarray(mask), 6)
+    decode = jax.jit(gpt2.decode, static_argnums=0)
+    shapes = jax.tree.map(jnp.shape, state)
+    for step in range(4):
+        seen.append(np.asarray(out))
+        tokens = jnp.array([row[len(row) - 4 + step] for row in rows])
+        out, state = decode(SMALL, params, tokens, state)
+        assert jax.tree.map(jnp.shape, state) == shapes
+    seen.append(np.asarray(out))
+    for i, row in enumerate(rows):
+        whole = logits(SMALL, params, row[None])[0]
+        np.testing.assert_allclose(np.stack([s[i] for s in seen]), whole[-5:], atol=2e-5)
+
+
+@pytest.mark.parametrize("changes", [{"remat": "full"}, {"remat": "dots"}])
+def test_recomputation_changes_no_gradient(changes):
+    ids = jnp.asarray(np.random.default_rng(4).integers(0, 61, (2, 7)))
+
+    def gradients(config):
+        def total(p):
+            return jnp.sum(jnp.square(gpt2.decode_hidden(config, p, ids)))
+
+        return jax.jit(jax.grad(total))(random_params(SMALL))
+
+    plain, recomputed = gradients(SMALL), gradients(Gpt2Config(**{**SMALL.__dict__, **changes}))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), plain, recomputed)
+
+
+def test_dropout_acts_with_a_key_only():
+    config = Gpt2Config(**{**SMALL.__dict__, "dropout": 0.3, "attention_dropout": 0.3})
+    params, ids = random_params(config), jnp.arange(6)[None]
+    plain = gpt2.decode_hidden(config, params, ids)
+    np.testing.assert_array_equal(plain, gpt2.decode_hidden(SMALL, params, ids))
+    dropped = gpt2.decode_hidden(config, params, ids, dropout_key=jax.random.key(1))
+    assert np.abs(dropped - plain).max() > 0.1
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"num_heads": 5}, "768 is not divisible by num_heads 5"), ({"num_layers": 0}, "num_layers is 0"),
+    ({"dropout": 1.0}, "dropout is 1.0"),
+])
+def test_refuses(changes, words):
+    with pytest.raises(UserError, match=words):
+        Gpt2Config(**changes)

@@ -1,0 +1,111 @@
+"""The chunked cross-entropy against the formula written out, and the memory that it is for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.objectives.chunked_loss import CHUNK_POSITIONS, chunk_positions, chunked_cross_entropy
+
+
+def inputs(batch=3, length=11, width=8, vocab=29, seed=0):
+    rng = np.random.default_rng(seed)
+    hidden = jnp.asarray(rng.normal(size=(batch, length, width)), jnp.float32)
+    table = jnp.asarray(rng.normal(size=(vocab, width)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, vocab, (batch, length)), jnp.int32)
+    weights = jnp.asarray(rng.integers(0, 2, (batch, length)), jnp.float32)
+    bias = jnp.asarray(rng.normal(size=vocab), jnp.float32)
+    return hidden, table, bias, labels, weights
+
+
+def slow(hidden, table, bias, labels, weights, z_loss=0.0):
+    """The formula, token by token, in float64 and without log-sum-exp tricks."""
+    hidden, table, bias = (np.asarray(x, np.float64) for x in (hidden, table, bias))
+    total, nll, correct = 0.0, np.zeros(labels.shape), np.zeros(labels.shape)
+    d_hidden, d_table, d_bias = np.zeros_like(hidden), np.zeros_like(table), np.zeros_like(bias)
+    for b, t in np.ndindex(*labels.shape):
+        label, weight = int(labels[b, t]), float(weights[b, t])
+        scores = table @ hidden[b, t] + bias
+        normaliser = np.log(np.sum(np.exp(scores)))
+        nll[b, t] = normaliser - scores[label]
+        correct[b, t] = np.argmax(scores) == label
+        total += weight * (nll[b, t] + z_loss * normaliser**2)
+        slope = np.exp(scores - normaliser) * (1 + 2 * z_loss * normaliser)
+        slope[label] -= 1.0
+        d_hidden[b, t] = weight * slope @ table
+        d_table += weight * np.outer(slope, hidden[b, t])
+        d_bias += weight * slope
+    return total, nll, correct, (d_hidden, d_table, d_bias)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 5, 11, 50, None])
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_equals_the_formula(chunk, z_loss):
+    hidden, table, bias, labels, weights = inputs()
+    total, nll, correct, gradients = slow(hidden, table, bias, labels, weights, z_loss)
+
+    def loss(hidden, table, bias):
+        found = chunked_cross_entropy(hidden, table, labels, weights, chunk=chunk, bias=bias, z_loss=z_loss)
+        return 0.5 * found.total, found
+
+    (half, found), ours = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(hidden, table, bias)
+    assert float(half) == pytest.approx(0.5 * total, rel=1e-5)
+    np.testing.assert_allclose(found.nll, nll, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.correct, correct)
+    for a, b in zip(ours, gradients, strict=True):
+        np.testing.assert_allclose(a, 0.5 * b, rtol=1e-4, atol=1e-5)
+    # Without a gradient the same numbers come by another path.
+    plain = chunked_cross_entropy(hidden, table, labels, weights, chunk=chunk, bias=bias, z_loss=z_loss)
+    for a, b in zip(plain, found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_bfloat16_stays_near_float32():
+    hidden, table, bias, labels, weights = inputs()
+
+    def loss(table, dtype):
+        return chunked_cross_entropy(hidden.astype(dtype), table, labels, weights, chunk=4).total
+
+    exact, exact_gradient = jax.value_and_grad(loss)(table, jnp.float32)
+    near, gradient = jax.value_and_grad(loss)(table, jnp.bfloat16)
+    assert gradient.dtype == jnp.float32
+    assert float(near) == pytest.approx(float(exact), rel=0.01)
+    assert np.abs(gradient - exact_gradient).max() < 0.03 * np.abs(exact_gradient).max()
+
+
+def test_no_weight_no_loss_no_gradient():
+    hidden, table, _, labels, weights = inputs()
+    total, gradient = jax.value_and_grad(
+        lambda t: chunked_cross_entropy(hidden, t, labels, jnp.zeros_like(weights), chunk=3).total
+    )(table)
+    assert float(total) == 0.0
+    assert np.abs(gradient).max() == 0.0
+
+
+def test_never_holds_all_logits():
+    """The compiled step's temporary memory, at a sixteenth of GPT-2's vocabulary: far below one array of logits."""
+    batch, length, width, vocab = 4, 1024, 64, 50257 // 16
+    all_logits = 4 * batch * length * vocab
+
+    def temporary(chunk):
+        def loss(hidden, table):
+            return chunked_cross_entropy(hidden, table, labels, weights, chunk=chunk).total
+
+        hidden = jax.ShapeDtypeStruct((batch, length, width), jnp.float32)
+        table = jax.ShapeDtypeStruct((vocab, width), jnp.float32)
+        labels, weights = jnp.zeros((batch, length), jnp.int32), jnp.ones((batch, length))
+        compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(hidden, table).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(length) > 1.5 * all_logits
+    assert temporary(64) < 0.3 * all_logits
+
+
+def test_chunks_suit_the_batch():
+    assert chunk_positions(16, 1024, 50257, 768) == CHUNK_POSITIONS
+    assert chunk_positions(512, 1024, 50257, 768) == CHUNK_POSITIONS  # more devices, the same chunks
+    assert chunk_positions(1, 1024, 50257, 768) == 1024
+    assert chunk_positions(32, 128, 8192, 128) == 16
+    assert chunk_positions(2, 5, 100, 16) == 5
