@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 _ROUNDS = 6
+_SMALL = 1 << 10  # a network over few bits prefers some places; so few are sorted by random numbers instead
 
 
 def permute(index: np.ndarray, size: int, *key: int) -> np.ndarray:
@@ -18,8 +19,11 @@ def permute(index: np.ndarray, size: int, *key: int) -> np.ndarray:
     `size` needs; what falls outside goes through again until it falls inside (cycle walking: Black and Rogaway,
     "Ciphers with arbitrary finite domains", 2002).
     """
+    random = np.random.SeedSequence(list(key))
+    if size <= _SMALL:
+        return np.argsort(random.generate_state(size, np.uint64), kind="stable")[index]
     bits = (size - 1).bit_length()
-    keys = np.random.SeedSequence(list(key)).generate_state(_ROUNDS, np.uint64)
+    keys = random.generate_state(_ROUNDS, np.uint64)
     value = _network(index.astype(np.uint64), bits, keys)
     while (outside := value >= size).any():
         value[outside] = _network(value[outside], bits, keys)
