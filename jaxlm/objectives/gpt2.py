@@ -51,7 +51,7 @@ class CausalLM:
             )
         if length < 2:
             raise UserError(f"data.length {length} leaves nothing to predict from; use 2 or more.")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.size)
+        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
         return dataclasses.replace(self, model=model, vocabulary=vocabulary)
 
     def raw_length(self, length: int) -> int:
