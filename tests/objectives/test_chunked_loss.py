@@ -63,7 +63,7 @@ def test_equals_the_formula(chunk, z_loss):
 
 
 def test_bfloat16_stays_near_float32():
-    hidden, table, bias, labels, weights = inputs()
+    hidden, table, _, labels, weights = inputs()
 
     def loss(table, dtype):
         return chunked_cross_entropy(hidden.astype(dtype), table, labels, weights, chunk=4).total

@@ -1,0 +1,25 @@
+"""GPT-2 124M (12 layers, width 768): the published shape and context, with nanoGPT's open recipe.
+
+Command:     jaxlm pretrain configs/gpt2.py --run-dir runs/gpt2 --data.source "gs://YOUR/text/*.jsonl.zst"
+             (on one GPU add --train.accumulate 16)
+Hardware:    nanoGPT trains this shape in about 4 days on 8 A100s
+Parameters:  124,439,808 with the published vocabulary of 50,257
+Result:      published, OpenWebText: held-out loss about 2.85 after 300 billion tokens (karpathy/nanoGPT, README)
+
+The published vocabulary is --data.tokenizer FOLDER with GPT-2's encoder.json and vocab.bpe. Steps, schedule, betas and decay
+are those of nanoGPT, whose batch is 480 rows; the original trained 512 rows at a time and did not publish the rest.
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=CausalLM(model=Gpt2Config.published("small", dtype="bfloat16")),
+    data=DataConfig(length=1024, vocab_size=50257),
+    optimizer=OptimizerConfig(
+        learning_rate=6e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
+    ),
+    train=TrainConfig(steps=600_000, batch_size=512, log_every=100, eval_every=2_000, checkpoint_every=2_000),
+)

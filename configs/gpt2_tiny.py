@@ -1,0 +1,23 @@
+"""A small GPT-2 (4 layers, width 128) that learns on a CPU, from the text that every Python carries.
+
+Command:     jaxlm pretrain configs/gpt2_tiny.py --run-dir runs/gpt2_tiny
+             jaxlm generate runs/gpt2_tiny "Return a list of"
+Hardware:    two CPU cores
+Parameters:  1,858,304 with the vocabulary of 8,192 trained here
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=CausalLM(
+        model=Gpt2Config(hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512, max_positions=128)
+    ),
+    data=DataConfig(source="python-docs", length=128, vocab_size=8192),
+    optimizer=OptimizerConfig(
+        learning_rate=3e-3, warmup_steps=50, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
+    ),
+    train=TrainConfig(steps=500, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
+)

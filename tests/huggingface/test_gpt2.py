@@ -1,0 +1,212 @@
+"""GPT-2 against GPT2LMHeadModel: logits both ways, and the same greedy continuations."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.inference.generate import generate
+from jaxlm.models import gpt2
+from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.text.tokenizer import Tokenizer
+from tests.huggingface.support import read_json, real
+
+TOLERANCE = 1e-4
+SIZES = {
+    "a": dict(n_embd=32, n_layer=2, n_head=4, n_inner=64, activation_function="gelu_new", n_positions=40),
+    "b": dict(n_embd=24, n_layer=3, n_head=3, n_inner=None, activation_function="gelu", n_positions=64,
+              layer_norm_epsilon=1e-3),
+}
+
+
+@pytest.fixture(scope="session")
+def bpe_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE vocabulary in GPT-2's two files: the 256 bytes, a few merges, and the end symbol."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    folder = tmp_path_factory.mktemp("bpe")
+    merges = ["t h", "th e", "Ġ the", "a n", "Ġ a", "i n", "e r", "o n", "Ġ c"]
+    pieces = [*sorted(ByteLevel.alphabet()), *(m.replace(" ", "") for m in merges), "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(bpe_files: Path) -> Tokenizer:
+    return Tokenizer.load(bpe_files)
+
+
+def torch_gpt2(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> transformers.GPT2LMHeadModel:
+    """Random weights; biases and norms too, since zeros and ones would hide a mix-up."""
+    torch.manual_seed(seed)
+    eos = tokenizer.vocabulary.eos
+    config = transformers.GPT2Config(
+        **(SIZES[name] | dict(vocab_size=tokenizer.vocabulary.size, bos_token_id=eos, eos_token_id=eos) | changes)
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+def save_torch(model, folder: Path, tokenizer: Tokenizer, **options) -> Path:
+    model.save_pretrained(folder, **options)
+    tokenizer.export(folder, "gpt2", model.config.n_positions)
+    return folder
+
+
+def our_objective(name: str, tokenizer: Tokenizer) -> CausalLM:
+    size = SIZES[name]
+    model = gpt2.Gpt2Config(
+        vocab_size=tokenizer.vocabulary.size, hidden_size=size["n_embd"], num_layers=size["n_layer"],
+        num_heads=size["n_head"], intermediate_size=size["n_inner"] or 4 * size["n_embd"],
+        max_positions=size["n_positions"], activation=size["activation_function"],
+        norm_eps=size.get("layer_norm_epsilon", 1e-5),
+    )
+    return CausalLM(model=model, vocabulary=tokenizer.vocabulary)
+
+
+def random_params(objective: CausalLM, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
+
+
+def inputs(tokenizer: Tokenizer, length: int, padded: bool) -> dict[str, np.ndarray]:
+    """Three rows; with `padded` of different lengths, one of them a single token."""
+    rng = np.random.default_rng(length)
+    sizes = np.maximum(1, [length, length // 2, 1]) if padded else np.full(3, length)
+    mask = (np.arange(length)[None, :] < sizes[:, None]).astype(np.int64)
+    return {"input_ids": rng.integers(0, tokenizer.vocabulary.size, (3, length)) * mask, "attention_mask": mask}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def our_logits(config, params, input_ids, attention_mask):
+    return gpt2.predict_tokens(config, params, gpt2.decode_hidden(config, params, input_ids, attention_mask))
+
+
+def difference(objective, params, model, batch) -> float:
+    ours = our_logits(objective.model, params, jnp.asarray(batch["input_ids"]), jnp.asarray(batch["attention_mask"]))
+    with torch.no_grad():
+        theirs = model(**{key: torch.from_numpy(value) for key, value in batch.items()}).logits.numpy()
+    assert np.abs(theirs).max() > 0.3  # agreement on zeros would say nothing
+    return float(np.abs(real(ours, batch) - real(theirs, batch)).max())
+
+
+BATCHES = [(7, False), (7, True), (33, True)]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_import_gives_their_logits(name, tmp_path, tokenizer):
+    model = torch_gpt2(name, tokenizer)
+    imported = import_folder(save_torch(model, tmp_path / "hf", tokenizer))
+    assert imported.fresh == [] and imported.architecture == "GPT2LMHeadModel"
+    assert imported.objective.vocabulary.eos == tokenizer.vocabulary.eos
+    for length, padded in BATCHES:
+        assert difference(imported.objective, imported.params, model, inputs(tokenizer, length, padded)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_export_loads_with_our_logits(name, tmp_path, tokenizer):
+    objective = our_objective(name, tokenizer)
+    params = random_params(objective)
+    export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(steps=3))
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert isinstance(model, transformers.GPT2LMHeadModel)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    for length, padded in BATCHES:
+        assert difference(objective, params, model.eval(), inputs(tokenizer, length, padded)) < TOLERANCE
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("the man in the  can", "옛날에 🙂", ""):
+        assert theirs(text)["input_ids"] == tokenizer.encode(text)
+    # And back again: every number as it was.
+    again = import_folder(tmp_path / "out")
+    assert dataclasses.replace(again.objective.model, dtype="float32") == objective.model
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+def test_fused_attention_matrix_is_query_key_value(tmp_path, tokenizer):
+    objective = our_objective("a", tokenizer)
+    params = random_params(objective)
+    export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ours = params["decoder"]["layers"]["attention"]
+    fused = model.transformer.h[1].attn.c_attn.weight.detach().numpy()
+    assert fused.shape == (32, 96)
+    for i, name in enumerate(("query", "key", "value")):
+        np.testing.assert_array_equal(fused[:, 32 * i : 32 * (i + 1)], ours[name]["kernel"][1])
+
+
+def test_older_files(tmp_path, tokenizer):
+    """The bare model's names, with causal masks as buffers, as the published files have them."""
+    from safetensors.numpy import load_file, save_file
+
+    model = torch_gpt2("a", tokenizer)
+    folder = save_torch(model, tmp_path / "hf", tokenizer)
+    tensors = {name.removeprefix("transformer."): array for name, array in load_file(folder / "model.safetensors").items()}
+    tensors |= {f"h.{i}.attn.bias": np.tri(40, dtype=np.float32)[None, None] for i in range(2)}
+    save_file(tensors, folder / "model.safetensors")
+    imported = import_folder(folder)
+    assert difference(imported.objective, imported.params, model, inputs(tokenizer, 9, True)) < TOLERANCE
+
+
+@pytest.mark.parametrize("key, value", [
+    ("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True), ("scale_attn_weights", False),
+    ("activation_function", "silu"), ("n_layer", "two"),
+])
+def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
+    folder = save_torch(torch_gpt2("a", tokenizer), tmp_path / "hf", tokenizer)
+    config = read_json(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(UserError, match=key):
+        import_folder(folder)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_greedy_continuations_are_theirs(name, tmp_path, tokenizer):
+    """A batch of prompts of different lengths, padded on the left; some stop early, some never."""
+    model = torch_gpt2(name, tokenizer, seed=2)
+    imported = import_folder(save_torch(model, tmp_path / "hf", tokenizer))
+    eos, rng = tokenizer.vocabulary.eos, np.random.default_rng(5)
+    prompts = [rng.integers(0, eos, n).tolist() for n in (3, 9, 1, 6, 14)]
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[eos] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+
+    def theirs(stop: int) -> list[list[int]]:
+        with torch.no_grad():
+            out = model.generate(
+                ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=stop, pad_token_id=stop
+            )
+        rows = out[:, longest:].tolist()
+        return [row[: row.index(stop) + 1] if stop in row else row for row in rows]
+
+    wanted = theirs(eos)
+    assert len({tuple(row) for row in wanted}) > 2  # the prompts matter
+    assert generate(imported.objective, imported.params, prompts, max_new_tokens=20) == wanted
+    stop = wanted[0][3]  # a symbol that does come
+    wanted = theirs(stop)
+    assert min(map(len, wanted)) < 20
+    assert generate(imported.objective, imported.params, prompts, max_new_tokens=20, stop_ids=[stop]) == wanted
+
+
+def test_exported_generation_settings(tmp_path, tokenizer):
+    """`generate` of an exported folder stops at our end symbol with no further word."""
+    objective = our_objective("a", tokenizer)
+    export_folder(tmp_path / "out", objective, random_params(objective), tokenizer, ModelCard())
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.eos_token_id == tokenizer.vocabulary.eos
+    assert model.generation_config.pad_token_id is not None
