@@ -1,0 +1,26 @@
+"""T5 1.1 base: 12 + 12 layers, width 768, 12 heads of 64, feed-forward 2048 (gated); inputs of 512, targets of 114.
+
+Command:     jaxlm pretrain configs/t5_1_1_base.py --run-dir runs/t5_1_1_base --data.source "gs://YOUR/text/*.jsonl.zst"
+Hardware:    one accelerator, or a pod slice (`jaxlm plan configs/t5_1_1_base.py` says what fits)
+Parameters:  247,577,856 with the published 32,128 rows of embedding
+
+Adafactor at 1/sqrt(max(step, 10,000)), batches of 256 and z-loss as in T5X's preset for C4, no dropout; a million
+steps, as the 1.0 models had.
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.t5 import T5Config
+from jaxlm.objectives.t5 import T5Pretraining
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=T5Pretraining(
+        model=T5Config.published("1.1-base", dtype="bfloat16", remat="dots"), z_loss=1e-4
+    ),
+    data=DataConfig(length=512, vocab_size=32128),
+    optimizer=OptimizerConfig(
+        name="adafactor", schedule="inverse-sqrt", learning_rate=0.01, warmup_steps=10_000, weight_decay=0.0,
+        clip_norm=0.0,
+    ),
+    train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=5000, checkpoint_every=5000),
+)

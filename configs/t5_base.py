@@ -1,0 +1,24 @@
+"""T5 1.0 base: 12 + 12 layers, width 768, 12 heads of 64, feed-forward 3072; inputs of 512, targets of 114.
+
+Command:     jaxlm pretrain configs/t5_base.py --run-dir runs/t5_base --data.source "gs://YOUR/text/*.jsonl.zst"
+Hardware:    one accelerator, or a pod slice (`jaxlm plan configs/t5_base.py` says what fits)
+Parameters:  222,903,552 with the published 32,128 rows of embedding
+
+Adafactor at 1/sqrt(max(step, 10,000)), a million steps of 2,048 sequences, as the final models of Raffel et al. 2019;
+those mixed supervised tasks in, this is the unsupervised part.
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.t5 import T5Config
+from jaxlm.objectives.t5 import T5Pretraining
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=T5Pretraining(model=T5Config.published("base", dtype="bfloat16", remat="dots")),
+    data=DataConfig(length=512, vocab_size=32128),
+    optimizer=OptimizerConfig(
+        name="adafactor", schedule="inverse-sqrt", learning_rate=0.01, warmup_steps=10_000, weight_decay=0.0,
+        clip_norm=0.0,
+    ),
+    train=TrainConfig(steps=1_000_000, batch_size=2048, log_every=100, eval_every=5000, checkpoint_every=5000),
+)
