@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 import runpy
 from pathlib import Path
@@ -92,16 +93,17 @@ class Experiment:
             raise UserError(f"train.seed is {t.seed}; it must lie between 0 and {2**32 - 1}.")
         if t.batch_size % t.accumulate:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
-        if not o.learning_rate > 0:
-            raise UserError(f"optimizer.learning_rate is {o.learning_rate}; it must be above 0.")
+        for name in ("learning_rate", "eps"):
+            if not (getattr(o, name) > 0 and math.isfinite(getattr(o, name))):
+                raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be above 0, and finite.")
         if not 0 <= o.warmup_steps:
             raise UserError(f"optimizer.warmup_steps is {o.warmup_steps}; it must be at least 0.")
         for name in ("b1", "b2"):
             if not 0 <= getattr(o, name) < 1:
                 raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be in [0, 1).")
-        for name in ("weight_decay", "clip_norm", "final_share", "eps"):
-            if getattr(o, name) < 0:
-                raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be at least 0.")
+        for name in ("weight_decay", "clip_norm", "final_share"):
+            if not 0 <= getattr(o, name) < math.inf:
+                raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be at least 0, and finite.")
 
 
 # The only classes that a configuration file may name; nothing in it is ever an import path.
@@ -132,7 +134,9 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(value) - known - {"type"})
     if unknown:
-        raise UserError(f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of jaxlm.")
+        raise UserError(
+            f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of jaxlm."
+        )
     return cls(**{name: from_json(item, where) for name, item in value.items() if name != "type"})
 
 

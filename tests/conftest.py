@@ -16,6 +16,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _compiled = os.environ.get("JAXLM_TEST_CACHE") or str(Path.home() / ".cache" / "jaxlm-tests")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# Programs here run for milliseconds and compile for seconds: optimising them less halves the suite.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what their controller has set
@@ -26,4 +28,5 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what their contro
 if importlib.util.find_spec("beartype"):
     import tests.typecheck  # noqa: F401 - the hook finds it by name
 
-    jaxtyping.install_import_hook(["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"], "tests.typecheck.typechecked")
+    floors = ["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"]
+    jaxtyping.install_import_hook(floors, "tests.typecheck.typechecked")

@@ -35,6 +35,7 @@ def _checksums(leaves: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.
 def _checksum(leaf: jax.Array) -> jax.Array:
     """uint32. Each element's bits are mixed with its place by steps that lose nothing, then added up modulo 2^32: a
     change of one element always shows, several cancel with a chance of 2^-32, and the order of adding is free."""
+    leaf = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
     bits = jax.lax.bitcast_convert_type(leaf, _UNSIGNED[leaf.dtype.itemsize]).astype(jnp.uint32)
     place, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
     for axis in reversed(range(leaf.ndim)):

@@ -70,11 +70,15 @@ def matrices(params: Any) -> Any:
 
 def per_layer(rule: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies `rule` to each layer of a scanned stack on its own, as if the layers were separate parameters."""
-    vmapped = optax.GradientTransformation(jax.vmap(rule.init), jax.vmap(rule.update))
+    def init(params: Any) -> Any:
+        return jax.vmap(rule.init)(params) if jax.tree.leaves(params) else rule.init(params)
+
+    def update(updates: Any, state: Any, params: Any) -> Any:
+        return (jax.vmap(rule.update) if jax.tree.leaves(updates) else rule.update)(updates, state, params)
 
     def labels(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda path, _: "stacked" if "/layers/" in f"/{path_string(path)}" else "single", params
         )
 
-    return optax.partition({"stacked": vmapped, "single": rule}, labels)
+    return optax.partition({"stacked": optax.GradientTransformation(init, update), "single": rule}, labels)

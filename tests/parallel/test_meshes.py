@@ -1,0 +1,93 @@
+"""One device or eight, split in whatever way: the same masks, the same losses, and really split."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training.support import write_preset
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """What tests/parallel/worker.py found on eight virtual devices."""
+    folder = tmp_path_factory.mktemp("eight")
+    preset = write_preset(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parallel.worker", str(preset), str(folder)],
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        cwd=Path(__file__).parents[2], capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["devices"] == 8
+    return result
+
+
+SPLIT = ("data", "fsdp", "tensor", "2x4", "mixed")
+
+
+@pytest.mark.parametrize("mesh", SPLIT)
+def test_the_same_masks_bit_for_bit(eight, mesh):
+    examples = eight["meshes"]["one"]["examples"]
+    assert len(set(examples)) == len(examples), "each step has its own"
+    assert eight["meshes"][mesh]["examples"] == examples
+
+
+def test_the_same_start(eight):
+    assert eight["same_start"]
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in SPLIT if mesh != "2x4"])
+def test_the_same_losses(eight, mesh):
+    one, other = eight["meshes"]["one"], eight["meshes"][mesh]
+    assert one["losses"][-1] != one["losses"][0]
+    np.testing.assert_allclose(other["losses"], one["losses"], atol=1e-5)
+
+
+# Sizes: width 32, feed-forward 64, 2 layers, vocabulary 162.
+
+
+def parts(eight, mesh: str, name: str) -> list[list[int]]:
+    """Whole shape and shape of a part, of the one parameter, and of the two moments, whose paths end in `name`."""
+    found = [shape for path, shape in eight["meshes"][mesh]["shards"].items() if path.endswith(name)]
+    assert len(found) == 3, (name, sorted(eight["meshes"][mesh]["shards"]))
+    assert found[0] == found[1] == found[2], "parameter, first and second moment live together"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kernel", "word"),
+    [
+        ("data", [2, 32, 64], [162, 32]),
+        ("fsdp", [2, 4, 64], [162, 4]),
+        ("tensor", [2, 32, 8], [162, 32]),  # 162 is not divisible by 8: that dimension stays whole
+        ("2x4", [2, 8, 64], [162, 8]),
+        ("mixed", [2, 16, 32], [81, 16]),
+    ],
+)
+def test_parameters_and_moments_are_split(eight, mesh, kernel, word):
+    assert parts(eight, mesh, "wi/kernel") == [[2, 32, 64], kernel]
+    assert parts(eight, mesh, "word/embedding") == [[162, 32], word]
+
+
+def test_most_of_the_state_is_split(eight):
+    for mesh in ("fsdp", "mixed"):
+        whole = held = 0
+        for shape, part in eight["meshes"][mesh]["shards"].values():
+            whole, held = whole + np.prod(shape), held + np.prod(part)
+        assert held < whole * (0.2 if mesh == "fsdp" else 0.4)
+
+
+def test_a_run_goes_on_on_another_mesh(eight):
+    losses = eight["resumed"]["losses"]
+    assert [step for step, _ in losses["moved"]] == list(range(1, 10))
+    np.testing.assert_allclose(losses["moved"], losses["alone"], atol=1e-4)
+    np.testing.assert_array_equal(losses["moved"][:5], losses["alone"][:5])
+    assert eight["resumed"]["batches"] == [1] * 9, "each step had the same batch each time"

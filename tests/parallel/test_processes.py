@@ -1,0 +1,65 @@
+"""Two processes that find each other over the network: the run that one alone would do, each reading its own rows."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training.support import Command, metrics, saved_steps, write_preset
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    return write_preset(tmp_path_factory.mktemp("preset"))
+
+
+def pair(folder: Path, arguments: list[object]) -> list[Command]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        Command(
+            arguments, folder / f"process{index}.log", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
+            JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index),
+        )
+        for index in range(2)
+    ]
+
+
+def test_two_processes_do_what_one_does(preset, tmp_path):
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    flags = ["--train.log-every", 1, "--train.eval-every", 4]
+    single = Command(["pretrain", preset, "--run-dir", alone, *flags], tmp_path / "alone.log")
+    assert single.wait() == 0, single.output
+    both = pair(tmp_path, ["pretrain", preset, "--run-dir", run, *flags])
+    for command in both:
+        assert command.wait() == 0, command.output
+    assert "2 cpu devices" in both[0].output and not both[1].output.strip(), "one of them speaks"
+    assert saved_steps(run) == saved_steps(alone) == [4, 8, 12]
+    for ours, theirs in zip(metrics(run), metrics(alone), strict=True):
+        assert set(ours) == set(theirs)
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
+
+    # What two have saved one can go on with, and the other way round.
+    single = Command(["pretrain", run, "--train.steps", 14], tmp_path / "one.log")
+    assert single.wait() == 0 and "resumed at step 12" in single.output, single.output
+    for command in pair(tmp_path, ["pretrain", run, "--train.steps", 100_000, "--train.checkpoint-every", 0]):
+        both.append(command)
+    both[2].wait_until(lambda: metrics(run)[-1]["step"] > 20)
+    both[3].kill(signal.SIGTERM)  # one has the signal, both save the same step and end
+    for command in both[2:]:
+        assert command.wait() == 0, command.output
+    assert "Stopped by a signal" in both[2].output
+    assert f"resumed at step {14}" in both[2].output
+
+
+def test_a_mistake_ends_both(preset, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    for index, command in enumerate(pair(tmp_path, ["pretrain", preset, "--run-dir", tmp_path / "run"])):
+        assert command.wait() == 2, command.output
+        said = [line for line in command.output.splitlines() if line.startswith("jaxlm: ")]
+        assert len(said) == 1 and ("is a file" if index == 0 else "process 0 stopped") in said[0]

@@ -1,0 +1,111 @@
+"""The table of sharding rules and the mesh, on paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxlm.errors import UserError
+from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.parallel.rules import RULES, partition_spec, shardings
+
+AXES = {"data": 2, "fsdp": 4, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "spec"),
+    [
+        ("encoder/layers/attention/query/kernel", (12, 768, 768), P(None, "fsdp", "tensor")),
+        ("encoder/layers/attention/out/kernel", (12, 768, 768), P(None, "tensor", "fsdp")),
+        ("encoder/layers/feed_forward/wi/bias", (12, 3072), P(None, "tensor")),
+        ("encoder/layers/attention/norm/scale", (12, 768), P()),
+        ("word/embedding", (30522, 768), P("tensor", "fsdp")),
+        ("word/embedding", (30521, 768), P(None, "fsdp")),
+        ("word/embedding", (30522, 767), P("tensor", None)),
+        ("opt_state/1/mu/word/embedding", (30522, 768), P("tensor", "fsdp")),
+        ("opt_state/0/inner_states/stacked/inner_state/v_row/layers/wi/kernel", (12, 768), P()),
+        ("position/embedding", (512, 768), P(None, "fsdp")),
+        ("opt_state/count", (), P()),
+        ("wi/kernel", (), P()),
+        ("reword/embedding", (30522, 768), P(None, "fsdp")),  # whole names only
+    ],
+)
+def test_rules(path, shape, spec):
+    found = partition_spec(path, shape, AXES)
+    assert tuple(found) + (None,) * (len(shape) - len(found)) == tuple(spec) + (None,) * (len(shape) - len(spec))
+
+
+def test_every_rule_can_be_reached():
+    """Ends with the one that takes all; names mesh axes only."""
+    assert RULES[-1] == (r".*", ())
+    assert {axis for _, tail in RULES for axis in tail} <= {"fsdp", "tensor", None}
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "gpt2", "t5"])
+def test_every_large_parameter_of_every_family_is_split(family):
+    """By fsdp and, in the layers, by tensor: nothing that grows with the model stays whole."""
+    from jaxlm.objectives.registry import CLASSES
+    from jaxlm.types import Vocabulary
+
+    names = {"bert": "BertPretraining", "electra": "Electra", "gpt2": "CausalLM", "t5": "T5Pretraining"}
+    cls = next(c for c in CLASSES if c.__name__ == names[family])
+    objective = cls().bind(Vocabulary.stand_in(32000), 128)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]:
+        name = "/".join(entry.key for entry in path)
+        spec = partition_spec(name, leaf.shape, AXES)
+        if leaf.size > 2_000_000:
+            assert "fsdp" in spec, (name, leaf.shape)
+        if "layers/" in name and leaf.size > 2_000_000:
+            assert "tensor" in spec, (name, leaf.shape)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "shape"),
+    [((-1, 1, 1), 8, (8, 1, 1)), ((2, -1, 1), 8, (2, 4, 1)), ((1, 2, -1), 8, (1, 2, 4)), ((2, 2, 2), 8, (2, 2, 2)),
+     ((-1, 1, 1), 1, (1, 1, 1))],
+)
+def test_mesh_sizes(sizes, devices, shape):
+    assert MeshConfig(*sizes).shape(devices) == shape
+
+
+@pytest.mark.parametrize("sizes", [(-1, 3, 1), (3, 1, 1), (-1, -1, 1), (0, 1, 1), (2, 2, 1), (-2, 1, 1), (16, 1, 1)])
+def test_meshes_that_do_not_fit(sizes):
+    with pytest.raises(UserError) as error:
+        MeshConfig(*sizes).shape(8)
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def test_the_mesh_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MeshConfig().data = 3
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
+def test_optimizer_states_are_split_like_their_parameters(optimizer):
+    """Each moment by the rule of its parameter, through all of optax's wrappers; Adafactor's are whole and small."""
+    from jaxlm.experiment import OptimizerConfig
+    from jaxlm.objectives.bert import BertPretraining
+    from jaxlm.training.optimizers import make_optimizer
+    from jaxlm.types import Vocabulary
+
+    mesh = AbstractMesh(tuple(AXES.values()), tuple(AXES), axis_types=(AxisType.Auto,) * 3)
+    params = jax.eval_shape(BertPretraining().bind(Vocabulary.stand_in(30522), 512).init, jax.random.key(0))
+    state = jax.eval_shape(make_optimizer(OptimizerConfig(name=optimizer), 10).init, params)
+    held = whole = 0
+    kernels = []
+    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings(state, mesh)), strict=True):
+        part = sharding.shard_shape(leaf.shape)
+        whole, held = whole + leaf.size, held + math.prod(part)
+        if leaf.shape == (12, 768, 3072):
+            kernels.append(part)
+    if optimizer == "adafactor":
+        assert not kernels and whole < 2_000_000
+    else:
+        assert kernels == [(12, 192, 1536)] * 2
+        assert held < whole / 7

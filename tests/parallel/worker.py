@@ -1,0 +1,130 @@
+"""Run by the tests in a process with eight devices: trains the same small model on meshes of all shapes and prints, as
+JSON, what the tests look at. The same random choices must come out everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxlm.experiment import OptimizerConfig, load_preset
+from jaxlm.flags import override
+from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.parallel.hosts import local_rows, place_rows
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rules import batch_sharding, path_string
+from jaxlm.training import loop
+from jaxlm.training.optimizers import make_optimizer
+from jaxlm.training.step import corruption_key, make_init, make_train_step
+from jaxlm.types import TokenBatch, Vocabulary
+
+LENGTH, ROWS, STEPS, SEED = 32, 8, 4, 5
+VOCABULARY = 162  # divisible by 2, not by 4 or 8, as 30,522 is
+OBJECTIVE = BertPretraining(
+    model=BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_positions=LENGTH)
+).bind(Vocabulary.stand_in(VOCABULARY), LENGTH)
+MESHES = {
+    "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "2x4": (2, 4, 1), "mixed": (2, 2, 2),
+}
+
+INITIAL: dict[str, object] = {}
+
+
+def mesh_of(name: str):
+    data, fsdp, tensor = MESHES[name]
+    return make_mesh(MeshConfig(data, fsdp, tensor), jax.devices()[: data * fsdp * tensor])
+
+
+def batch_on(mesh, step: int) -> TokenBatch:
+    draw = np.random.default_rng(step)
+    width = OBJECTIVE.raw_length(LENGTH)
+    real = np.arange(width) < draw.integers(4, width + 1, ROWS)[:, None]
+    tokens = np.where(real, draw.integers(107, VOCABULARY, (ROWS, width)), 0).astype(np.int32)
+    sharding = batch_sharding(mesh)
+    place = place_rows(sharding, ROWS, local_rows(sharding, ROWS, width))
+    return TokenBatch(place(tokens), place(real.astype(np.int32)))
+
+
+def digest(tree) -> str:
+    total = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]:
+        total.update(f"{path_string(path)} {leaf.dtype} {leaf.shape}".encode())
+        total.update(np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()
+
+
+def shards(tree) -> dict[str, list[list[int]]]:
+    """path -> [shape, shape of each device's part]."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        path_string(path): [list(leaf.shape), *sorted({tuple(s.data.shape) for s in leaf.addressable_shards})]
+        for path, leaf in leaves
+    }
+
+
+def trained(name: str) -> dict:
+    mesh = mesh_of(name)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=2), STEPS)
+    init, _, layout = make_init(OBJECTIVE, optimizer, mesh)
+    if name in ("one", "mixed"):
+        state = init(jax.random.key(0))
+        INITIAL[name] = jax.device_get(state)
+    else:  # saves a compilation
+        state = jax.device_put(INITIAL["one"], layout)
+    before = shards(state)
+    step = make_train_step(OBJECTIVE, optimizer, mesh, layout, seed=SEED)
+    corrupt = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(batch_sharding(mesh), batch_sharding(mesh))))
+    losses = []
+    examples = [digest(corrupt(corruption_key(SEED, number), batch_on(mesh, number))) for number in range(STEPS)]
+    for number in range(STEPS if name != "2x4" else 0):  # of a sixth train step the other five say all
+        batch = batch_on(mesh, number)
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"][0]))
+    assert shards(state) == before, "a step leaves everything where it was"
+    return {"losses": losses, "examples": examples, "shards": before}
+
+
+def resumed(preset: str, folder: Path) -> dict:
+    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (1, 4, 2)."""
+    flags = ["--train.steps", "9", "--train.log-every", "1"]
+    meshes = (["--mesh.data", "8"], ["--mesh.data", "1", "--mesh.fsdp", "4", "--mesh.tensor", "2"])
+    losses, seen = {}, {}
+    real_batch = loop.Batches.batch
+
+    def go(name: str, mesh: list[str], stop: int) -> None:
+        loop._stop_signals = lambda: contextlib.nullcontext(lambda step: step == stop)
+        loop.pretrain(override(load_preset(preset), [*flags, *mesh], ""), folder / name, lambda text: None)
+        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+        losses[name] = [(line["step"], line["loss"]) for line in map(json.loads, lines)]
+
+    def watched(self, step, rows=slice(None)):
+        batch = real_batch(self, step, rows)
+        seen.setdefault(step, set()).add(hashlib.sha256(np.ascontiguousarray(batch.tokens).tobytes()).hexdigest())
+        return batch
+
+    loop.Batches.batch = watched
+    go("alone", meshes[0], -1)
+    go("moved", meshes[0], 5)
+    go("moved", meshes[1], -1)
+    return {"losses": losses, "batches": [len(found) for step, found in sorted(seen.items()) if step < 9]}
+
+
+def main(preset: str, folder: str) -> None:
+    with contextlib.redirect_stdout(sys.stderr):
+        result = {
+            "devices": jax.device_count(),
+            "meshes": {name: trained(name) for name in MESHES},
+            "same_start": digest(INITIAL["one"]) == digest(INITIAL["mixed"]),
+            "resumed": resumed(preset, Path(folder)),
+        }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

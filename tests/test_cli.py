@@ -1,0 +1,113 @@
+"""The command line: what it says to mistakes. Exit code 2, one line on standard error, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxlm.cli import COMMANDS, main
+from tests.training.support import write_preset
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    return write_preset(tmp_path_factory.mktemp("preset"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--train.stepz", "3"], "there is no field --train.stepz; did you mean --train.steps?"),
+        (["--steps", "3"], "did you mean --train.steps?"),
+        (["--objective.vocabulary", "3"], "there is no field --objective.vocabulary"),
+        (["--train.steps", "many"], "--train.steps takes a whole number, not 'many'"),
+        (["--optimizer.learning-rate", "x"], "--optimizer.learning-rate takes a number, not 'x'"),
+        (["--optimizer.name", "sgd"], "--optimizer.name is one of adamw, lamb, adafactor, not 'sgd'"),
+        (["--train.tensorboard", "maybe"], "--train.tensorboard is one of True, False, not 'maybe'"),
+        (["--train.steps"], "--train.steps needs a value"),
+        (["more"], "more belongs to no field"),
+        (["--train.steps", "0"], "train.steps is 0; it must be at least 1"),
+        (["--train.seed", "-1"], "train.seed is -1"),
+        (["--train.log-every", "0"], "train.log_every is 0"),
+        (["--optimizer.learning-rate", "0"], "optimizer.learning_rate is 0.0; it must be above 0"),
+        (["--optimizer.learning-rate", "nan"], "optimizer.learning_rate is nan"),
+        (["--optimizer.clip-norm", "nan"], "optimizer.clip_norm is nan"),
+        (["--optimizer.b2", "1"], "optimizer.b2 is 1.0; it must be in [0, 1)"),
+        (["--optimizer.eps", "0"], "optimizer.eps is 0.0; it must be above 0"),
+        (["--optimizer.warmup-steps", "-1"], "optimizer.warmup_steps is -1"),
+        (["--objective.mask-rate", "1.5"], "objective.mask_rate is 1.5"),
+        (["--objective.model.num-heads", "3"], "num_heads"),
+        (["--data.length", "4"], "length must be 8 or more"),
+        (["--data.length", "64"], "more than the model's 32 positions"),
+        (["--data.source", "no/such/file.txt"], "no/such/file.txt"),
+        (["--train.accumulate", "3"], "train.batch_size 8 is not divisible by train.accumulate 3"),
+        (["--mesh.data", "3"], "the mesh data=3, fsdp=1, tensor=1 does not fit 1 device"),
+        (["--mesh.data", "0"], "mesh sizes must be at least 1"),
+        (["--mesh.fsdp", "-1"], "only one mesh axis can be -1"),
+    ],
+)
+def test_mistakes_in_fields(preset, tmp_path, capsys, arguments, words):
+    run = tmp_path / "run"
+    assert main(["pretrain", str(preset), "--run-dir", str(run), *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.startswith("jaxlm: ") and said.err.count("\n") == 1 and "Traceback" not in said.err
+    assert not run.exists() or [p.name for p in run.iterdir()] == [".lock"]
+
+
+def test_mistakes_in_names(preset, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
+    broken.write_text("import no_such_module\n")
+    empty.write_text("experiment = 3\n")
+    for arguments, words in (
+        (["pretrain", preset.parent / "tinny.py"], "did you mean"),
+        (["pretrain", broken], "cannot be run: ModuleNotFoundError"),
+        (["pretrain", empty], "does not set `experiment`"),
+        (["pretrain", preset, "--run-dir", other], "holds other files (notes.txt"),
+        (["pretrain", preset, "--run-dir", other / "notes.txt"], "is a file"),
+        (["pretrain", preset, "--run-dir", "/proc/run"], "cannot make the run folder /proc/run"),
+        (["pretrian", preset], "did you mean pretrain?"),
+        (["export", tmp_path / "nothing", tmp_path / "out"], "nothing does not exist"),
+    ):
+        assert main([str(argument) for argument in arguments]) == 2, arguments
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1 and "Traceback" not in said
+    assert [p.name for p in other.iterdir()] == ["notes.txt"]
+
+
+def test_a_preset_of_another_name_is_suggested(preset, capsys, monkeypatch):
+    monkeypatch.chdir(preset.parent)
+    assert main(["pretrain", "tiny.yp"]) == 2
+    assert "tiny.py" in capsys.readouterr().err
+
+
+def test_help_of_the_fields(preset, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["pretrain", str(preset), "--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    for words in ("--objective.mask-rate", "--objective.model.hidden-size", "--train.checkpoint-every", "--mesh.fsdp",
+                  "--data.source", "Share of tokens that are predicted"):
+        assert words in said
+    assert "--objective.vocabulary" not in said
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ("jax", "numpy", "flax", "tyro", "rich", "orbax", "tensorstore")
+    code = (
+        "import sys; from jaxlm.cli import main; assert main(['--help']) == 0; "
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "jaxlm.cli", "nonsense"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout

@@ -1,0 +1,116 @@
+"""A run small enough to be made and broken many times: one layer, width 16, generated text."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PRESET = """
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=BertPretraining(
+        model=BertConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32)
+    ),
+    data=DataConfig(source={text!r}, length=32, vocab_size=512, held_out=0.1),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+    train=TrainConfig(steps=12, batch_size=8, log_every=3, eval_every=0, eval_batches=2, checkpoint_every=4,
+                      tensorboard=False),
+)
+"""
+
+# What a later command prints besides the figures of the model depends on the machine.
+TIMES = ("tokens_per_second", "mfu")
+
+
+def write_text(path: Path, seed: int = 0, documents: int = 120) -> Path:
+    """Documents of a few dozen words, drawn from a small language."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(1, 3)))
+             for _ in range(400)]
+    text = (" ".join(draw.choice(words) for _ in range(draw.randint(20, 80))) for _ in range(documents))
+    path.write_text("\n\n".join(text) + "\n")
+    return path
+
+
+def write_preset(folder: Path, text: Path | None = None) -> Path:
+    """tiny.py, over `text` or over text of its own beside it."""
+    preset = folder / "tiny.py"
+    preset.write_text(PRESET.format(text=str(text or write_text(folder / "text.txt"))))
+    return preset
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def saved_steps(run: Path) -> list[int]:
+    return sorted(int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit())
+
+
+def facts(run: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint notes: among it the checksums of every array of the state."""
+    return json.loads((run / "checkpoints" / str(step) / "facts" / "metadata").read_text())
+
+
+def assert_same_arrays(one: Any, other: Any) -> None:
+    import jax
+
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def _command(arguments: list[str], environment: dict[str, str], log: str) -> None:
+    os.environ.update(environment)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    from jaxlm.cli import main
+
+    os._exit(main(arguments))
+
+
+class Command:
+    """`jaxlm …` in a process of its own, forked from one that has imported everything already."""
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["jaxlm.training.loop", "jaxlm.flags", "tests.training.support"])
+
+    def __init__(self, arguments: list[Any], log: Path, **environment: str) -> None:
+        self.log = log
+        words = [str(argument) for argument in arguments]
+        self.process = self.context.Process(target=_command, args=(words, environment, str(log)), daemon=True)
+        self.process.start()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def wait(self, timeout: float = 240) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.process.kill()
+        assert self.process.exitcode is not None, f"still running:\n{self.output}"
+        return self.process.exitcode
+
+    def wait_until(self, condition: Any, timeout: float = 240) -> None:
+        """Until the condition holds or the process has ended."""
+        end = time.monotonic() + timeout
+        while not condition() and self.process.is_alive():
+            assert time.monotonic() < end, f"waited too long:\n{self.output}"
+            time.sleep(0.002)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.process.pid, number)

@@ -1,0 +1,175 @@
+"""Whatever happens to a checkpoint's files, what is restored is either right or the one before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rules import shardings
+from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.checksums import checksums
+from jaxlm.training.step import TrainState
+from tests.training.support import assert_same_arrays
+
+
+def state_of(step: int) -> TrainState:
+    key = jax.random.key(step)
+    kernel = jax.random.normal(key, (8, 6))
+    return TrainState(jnp.int32(step), {"dense": {"kernel": kernel, "bias": kernel[0]}}, {"mu": kernel * 2})
+
+
+MESH = make_mesh(MeshConfig(), jax.devices()[:1])
+SHAPES = jax.eval_shape(lambda: state_of(0))
+LAYOUT = shardings(SHAPES, MESH)
+
+
+def save(folder: Path, *steps: int) -> None:
+    checkpoints = Checkpoints(folder)
+    for step in steps:
+        checkpoints.save(jax.device_put(state_of(step), LAYOUT), step, {"data": "text"}, eval_loss=float(step))
+    checkpoints.wait()
+    checkpoints.close()
+
+
+def restore(folder: Path) -> tuple[TrainState | None, list[str]]:
+    said: list[str] = []
+    checkpoints = Checkpoints(folder)
+    try:
+        restored = checkpoints.restore(SHAPES, LAYOUT, said.append)
+        return (restored[0] if restored else None), said
+    finally:
+        checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    save(folder, 1, 2)
+    return folder
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """One bit in every 16th byte."""
+    content = np.frombuffer(path.read_bytes(), np.uint8).copy()
+    content[len(content) // 3 :: 16] ^= 4
+    path.write_bytes(content.tobytes())
+
+
+@pytest.mark.parametrize("damage", [delete, truncate, flip])
+def test_any_damaged_file(saved, tmp_path, damage):
+    files = sorted(path.relative_to(saved) for path in (saved / "2").rglob("*") if path.is_file())
+    assert len(files) > 5
+    fallen_back = 0
+    for number, name in enumerate(files):
+        folder = tmp_path / str(number) / "checkpoints"
+        shutil.copytree(saved, folder)
+        damage(folder / name)
+        state, said = restore(folder)
+        step = int(state.step)
+        assert_same_arrays(state, state_of(step))
+        if said:
+            fallen_back += 1
+            assert step == 1 and len(said) == 1
+            assert "step 2 is damaged" in said[0] and "the one before it is taken" in said[0]
+            assert (folder.parent / "damaged-checkpoint-2").is_dir(), "what is damaged is kept"
+    assert fallen_back >= 2
+
+
+def test_a_flipped_number_is_seen_by_its_checksum(saved, tmp_path, monkeypatch):
+    """Orbax itself restores it without complaint, so the damage is done between reading and checking."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    checkpoints = Checkpoints(folder)
+    read = checkpoints.manager.restore
+
+    def garbled(step, args):
+        restored = read(step, args=args)
+        if step == 2:
+            kernel = restored["state"]["params"]["dense"]["kernel"]
+            restored["state"]["params"]["dense"]["kernel"] = kernel.at[3, 1].multiply(1 + 1e-7)
+        return restored
+
+    monkeypatch.setattr(checkpoints.manager, "restore", garbled)
+    said: list[str] = []
+    state, _ = checkpoints.restore(SHAPES, LAYOUT, said.append)
+    checkpoints.close()
+    assert int(state.step) == 1
+    assert "params/dense/kernel" in said[0] and "checksum" in said[0]
+
+
+def test_when_all_are_damaged_nothing_is_touched(saved, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    for step in (1, 2):
+        truncate(folder / str(step) / "facts" / "metadata")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
+        restore(folder)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_half_written_checkpoint_is_no_checkpoint(saved, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    (folder / "3.orbax-checkpoint-tmp").mkdir()
+    (folder / "3.orbax-checkpoint-tmp" / "state").write_text("half")
+    state, said = restore(folder)
+    assert int(state.step) == 2 and not said
+
+
+def test_parameters_alone_fall_back_too(saved, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    truncate(folder / "2" / "facts" / "metadata")
+    checkpoints = Checkpoints(folder, read_only=True)
+    params, step = checkpoints.restore_params(SHAPES.params)
+    checkpoints.close()
+    assert step == 1
+    assert_same_arrays(params, state_of(1).params)
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step, loss in ((1, 3.0), (2, 1.0), (3, None), (4, 2.0), (5, 2.5), (6, None)):
+        checkpoints.save(state_of(step), step, {}, loss)
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 5, 6]
+    checkpoints.close()
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    bad = state_of(1)._replace(opt_state={"mu": jnp.full((8, 6), jnp.inf)})
+    with pytest.raises(FloatingPointError):
+        checkpoints.save(bad, 1, {}, None)
+    checkpoints.wait()
+    assert checkpoints.steps() == []
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.int8])
+def test_checksums_see_every_change(dtype):
+    array = (jnp.arange(30) % 2).reshape(2, 3, 5).astype(dtype)
+    numbers, finite = checksums({"a": array, "b": array.T})
+    assert finite and numbers["a"] != numbers["b"]
+    seen = {numbers["a"]}
+    for index in np.ndindex(2, 3, 5):
+        changed = array.at[index].set((1 - array[index].astype(jnp.int32)).astype(dtype))
+        seen.add(checksums({"a": changed, "b": array})[0]["a"])
+    assert len(seen) == 31
+    assert not checksums({"a": jnp.array([1.0, jnp.nan])})[1]

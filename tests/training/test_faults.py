@@ -1,0 +1,135 @@
+"""Processes that are killed, told to stop, run into each other, or run out of disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.support import Command, facts, metrics, saved_steps
+
+
+def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> None:
+    """Kills a run at random instants, every second time during a save; it must end as the run that was left alone."""
+    arguments = ["pretrain", preset, "--train.steps", steps, "--train.checkpoint-every", 3, "--train.eval-every", 9]
+    alone, run = folder / "alone", folder / "run"
+    first = Command([*arguments, "--run-dir", alone], folder / "alone.log")
+    assert first.wait() == 0, first.output
+    draw, during_save = random.Random(0), 0
+    for number in range(kills):
+        before = max(saved_steps(run), default=0)
+        command = Command([*arguments, "--run-dir", run], folder / f"{number}.log")
+        command.wait_until(lambda before=before: max(saved_steps(run), default=0) > before)
+        if number % 2:
+            command.wait_until(lambda: list((run / "checkpoints").glob("*tmp*")))
+            during_save += bool(list((run / "checkpoints").glob("*tmp*")))
+        else:
+            time.sleep(draw.uniform(0, 0.1))
+        assert command.process.is_alive(), "it finished before it was killed: give it more steps"
+        command.kill()
+        command.process.join()
+        assert command.process.exitcode == -signal.SIGKILL
+    last = Command([*arguments, "--run-dir", run], folder / "last.log")
+    assert last.wait() == 0, last.output
+    assert "resumed at step" in last.output and "damaged" not in last.output
+    assert facts(run, steps)["checksums"] == facts(alone, steps)["checksums"]
+    assert metrics(run) == metrics(alone)
+    assert during_save or kills < 2
+
+
+def test_killed_twice(preset, tmp_path):
+    killed_and_resumed(preset, tmp_path, steps=60, kills=2)
+
+
+@pytest.mark.slow
+def test_killed_ten_times(preset, tmp_path):
+    killed_and_resumed(preset, tmp_path, steps=240, kills=10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends(preset, tmp_path, number):
+    run = tmp_path / "run"
+    arguments = ["pretrain", preset, "--run-dir", run, "--train.steps", 100_000, "--train.checkpoint-every", 0]
+    command = Command(arguments, tmp_path / "log")
+    command.wait_until(lambda: (run / "metrics.jsonl").exists() and metrics(run))
+    command.kill(number)
+    assert command.wait() == 0, command.output
+    (step,) = saved_steps(run)
+    assert f"Stopped by a signal after step {step:,}; saved" in command.output
+    assert metrics(run)[-1]["step"] <= step
+
+
+def test_a_second_process_is_refused(preset, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["pretrain", preset, "--run-dir", run, "--train.steps", 100_000]
+    first = Command(arguments, tmp_path / "first.log")
+    first.wait_until(lambda: (run / "config.json").exists())
+    second = Command(arguments, tmp_path / "second.log")
+    assert second.wait() == 2
+    lines = [line for line in second.output.splitlines() if line]
+    assert len(lines) == 1 and "in use by another process" in lines[0] and str(first.process.pid) in lines[0]
+    assert first.process.is_alive()
+    first.kill()
+    first.process.join()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk(preset, tmp_path, small_disk):
+    """Two megabytes of checkpoints on a disk of 600 kB: one sentence; with room made, the run goes on from the last."""
+    run = small_disk / "run"
+    arguments = ["pretrain", preset, "--run-dir", run, "--train.keep-checkpoints", 20, "--train.steps", 40,
+                 "--train.tensorboard", "True", "--train.checkpoint-every", 2]
+    command = Command(arguments, tmp_path / "log")
+    assert command.wait() == 2, command.output
+    told = command.output.splitlines()
+    assert told[-1].startswith("jaxlm: ") and ("space" in told[-1] or "No space" in told[-1])
+    assert "Traceback" not in command.output and "Exception" not in command.output, command.output
+    kept = max(saved_steps(run))
+    assert shutil.disk_usage(small_disk).free < 200_000
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    again = Command(arguments, tmp_path / "again.log")
+    assert again.wait() == 0, again.output
+    assert f"resumed at step {kept}" in again.output and "damaged" not in again.output
+
+
+@pytest.fixture
+def nobody():
+    """Root may write anywhere, so it gives that up for a while."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        yield
+        os.seteuid(0)
+    else:
+        yield
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, request, capsys):
+    from jaxlm.errors import UserError
+    from jaxlm.training import run_folder
+
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(0o755)
+    folder.chmod(0o555)
+    request.getfixturevalue("nobody")
+    with pytest.raises(UserError, match=r"cannot write in the run folder .*locked: Permission denied"):
+        run_folder.lock(folder)
+    with pytest.raises(UserError, match=r"cannot make the run folder .*new: Permission denied"):
+        run_folder.create(folder / "new")

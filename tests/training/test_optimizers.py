@@ -1,0 +1,173 @@
+"""Optimizers against a slow reference in numpy, or torch's; schedules at their corners."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from jaxlm.experiment import OptimizerConfig
+from jaxlm.training.optimizers import make_optimizer, make_schedule, matrices, per_layer
+
+STEPS = 6
+
+
+def parameters(seed: int = 0) -> dict:
+    """Two scanned layers, an embedding and a norm, under the names that models use."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return jnp.asarray(draw.normal(size=shape) * 0.3, jnp.float32)
+
+    return {
+        "word": {"embedding": normal(7, 4)},
+        "encoder": {"layers": {
+            "wi": {"kernel": normal(2, 4, 6), "bias": normal(2, 6)},
+            "norm": {"scale": 1 + normal(2, 4), "bias": normal(2, 4)},
+        }},
+        "norm": {"scale": 1 + normal(4)},
+    }
+
+
+def gradients(step: int) -> dict:
+    scale = 10.0 ** (step - 3)  # some are clipped, some are not
+    return jax.tree.map(lambda g: g * scale, parameters(100 + step))
+
+
+def run(config: OptimizerConfig, steps: int = STEPS) -> dict:
+    optimizer = make_optimizer(config, steps)
+    params = parameters()
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for step in range(steps):
+        updates, state = update(gradients(step), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def flat(tree: dict) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {"/".join(entry.key for entry in path): np.asarray(leaf, np.float64) for path, leaf in leaves}
+
+
+def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    return {name: g * min(1.0, most / norm) for name, g in grads.items()}
+
+
+def test_lamb_layer_by_layer():
+    """You et al. 2020, algorithm 2, written out for one layer's matrix at a time."""
+    config = OptimizerConfig(name="lamb", learning_rate=0.05, warmup_steps=2, weight_decay=0.1)
+    rate = make_schedule(config, STEPS)
+    params = flat(parameters())
+    m = {name: np.zeros_like(p) for name, p in params.items()}
+    v = {name: np.zeros_like(p) for name, p in params.items()}
+    for step in range(STEPS):
+        for name, g in clipped(flat(gradients(step)), config.clip_norm).items():
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g**2
+            update = (m[name] / (1 - 0.9 ** (step + 1))) / (np.sqrt(v[name] / (1 - 0.999 ** (step + 1))) + config.eps)
+            if name.endswith(("kernel", "embedding")):
+                update = update + config.weight_decay * params[name]
+                for layer in range(2) if "layers" in name else [...]:
+                    ratio = np.linalg.norm(params[name][layer]) / np.linalg.norm(update[layer])
+                    update[layer] *= ratio
+            params[name] = params[name] - float(rate(step)) * update
+    for name, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, params[name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_adamw_is_torchs_without_decay_on_biases_and_norms():
+    config = OptimizerConfig(learning_rate=0.03, warmup_steps=3, schedule="cosine", weight_decay=0.2, final_share=0.1)
+    theirs = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in flat(parameters()).items()}
+    decayed = [p for name, p in theirs.items() if name.endswith(("kernel", "embedding"))]
+    others = [p for name, p in theirs.items() if not name.endswith(("kernel", "embedding"))]
+    assert len(decayed) == 2 and len(others) == 4
+    groups = [{"params": decayed, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6)
+    rate = make_schedule(config, STEPS)
+    for step in range(STEPS):
+        for name, g in flat(gradients(step)).items():
+            theirs[name].grad = torch.tensor(g)
+        torch.nn.utils.clip_grad_norm_(theirs.values(), config.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = float(rate(step))
+        optimizer.step()
+    for name, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, theirs[name].detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_adafactor_factors_matrices_and_treats_layers_apart():
+    """Layer 0 of the stack moves exactly as it would if it were a parameter of its own."""
+    # Factoring begins at 128 rows and columns.
+    stack = jnp.asarray(np.random.default_rng(0).normal(size=(2, 160, 130)), jnp.float32)
+    config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=4, schedule="inverse-sqrt")
+    optimizer = make_optimizer(dataclasses.replace(config, clip_norm=0.0), STEPS)
+
+    def steps(params):
+        state = optimizer.init(params)
+        for step in range(3):
+            grads = jax.tree.map(jnp.cos, jax.tree.map(lambda p, step=step: p * (step + 1), params))
+            updates, state = optimizer.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    stacked, state = steps({"layers": {"wi": {"kernel": stack}}})
+    single, _ = steps({"wi": {"kernel": stack[0]}})
+    np.testing.assert_allclose(stacked["layers"]["wi"]["kernel"][0], single["wi"]["kernel"], rtol=1e-6)
+    sizes = [leaf.size for leaf in jax.tree.leaves(state)]
+    assert max(sizes) == 2 * 160, "no second moment is as large as the matrix"
+
+
+def test_the_trust_ratio_is_of_one_layer():
+    rule = per_layer(optax.scale_by_trust_ratio())
+    params = {"layers": {"kernel": jnp.array([[3.0, 4.0], [0.3, 0.4]])}, "kernel": jnp.array([6.0, 8.0])}
+    updates, _ = rule.update(jax.tree.map(jnp.ones_like, params), rule.init(params), params)
+    np.testing.assert_allclose(updates["layers"]["kernel"][:, 0], np.array([5.0, 0.5]) / np.sqrt(2), rtol=1e-6)
+    np.testing.assert_allclose(updates["kernel"], 10.0 / np.sqrt(2), rtol=1e-6)
+
+
+def test_what_decays():
+    assert flat(jax.tree.map(float, matrices(parameters()))) == {
+        "word/embedding": 1, "encoder/layers/wi/kernel": 1, "encoder/layers/wi/bias": 0,
+        "encoder/layers/norm/scale": 0, "encoder/layers/norm/bias": 0, "norm/scale": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "corners"),
+    [
+        (dict(schedule="linear"), {0: 0, 5: 0.5, 10: 1, 60: 0.5, 110: 0, 200: 0}),
+        (dict(schedule="linear", final_share=0.2), {10: 1, 60: 0.6, 110: 0.2}),
+        (dict(schedule="cosine"), {0: 0, 10: 1, 35: (1 + np.cos(np.pi / 4)) / 2, 60: 0.5, 110: 0}),
+        (dict(schedule="cosine", final_share=0.1), {60: 0.55, 110: 0.1}),
+        (dict(schedule="constant"), {0: 0, 5: 0.5, 10: 1, 110: 1}),
+        (dict(schedule="inverse-sqrt"), {0: 1, 10: 1, 40: 0.5, 90: 1 / 3}),
+        (dict(schedule="linear", warmup_steps=0), {0: 1, 55: 0.5, 110: 0}),
+        (dict(schedule="constant", warmup_steps=0), {0: 1}),
+        (dict(schedule="inverse-sqrt", warmup_steps=0), {0: 1, 1: 1, 4: 0.5}),
+        (dict(schedule="linear", warmup_steps=500), {110: 110 / 500}),  # the run ends before its warm-up does
+    ],
+)
+def test_schedules(config, corners):
+    schedule = make_schedule(OptimizerConfig(**({"learning_rate": 2.0, "warmup_steps": 10} | config)), 110)
+    for step, share in corners.items():
+        assert float(schedule(step)) == pytest.approx(2.0 * share, abs=1e-6), step
+
+
+def test_clipping():
+    """A gradient over the limit counts as if it had just that norm, one below as it is; 0 turns it off."""
+    def moved(clip_norm, scale):
+        config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, eps=1.0, clip_norm=clip_norm)
+        optimizer = make_optimizer(config, 10)
+        params = {"kernel": jnp.zeros(2)}
+        return optimizer.update({"kernel": scale * jnp.array([3.0, 4.0])}, optimizer.init(params), params)[0]["kernel"]
+
+    np.testing.assert_allclose(moved(1.0, 1.0), moved(0.0, 0.2), rtol=1e-6)
+    np.testing.assert_allclose(moved(1.0, 0.1), moved(0.0, 0.1), rtol=1e-6)
+    assert not np.allclose(moved(1.0, 1.0), moved(0.0, 1.0))

@@ -1,0 +1,164 @@
+"""Runs as a user makes them: begun, resumed, extended, finished, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxlm.cli import main
+from jaxlm.training.run_folder import open_run
+from tests.training.support import assert_same_arrays, facts, metrics, saved_steps, write_preset, write_text
+
+
+def test_what_a_run_leaves_behind(finished):
+    assert saved_steps(finished) == [4, 8, 12]
+    assert (finished / "curves.png").stat().st_size > 1000
+    names = {p.name for p in finished.iterdir()}
+    assert {"config.json", "data.json", "tokenizer", "checkpoints", "metrics.jsonl"} <= names
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    # Every 3 steps, the first, and with every evaluation: one object a step, each with the figures that are promised.
+    assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 12]
+    assert all({"loss", "tokens_per_second", "learning_rate", "grad_norm", "mlm_loss"} <= set(line) for line in lines)
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 12]
+    assert all("eval_mlm_loss" in line and "eval_nsp_accuracy" in line for line in lines if "eval_loss" in line)
+    assert lines[-1]["eval_loss"] < lines[2]["eval_loss"]
+
+
+def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
+    """A run in three pieces, which do not end where metrics are logged, is the run in one piece."""
+    run = tmp_path / "pieces"
+    for steps in (5, 7, 12):
+        # The schedule looks at the last step, so the pieces are made by stopping, as a signal does.
+        assert stopped_after(steps, ["pretrain", str(preset), "--run-dir", str(run), "--train.eval-every", "4"]) == 0
+    assert facts(run, 12) == facts(finished, 12)
+    assert metrics(run) == metrics(finished)
+    assert_same_arrays(open_run(run).params(), open_run(finished).params())
+
+
+def stopped_after(step: int, arguments: list[str]) -> int:
+    """The command with a stop signal that arrives during `step`."""
+    import contextlib
+
+    from jaxlm.training import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_stop_signals", lambda: contextlib.nullcontext(lambda now: now == step))
+        return main(arguments)
+
+
+def test_a_finished_run_says_so(finished, preset, capsys):
+    before = {p: p.stat().st_mtime_ns for p in (finished / "checkpoints").rglob("*") if p.is_file()}
+    for arguments in ([str(preset), "--run-dir", str(finished), "--train.eval-every", "4"], [str(finished)]):
+        assert main(["pretrain", *arguments]) == 0
+        said = capsys.readouterr()
+        assert "Finished: all 12 steps are done" in said.out and str(finished) in said.out and not said.err
+    assert {p: p.stat().st_mtime_ns for p in (finished / "checkpoints").rglob("*") if p.is_file()} == before
+
+
+def test_a_run_folder_goes_on_as_its_own_preset(finished, capsys):
+    assert main(["pretrain", str(finished), "--train.steps", "14"]) == 0
+    assert "resumed at step 12" in capsys.readouterr().out
+    assert [line["step"] for line in metrics(finished)] == [1, 3, 4, 6, 8, 9, 12, 14]
+    assert open_run(finished).experiment.train.steps == 14
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
+    before = facts(finished, 12), metrics(finished)
+    for file in (finished / "checkpoints" / "12" / "state").rglob("*"):
+        if file.is_file() and file.stat().st_size > 100:
+            file.write_bytes(file.read_bytes()[:50])
+    assert main(["pretrain", str(finished)]) == 0
+    said = capsys.readouterr().out
+    assert "checkpoint of step 12 is damaged" in said and "resumed at step 8" in said
+    assert (finished / "damaged-checkpoint-12").is_dir()
+    assert (facts(finished, 12), metrics(finished)) == before
+
+
+def refused(capsys, *arguments: object) -> str:
+    """The one line that the command leaves on standard error, with exit code 2."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("jaxlm: ") and said.count("\n") == 1 and "Traceback" not in said
+    return said
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_another_configuration_is_refused(finished, preset, capsys):
+    before = files_of(finished)
+    said = refused(capsys, "pretrain", preset, "--run-dir", finished, "--train.seed", "1", "--data.length", "16")
+    assert "train.seed: 0 -> 1" in said and "data.length: 32 -> 16" in said
+    assert files_of(finished) == before
+
+
+def test_changed_text_is_refused_with_both_fingerprints(tmp_path, capsys):
+    preset, run = write_preset(tmp_path), tmp_path / "run"
+    assert main(["pretrain", str(preset), "--run-dir", str(run), "--train.steps", "2"]) == 0
+    old = json.loads((run / "data.json").read_text())["data"]
+    write_text(tmp_path / "text.txt", seed=1)
+    before = files_of(run)
+    said = refused(capsys, "pretrain", preset, "--run-dir", run, "--train.steps", "4")
+    assert "text has changed" in said and old in said and said.count("store") == 1
+    assert files_of(run) == before
+
+
+def test_a_mistake_leaves_the_folder_free(preset, tmp_path, capsys):
+    """What was refused may be tried again with other values, in the same folder."""
+    run = tmp_path / "run"
+    refused(capsys, "pretrain", preset, "--run-dir", run, "--data.length", "64")  # more than the model's positions
+    assert [p.name for p in run.iterdir()] == [".lock"]
+    assert main(["pretrain", str(preset), "--run-dir", str(run), "--data.length", "16", "--train.steps", "1"]) == 0
+
+
+def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxlm.training.loop.make_train_step", lambda *a, **k: 1 / 0)  # as when memory does not suffice
+        with pytest.raises(ZeroDivisionError):
+            main(["pretrain", str(preset), "--run-dir", str(run)])
+    assert (run / "config.json").exists()
+    arguments = ["--train.batch-size", "4", "--data.vocab-size", "520", "--train.steps", "1"]
+    assert main(["pretrain", str(preset), "--run-dir", str(run), *arguments]) == 0
+    assert open_run(run).tokenizer.vocabulary.size == 520
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(preset, tmp_path, capsys):
+    run = tmp_path / "run"
+    said = refused(
+        capsys, "pretrain", preset, "--run-dir", run, "--optimizer.learning-rate", "1e38",
+        "--optimizer.warmup-steps", "0", "--train.checkpoint-every", "1",
+    )
+    assert "is not finite" in said and "step" in said and "learning_rate" in said
+    for step in saved_steps(run):  # none of what was saved is anything but a number
+        params, _ = open_run(run).params()
+        assert all(bool(jax.numpy.all(jax.numpy.isfinite(leaf))) for leaf in jax.tree.leaves(params)), step
+
+
+def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch):
+    from jaxlm.training import loop
+
+    make = loop.make_train_step
+
+    def breaking(*arguments, **options):
+        step = make(*arguments, **options)
+
+        def broken(state, batch):
+            number = int(state.step) + 1
+            state, metrics = step(state, batch)
+            if number == 7:
+                metrics["grad_norm"] = (metrics["grad_norm"][0] * jax.numpy.inf, metrics["grad_norm"][1])
+            return state, metrics
+
+        return broken
+
+    monkeypatch.setattr(loop, "make_train_step", breaking)
+    said = refused(capsys, "pretrain", preset, "--run-dir", tmp_path / "run")
+    assert "gradient of step 7 is not finite" in said and "of step 4" in said
+    assert saved_steps(tmp_path / "run") == [4]
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 3, 6]
