@@ -19,5 +19,5 @@ experiment = Experiment(
     ),
     data=DataConfig(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100),
-    train=TrainConfig(steps=600, batch_size=32, log_every=10, eval_every=200, eval_batches=8, checkpoint_every=200),
+    train=TrainConfig(steps=500, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=250),
 )
