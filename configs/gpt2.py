@@ -6,8 +6,9 @@ Hardware:    nanoGPT trains this shape in about 4 days on 8 A100s
 Parameters:  124,439,808 with the published vocabulary of 50,257
 Result:      published, OpenWebText: held-out loss about 2.85 after 300 billion tokens (karpathy/nanoGPT, README)
 
-The published vocabulary is --data.tokenizer FOLDER with GPT-2's encoder.json and vocab.bpe. Steps, schedule, betas and decay
-are those of nanoGPT, whose batch is 480 rows; the original trained 512 rows at a time and did not publish the rest.
+The published vocabulary: --data.tokenizer FOLDER, with GPT-2's encoder.json and vocab.bpe in it.
+Steps, schedule, betas and decay are those of nanoGPT, whose batch is 480 rows; the original trained 512 rows at a time
+and did not publish the rest.
 """
 
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -19,7 +20,8 @@ experiment = Experiment(
     objective=CausalLM(model=Gpt2Config.published("small", dtype="bfloat16")),
     data=DataConfig(length=1024, vocab_size=50257),
     optimizer=OptimizerConfig(
-        learning_rate=6e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
+        learning_rate=6e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8,
+        weight_decay=0.1,
     ),
     train=TrainConfig(steps=600_000, batch_size=512, log_every=100, eval_every=2_000, checkpoint_every=2_000),
 )

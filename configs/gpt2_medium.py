@@ -6,8 +6,8 @@ Hardware:    not published; see `jaxlm plan configs/gpt2_medium.py`
 Parameters:  354,823,168 with the published vocabulary of 50,257
 Result:      published, OpenWebText: 2.84 for the released weights (karpathy/nanoGPT, README)
 
-The published vocabulary is --data.tokenizer FOLDER with GPT-2's encoder.json and vocab.bpe. The learning rate is GPT-3's
-for this size; the rest is nanoGPT's recipe for 124M.
+The published vocabulary: --data.tokenizer FOLDER, with GPT-2's encoder.json and vocab.bpe in it.
+The learning rate is GPT-3's for this size; the rest is nanoGPT's recipe for 124M.
 """
 
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -19,7 +19,8 @@ experiment = Experiment(
     objective=CausalLM(model=Gpt2Config.published("medium", dtype="bfloat16", remat="dots")),
     data=DataConfig(length=1024, vocab_size=50257),
     optimizer=OptimizerConfig(
-        learning_rate=3e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
+        learning_rate=3e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8,
+        weight_decay=0.1,
     ),
     train=TrainConfig(steps=600_000, batch_size=512, log_every=100, eval_every=2_000, checkpoint_every=2_000),
 )

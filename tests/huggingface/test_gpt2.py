@@ -156,7 +156,8 @@ def test_older_files(tmp_path, tokenizer):
 
     model = torch_gpt2("a", tokenizer)
     folder = save_torch(model, tmp_path / "hf", tokenizer)
-    tensors = {name.removeprefix("transformer."): array for name, array in load_file(folder / "model.safetensors").items()}
+    stored = load_file(folder / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): array for name, array in stored.items()}
     tensors |= {f"h.{i}.attn.bias": np.tri(40, dtype=np.float32)[None, None] for i in range(2)}
     save_file(tensors, folder / "model.safetensors")
     imported = import_folder(folder)

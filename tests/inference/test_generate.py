@@ -109,7 +109,8 @@ def test_draws_follow_the_probabilities(bound, params):
     ids, mask = jnp.asarray([[7, 8, 9]] * 2000), jnp.ones((2000, 3), bool)
     logits = gpt2.prefill(bound.model, params, ids[:1], mask[:1], 1)[0][0]
     chances = np.asarray(jax.nn.softmax(logits / 2.0))
-    drawn = [row[0] for row in generate(bound, params, [[7, 8, 9]] * 2000, max_new_tokens=1, temperature=2.0, stop_ids=[])]
+    rows = generate(bound, params, [[7, 8, 9]] * 2000, max_new_tokens=1, temperature=2.0, stop_ids=[])
+    drawn = [row[0] for row in rows]
     common = np.argsort(chances)[::-1][:20]
     counts = np.array([drawn.count(token) for token in common] + [sum(token not in common for token in drawn)])
     expected = 2000 * np.append(chances[common], 1 - chances[common].sum())
