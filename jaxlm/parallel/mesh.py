@@ -56,5 +56,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def check_batch(batch_size: int, accumulate: int, mesh: Mesh) -> None:
+    """UserError unless every device gets the same number of rows of each part of the batch."""
+    ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if (batch_size // accumulate) % ways:
+        parts = f" in {accumulate} parts" if accumulate > 1 else ""
+        raise UserError(
+            f"train.batch_size {batch_size}{parts} is not divisible by data x fsdp = {ways} devices; change "
+            "train.batch_size or the mesh."
+        )
+
+
 def _spell(sizes: dict[str, int]) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in sizes.items())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import jax
+import time
 
-# Dense bfloat16 FLOP/s of one device as jax counts devices, from the makers' data sheets (TPU v2 and v3: one core).
+import jax
+import jax.numpy as jnp
+
+# Dense bfloat16 FLOP/s of one device as jax counts devices, from the makers' data sheets (TPU v2, v3 and 7x: one core).
 PEAKS: tuple[tuple[str, float], ...] = (
-    ("TPU v6", 918e12), ("TPU v5p", 459e12), ("TPU v5 lite", 197e12), ("TPU v5e", 197e12), ("TPU v5", 459e12),
-    ("TPU v4", 275e12), ("TPU v3", 61.5e12), ("TPU v2", 22.5e12),
-    ("H200", 989e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("GH200", 989e12), ("B200", 2250e12), ("A100", 312e12),
+    ("TPU7x", 1153.5e12), ("TPU v6", 918e12), ("TPU v5p", 459e12), ("TPU v5 lite", 197e12), ("TPU v5e", 197e12),
+    ("TPU v5", 459e12), ("TPU v4", 275e12), ("TPU v3", 61.5e12), ("TPU v2", 22.5e12),
+    ("GH200", 989e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("B200", 2250e12), ("A100", 312e12),
     ("L40S", 362e12), ("L4", 121e12), ("A10", 125e12), ("V100", 125e12), ("T4", 65e12), ("RTX 4090", 165e12),
 )
 
@@ -18,3 +21,16 @@ def peak_flops(device: jax.Device, dtype: str) -> float:
     what the chip could do."""
     del dtype
     return next((peak for name, peak in PEAKS if name.lower() in device.device_kind.lower()), 0.0)
+
+
+def measured_flops(device: jax.Device, dtype: str, size: int = 2048, tries: int = 5) -> float:
+    """FLOP/s that a product of two `size` x `size` matrices reaches on `device`: the best of a few tries."""
+    matrix = jax.device_put(jnp.full((size, size), 0.5, dtype), device)
+    product = jax.jit(jnp.matmul)
+    product(matrix, matrix).block_until_ready()
+    seconds = []
+    for _ in range(tries):
+        start = time.perf_counter()
+        product(matrix, matrix).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * size**3 / min(seconds)

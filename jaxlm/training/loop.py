@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment
 from jaxlm.parallel.hosts import local_rows, main_first, place_rows
-from jaxlm.parallel.mesh import BATCH_AXES, make_mesh
+from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.text.batches import Batches
@@ -65,12 +65,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
 
     # The mesh comes first: its mistakes are cheap to find, a corpus is not.
     mesh = make_mesh(experiment.mesh)
-    ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if (t.batch_size // t.accumulate) % ways:
-        raise UserError(
-            f"train.batch_size {t.batch_size}{f' in {t.accumulate} parts' if t.accumulate > 1 else ''} is not "
-            f"divisible by data x fsdp = {ways} devices; change train.batch_size or the mesh."
-        )
+    check_batch(t.batch_size, t.accumulate, mesh)
 
     # The text, and the objective that knows its vocabulary.
     data = experiment.data

@@ -1,0 +1,20 @@
+"""BERT-base (12 layers, width 768): the published size and schedule.
+
+Command:     jaxlm pretrain configs/bert_base.py --run-dir runs/bert_base --data.source "gs://YOUR/text/*.jsonl.zst"
+             (the paper trains 90 % of the steps so, the rest with --data.length 512)
+Hardware:    published: 4 Cloud TPUs (16 chips), four days; here see `jaxlm plan configs/bert_base.py`
+Parameters:  110,106,428 with the published vocabulary of 30,522
+Result:      published, SQuAD 1.1 dev after fine-tuning: 88.4 F1 (google-research/bert, README)
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=BertPretraining(model=BertConfig.published("base", dtype="bfloat16")),
+    data=DataConfig(length=128, vocab_size=30522),
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+    train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)

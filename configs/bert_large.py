@@ -1,0 +1,20 @@
+"""BERT-large (24 layers, width 1024): the published size and schedule.
+
+Command:     jaxlm pretrain configs/bert_large.py --run-dir runs/bert_large --data.source "gs://YOUR/text/*.jsonl.zst"
+             (the paper trains 90 % of the steps so, the rest with --data.length 512)
+Hardware:    published: 16 Cloud TPUs (64 chips), four days; here see `jaxlm plan configs/bert_large.py`
+Parameters:  336,226,108 with the published vocabulary of 30,522
+Result:      published, SQuAD 1.1 dev after fine-tuning: 90.9 F1 (google-research/bert, README)
+"""
+
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.bert import BertConfig
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.text.data import DataConfig
+
+experiment = Experiment(
+    objective=BertPretraining(model=BertConfig.published("large", dtype="bfloat16")),
+    data=DataConfig(length=128, vocab_size=30522),
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+    train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)

@@ -1,0 +1,80 @@
+"""jaxlm bench CONFIG [--peer huggingface] [--steps N] [--json] [--any.field VALUE …]
+
+Times the real train step on this machine, on synthetic text: tokens a second, MFU, the share of the corruption; with
+--peer huggingface also the Transformers class of the same sizes under torch.compile, in turns with ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from jaxlm.commands.common import Parser, start_jax
+from jaxlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlm.bench import Bench
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser(
+        "jaxlm bench", description=__doc__, add_help=False, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="a preset (configs/bert_mini.py) or a run folder")
+    parser.add_argument("--peer", choices=["huggingface"], default=None, help="what to compare with")
+    parser.add_argument("--steps", type=int, default=None, help="steps in each round; default: two seconds' worth")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0
+    options, rest = parser.parse_known_args(arguments)
+    if options.steps is not None and options.steps < 1:
+        raise UserError(f"--steps is {options.steps}; it must be at least 1.")
+
+    from jaxlm.experiment import load_preset
+    from jaxlm.flags import override
+
+    experiment = override(load_preset(options.config), rest, f"jaxlm bench {options.config}")
+    if options.peer:  # PyTorch needs what jax would otherwise take of a GPU's memory at once
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    start_jax()
+    from jaxlm.bench import bench
+
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    result = bench(experiment, options.peer, options.steps, say)
+    print(json.dumps(result.to_json()) if options.json else report(result))
+    return 0
+
+
+def report(b: Bench) -> str:
+    """The result for people."""
+    from jaxlm.bench import MFU_FORMULA
+
+    lines = [
+        f"{b.objective}, {b.parameters:,} parameters, batch {b.batch_size} x {b.length}, {b.dtype}, "
+        f"{b.devices} x {b.device}; medians of {len(b.ours.step_seconds)} rounds of {b.steps} steps",
+        "",
+        f"{'':<36}{'tokens/s':>12}{'ms a step':>12}{'MFU':>9}{'first step':>13}",
+    ]
+    for side in filter(None, (b.ours, b.peer)):
+        lines.append(
+            f"{side.name:<36}{b.tokens_per_second(side):>12,.0f}{side.seconds * 1e3:>12,.2f}{b.mfu(side):>9.1%}"
+            f"{side.first_step_seconds:>11,.1f} s"
+        )
+    if b.peer:
+        lines += [f"ratio{b.ratio:>43.2f}", f"peer: {b.peer.note}"]
+    peak = "measured here by a product of two 2,048 x 2,048 matrices" if b.peak_is_measured else "bfloat16, data sheet"
+    lines += [
+        "",
+        f"MFU = {MFU_FORMULA}; peak {b.peak_flops / 1e12:,.3f} TFLOP/s a device ({peak})",
+        f"Corruption: {b.corruption_seconds * 1e3:,.2f} ms, {b.corruption_seconds / b.ours.seconds:.1%} of a step",
+    ]
+    for side in filter(None, (b.ours, b.peer)):
+        if side.peak_memory:
+            lines.append(f"Peak memory, {side.name}: {side.peak_memory / 2**30:,.2f} GiB")
+    return "\n".join(lines)

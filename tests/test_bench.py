@@ -1,0 +1,162 @@
+"""Benchmarks: what is reported adds up, and the peer learns from the same batch by its own loss."""
+
+import importlib.util
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.bench import synthetic_batch
+from jaxlm.cli import main
+from jaxlm.errors import UserError
+from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.electra import ElectraConfig
+from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.t5 import T5Config
+from jaxlm.objectives.bert import BertPretraining
+from jaxlm.objectives.electra import Electra
+from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.objectives.t5 import T5Pretraining
+from jaxlm.parallel.peaks import measured_flops
+from jaxlm.text.data import DataConfig
+from jaxlm.training.step import corruption_key
+from jaxlm.types import Vocabulary
+
+SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
+OBJECTIVES = {
+    "bert": BertPretraining(model=BertConfig(**SIZES, intermediate_size=32)),
+    "bert_mlm": BertPretraining(model=BertConfig(**SIZES, intermediate_size=32), next_sentence=False),
+    "electra": Electra(model=ElectraConfig(
+        **SIZES, intermediate_size=32, embedding_size=16, generator_hidden_size=8, generator_num_layers=1,
+        generator_num_heads=1, generator_intermediate_size=16,
+    )),
+    "gpt2": CausalLM(model=Gpt2Config(**SIZES, intermediate_size=32)),
+    "t5": T5Pretraining(model=T5Config(**SIZES, head_dim=8, intermediate_size=32)),
+}
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+def experiment_of(name: str) -> Experiment:
+    return Experiment(
+        objective=OBJECTIVES[name], data=DataConfig(length=64), train=TrainConfig(batch_size=4, steps=10),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
+    )
+
+
+experiment = experiment_of("bert")
+
+
+@pytest.fixture
+def preset(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text("from tests.test_bench import experiment\n")
+    return str(path)
+
+
+def test_json_is_one_object_whose_figures_add_up(preset, capsys):
+    assert main(["bench", preset, "--steps", "2", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["peer_tokens_per_second"] is None and out["ratio"] is None
+    assert out["steps_per_round"] == 2 and len(out["step_seconds_by_round"]) == out["rounds"]
+    assert out["tokens_per_second"] == pytest.approx(4 * 64 / np.median(out["step_seconds_by_round"]))
+    assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)
+    peak = out["peak_flops_per_device"] * out["devices"]
+    assert out["mfu"] == pytest.approx(out["flops_per_step"] / out["step_seconds"] / peak)
+    assert out["peak_is_measured"] and out["corruption_seconds"] > 0
+
+
+def test_the_report_for_people_states_formula_and_peak(preset, capsys):
+    assert main(["bench", preset, "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "MFU = 3 x forward FLOPs" in out and "measured here" in out and "Corruption" in out
+
+
+@needs_torch
+def test_the_peer_is_timed_beside_ours(preset, capsys, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)  # the compiler takes a minute and is not ours to test
+    assert main(["bench", preset, "--steps", "1", "--peer", "huggingface", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["peer"] == "BertForPreTraining"
+    theirs = np.array(out["peer_step_seconds_by_round"])
+    assert out["peer_tokens_per_second"] == pytest.approx(4 * 64 / np.median(theirs))
+    assert out["ratio"] == pytest.approx(np.median(theirs / np.array(out["step_seconds_by_round"])))
+
+
+@needs_torch
+def test_a_compiler_that_fails_is_said_and_replaced(preset, capsys, monkeypatch):
+    import torch
+
+    def broken(model):
+        def call(**_):
+            raise RuntimeError("no C++ compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert main(["bench", preset, "--steps", "1", "--peer", "huggingface", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "no C++ compiler here" in captured.err
+    assert "eager" in json.loads(captured.out)["peer_note"]
+
+
+@needs_torch
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch):
+    import torch
+
+    from jaxlm.bench_peer import Peer
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    experiment = experiment_of(name)
+    objective = experiment.objective.bind(Vocabulary.stand_in(200), 64)
+    batch = synthetic_batch(objective, 4, 64)
+    example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
+    peer = Peer(experiment, objective, jax.device_get(example), report=lambda _: None)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(peer.recipe.loss(objective, peer.callable, peer.inputs))
+
+    params = jax.jit(objective.init)(jax.random.key(0))
+    ours = float(jax.jit(lambda p, e: objective.loss(p, e, jax.random.key(1), False)[0])(params, example))
+    # ELECTRA's networks share their embeddings in ours only.
+    counted = {id(p): p.numel() for p in peer.parameters}
+    shared = sum(leaf.size for leaf in jax.tree.leaves(params["embeddings"])) if name == "electra" else 0
+    assert sum(counted.values()) - shared == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert loss() == pytest.approx(ours, rel=0.15)  # both know nothing yet
+    before = np.mean([loss() for _ in range(3)])
+    peer.first_step()
+    peer.run(9)
+    assert np.mean([loss() for _ in range(3)]) < before - 0.1
+
+
+def test_a_synthetic_batch_is_full_rows_of_text():
+    objective = OBJECTIVES["bert"].bind(Vocabulary.stand_in(200), 64)
+    batch = synthetic_batch(objective, 3, 64)
+    assert batch.tokens.shape == batch.segment_ids.shape == (3, 61)
+    assert batch.tokens.min() >= 107 and batch.tokens.max() < 200 and (batch.segment_ids == 1).all()
+
+
+def test_missing_torch_and_bad_steps_are_the_users_mistakes(preset, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+    assert main(["bench", preset, "--peer", "huggingface"]) == 2
+    assert "needs torch" in capsys.readouterr().err
+    assert main(["bench", preset, "--steps", "0"]) == 2
+
+
+def test_an_objective_without_a_counterpart_is_refused():
+    from jaxlm.bench_peer import require_torch
+
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs torch and transformers")
+    with pytest.raises(UserError, match="no counterpart"):
+        require_torch(object())
+
+
+def test_a_measured_peak_is_that_of_a_matrix_product():
+    assert measured_flops(jax.devices()[0], "float32", size=64, tries=2) > 1e6
