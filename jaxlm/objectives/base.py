@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.types import TokenBatch, Vocabulary
 
 Params = dict[str, Any]
-Example = dict[str, Array]
-"""Arrays that all have the batch as their first dimension."""
+Example = dict[str, Array | np.ndarray]
+"""Arrays that all have the batch as their first dimension; on the host, as `describe` gets them, numpy's."""
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 """name -> (sum, weight), float32 scalars: they add up over devices, microbatches and steps; the mean is sum/weight."""

@@ -86,7 +86,7 @@ class Electra:
             )
         if length < 8:
             raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.size)
+        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
         return dataclasses.replace(self, model=model, vocabulary=vocabulary)
 
     def raw_length(self, length: int) -> int:
@@ -198,14 +198,13 @@ class Electra:
         marks = ["special" if self.vocabulary.special[i] else "" for i in original]
         used = np.flatnonzero(np.asarray(example["masked_weights"][row]))
         asked = ["" for _ in original]
-        judged = list(marks)
         for position in np.asarray(example["masked_positions"][row])[used]:
             marks[position] = "masked" if ids[position] == self.vocabulary.mask else "kept"
-            asked[position], judged[position] = "target", "span"
+            asked[position] = "target"
         targets = [int(i) for i in np.asarray(example["masked_labels"][row])[used]]
         return [
             Line("text", original, asked),
-            Line("generator's input", ids, marks),
+            Line("generator sees", ids, marks),
             Line(f"generator predicts {len(targets)}", targets, ["target"] * len(targets)),
-            Line(f"discriminator judges {real}; the generator's guesses stand where marked", original, judged),
+            Line(f"discriminator judges all {real} tokens, the generator's guesses in place of the targets", [], []),
         ]

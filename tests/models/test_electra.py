@@ -1,0 +1,109 @@
+"""ELECTRA's networks: published sizes, what is shared, what a padded row sees."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.models import electra
+from jaxlm.models.electra import ElectraConfig
+
+SMALL = ElectraConfig(
+    vocab_size=90, embedding_size=12, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
+    generator_hidden_size=8, generator_num_layers=1, generator_num_heads=2, generator_intermediate_size=16,
+    max_positions=24, init_std=0.3,
+)
+DISCRIMINATOR = ("embeddings", "discriminator", "rtd_head")
+GENERATOR = ("embeddings", "generator", "mlm_head")
+
+
+encode = jax.jit(electra.encode, static_argnums=(0, 2))
+init = jax.jit(electra.init, static_argnums=0)
+
+
+def shapes(config: ElectraConfig):
+    return jax.eval_shape(lambda key: electra.init(config, key), jax.random.key(0))
+
+
+def count(tree, names: tuple[str, ...] | None = None) -> int:
+    tree = tree if names is None else {name: tree[name] for name in names}
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    ("size", "discriminator", "generator", "joint"),
+    [
+        ("small", 13_549_057, 4_620_026, 14_196_219),
+        ("small++", 13_549_057, 13_546_682, 23_122_875),
+        ("base", 109_483_009, 33_740_602, 119_386_427),
+        ("large", 335_142_913, 51_295_290, 354_655_291),
+    ],
+)
+def test_parameter_counts_are_specs(size, discriminator, generator, joint):
+    found = shapes(ElectraConfig.published(size))
+    assert (count(found, DISCRIMINATOR), count(found, GENERATOR), count(found)) == (discriminator, generator, joint)
+
+
+@pytest.mark.parametrize(
+    ("width", "joint"), [(64, 14_196_219), (128, 15_975_611), (192, 18_967_675), (256, 23_122_875)]
+)
+def test_sweep_of_generator_widths(width, joint):
+    config = ElectraConfig.published(
+        "small", generator_hidden_size=width, generator_num_heads=width // 64, generator_intermediate_size=4 * width
+    )
+    assert count(shapes(config)) == joint
+
+
+def test_a_projection_stands_only_where_widths_differ():
+    found = shapes(ElectraConfig.published("base"))
+    assert "projection" in found["generator"] and "projection" not in found["discriminator"]
+
+
+def test_separate_embeddings_are_one_more_copy():
+    shared = shapes(SMALL)
+    separate = shapes(ElectraConfig(**(vars(SMALL) | {"share_embeddings": False})))
+    assert count(separate) - count(shared) == count(shared["embeddings"])
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+def test_padding_is_not_seen(network):
+    params = init(SMALL, jax.random.key(0))
+    ids = jax.random.randint(jax.random.key(1), (1, 20), 0, 90)
+    mask = (jnp.arange(20) < 13)[None]
+    padded = encode(SMALL, params, network, ids, None, mask)
+    alone = encode(SMALL, params, network, ids[:, :13])
+    np.testing.assert_allclose(padded[:, :13], alone, atol=1e-5)
+    other = encode(SMALL, params, network, ids, None, None)
+    assert np.abs(other[:, :13] - alone).max() > 1e-2  # without the mask it would be
+
+
+def test_logits_are_float32_in_bfloat16():
+    config = ElectraConfig(**(vars(SMALL) | {"dtype": "bfloat16"}))
+    params = init(config, jax.random.key(0))
+    ids = jnp.ones((2, 7), jnp.int32)
+
+    for network, head in (("generator", electra.predict_tokens), ("discriminator", electra.detect_replaced)):
+        hidden = jax.eval_shape(lambda p, n=network: electra.encode(config, p, n, ids), params)
+        assert hidden.dtype == jnp.bfloat16
+        assert jax.eval_shape(lambda p, x, h=head: h(config, p, x), params, hidden).dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 18, "num_heads": 4}, "hidden_size 18 is not divisible by num_heads 4"),
+        ({"generator_num_heads": 3}, "generator_hidden_size 256 is not divisible by generator_num_heads 3"),
+        ({"generator_num_layers": 0}, "generator_num_layers is 0"),
+        ({"embedding_size": 0}, "embedding_size is 0"),
+        ({"attention_dropout": 1.0}, "attention_dropout is 1.0"),
+    ],
+)
+def test_bad_shapes(changes, message):
+    with pytest.raises(UserError, match=message):
+        ElectraConfig(**changes)
