@@ -34,5 +34,5 @@ def main(arguments: list[str]) -> int:
     )
     out = export_folder(options.out, run.objective, params, run.tokenizer, card)
     loss = f", held-out loss {evaluation['loss']:.4f}" if "loss" in evaluation else ""
-    print(f"Wrote step {step:,}{loss} to {out}; load it with AutoModelForPreTraining and AutoTokenizer.")
+    print(f"Wrote step {step:,}{loss} to {out}; its README.md says how Transformers loads it.")
     return 0

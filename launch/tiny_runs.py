@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Trains every tiny preset on one text and prints the README's table of what each has learnt.
+
+    .venv/bin/python launch/tiny_runs.py "$JAXLM_DATA/pretrain/wiki_en.jsonl.xz" [--out runs/tiny] [PRESET …]
+
+"Before" is the held-out loss of the initial weights: a run of one step at a vanishing learning rate. All presets use the
+same token store. A run that is there already is resumed or found finished, so the script can be started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from jaxlm.experiment import load_config
+from jaxlm.training.metrics import headline, last_evaluation, read_metrics
+
+PRESETS = ("bert_tiny", "gpt2_tiny", "t5_tiny", "electra_tiny")
+
+
+def pretrain(preset: Path, source: str, run: Path, *flags: str) -> float:
+    """Runs the preset and returns the seconds that it took, whatever was done before included."""
+    start = time.monotonic()
+    command = [sys.executable, "-m", "jaxlm.cli", "pretrain", str(preset), "--run-dir", str(run), "--data.source", source]
+    subprocess.run([*command, *flags], check=True, stdout=sys.stderr)
+    seconds = run / "seconds.json"
+    total = time.monotonic() - start + (json.loads(seconds.read_text()) if seconds.exists() else 0.0)
+    seconds.write_text(json.dumps(total))
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("presets", nargs="*", default=PRESETS)
+    parser.add_argument("--out", type=Path, default=Path("runs/tiny"))
+    options = parser.parse_args()
+    configs = Path(__file__).parent.parent / "configs"
+    print("| preset | steps | held-out loss before | after | other held-out figures | minutes | real tokens |")
+    print("|---|---|---|---|---|---|---|")
+    for name in options.presets:
+        preset, run = configs / f"{name}.py", options.out / name
+        start = options.out / f"{name}-start"
+        pretrain(preset, options.source, start, "--train.steps", "1", "--optimizer.learning-rate", "1e-12")
+        seconds = pretrain(preset, options.source, run)
+        experiment = load_config(run / "config.json")
+        before, after = last_evaluation(start), last_evaluation(run)
+        loss = headline(experiment.objective, after)
+        others = [f"{key} {value:.3f}" for key, value in after.items() if key not in ("loss", loss)]
+        real = [line["real_tokens"] for line in read_metrics(run) if "real_tokens" in line]
+        print(
+            f"| `{name}` | {experiment.train.steps:,} | {loss} {before[loss]:.3f} | {after[loss]:.3f} | "
+            f"{', '.join(others)} | {seconds / 60:.1f} | {sum(real) / len(real):.1%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
