@@ -1,20 +1,26 @@
-"""Where activations lie on the devices. Modules only say which arrays are activations; who runs them says where those go."""
+"""Where arrays lie on the devices while a step runs: modules say what their dimensions count, whoever runs them where
+that goes."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import jax
 from jaxtyping import Array, Float
 
-_rule: contextvars.ContextVar[Callable[[jax.Array], jax.Array] | None] = contextvars.ContextVar("rule", default=None)
+Counts = Literal["batch", "vocabulary"] | None
+"""What a dimension counts: rows of the batch, tokens of the vocabulary, or anything that stays whole."""
+Rule = Callable[[jax.Array, tuple[Counts, ...]], jax.Array]
+
+_rule: contextvars.ContextVar[Rule | None] = contextvars.ContextVar("rule", default=None)
 
 
 @contextlib.contextmanager
-def activations_placed_by(rule: Callable[[jax.Array], jax.Array]) -> Iterator[None]:
-    """While a function is traced inside this, `rule` is applied to every activation that a stack takes or gives.
+def arrays_placed_by(rule: Rule) -> Iterator[None]:
+    """While a function is traced inside this, `rule` is applied to every array that is given to `place`.
 
     Without it the compiler guesses from the parameters' shardings, and for parameters split over `fsdp` it guesses
     that activations are split along their width, and moves them about instead of the parameters.
@@ -26,7 +32,10 @@ def activations_placed_by(rule: Callable[[jax.Array], jax.Array]) -> Iterator[No
         _rule.reset(token)
 
 
-def place(x: Float[Array, "batch *shape"]) -> Float[Array, "batch *shape"]:
-    """The same values, placed by the rule in force; the identity where there is none."""
+def place(x: Float[Array, "*shape"], *counts: Counts) -> Float[Array, "*shape"]:
+    """The same values, placed by the rule in force; the identity where there is none.
+
+    counts: what the first dimensions of x count; with none given it is an activation, whose first is the batch.
+    """
     rule = _rule.get()
-    return x if rule is None else rule(x)
+    return x if rule is None else rule(x, counts or ("batch",))

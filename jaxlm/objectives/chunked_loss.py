@@ -16,6 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxlm.models.placement import place
+
+VOCABULARY_MULTIPLE = 128
+"""Logits are computed for a multiple of this many tokens: matrix units stumble over GPT-2's 50,257, and mesh axes do
+not divide it."""
 CHUNK_POSITIONS = 128
 """This many positions of every row at a time. The batch is never cut: it is split over devices, and each device goes
 through the chunks with its own rows, enough of them to keep its matrix units busy."""
@@ -82,9 +87,19 @@ def chunked_cross_entropy(
     return TokenLosses(losses.total, *map(jax.lax.stop_gradient, (join(losses.nll), join(losses.correct))))
 
 
-def _logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
-    logits = jnp.einsum("blh,vh->blv", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return logits if bias is None else logits + bias
+def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """[rows, hidden] in the compute type, with rows of zeros at the end; gathered here, once, not in every chunk."""
+    extra = -table.shape[0] % VOCABULARY_MULTIPLE
+    return place(jnp.pad(table.astype(dtype), ((0, extra), (0, 0))), "vocabulary", None)
+
+
+def _logits(hidden: jax.Array, matrix: jax.Array, bias: jax.Array | None, vocab: int) -> jax.Array:
+    """[batch, chunk, rows], -inf in the rows beyond the vocabulary."""
+    logits = jnp.einsum("blh,vh->blv", hidden, matrix, preferred_element_type=jnp.float32)
+    extra = matrix.shape[0] - vocab
+    if bias is not None:
+        logits = logits + jnp.pad(bias, (0, extra))
+    return jnp.where(jnp.arange(matrix.shape[0]) < vocab, logits, -jnp.inf) if extra else logits
 
 
 def _chunk_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -97,10 +112,11 @@ def _chunk_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _losses(hidden, table, bias, labels, weights, z_loss) -> TokenLosses:
     """Chunks in front: hidden [chunks, batch, chunk, hidden], labels and weights [chunks, batch, chunk]."""
+    matrix = _output_matrix(table, hidden.dtype)
 
     def one(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
         hidden, labels, weights = chunk
-        nll, correct, normaliser = _chunk_losses(_logits(hidden, table, bias), labels)
+        nll, correct, normaliser = _chunk_losses(_logits(hidden, matrix, bias, table.shape[0]), labels)
         return total + jnp.sum((nll + z_loss * normaliser**2) * weights), (nll, correct)
 
     total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights))
@@ -108,27 +124,36 @@ def _losses(hidden, table, bias, labels, weights, z_loss) -> TokenLosses:
 
 
 def _forward(hidden, table, bias, labels, weights, z_loss):
+    vocab = table.shape[0]
+    matrix = _output_matrix(table, hidden.dtype)
+
+    def whole(d_table: jax.Array) -> jax.Array:
+        # The sum over the chunks stays on each device until the last: placed otherwise, every chunk would end with an
+        # exchange of a matrix of the vocabulary's size.
+        return place(d_table, None, "vocabulary")
+
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, d_table, d_bias = carry
         hidden, labels, weights = chunk
-        logits = _logits(hidden, table, bias)
+        logits = _logits(hidden, matrix, bias, vocab)
         nll, correct, normaliser = _chunk_losses(logits, labels)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
         pull = (1.0 + 2.0 * z_loss * normaliser)[..., None]
         d_logits = (jnp.exp(logits - normaliser[..., None]) * pull - is_label) * weights[..., None]
         if bias is not None:
-            d_bias = d_bias + jnp.sum(d_logits, axis=(0, 1))
+            d_bias = d_bias + jnp.sum(d_logits, axis=(0, 1))[:vocab]
         d_logits = d_logits.astype(hidden.dtype)
-        d_hidden = jnp.einsum("blv,vh->blh", d_logits, table.astype(hidden.dtype))
+        d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix)
         # [hidden, vocab]: the long array is read as it lies, which XLA's CPU would otherwise transpose in memory.
-        d_table = d_table + jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
+        slope = jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
+        d_table = d_table + whole(slope)
         total = total + jnp.sum((nll + z_loss * normaliser**2) * weights)
         return (total, d_table, d_bias), (nll, correct, d_hidden)
 
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
-    start = (jnp.float32(0), jnp.zeros(table.shape[::-1], jnp.float32), d_bias)
+    start = (jnp.float32(0), whole(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias)
     (total, d_table, d_bias), (nll, correct, d_hidden) = _over_chunks(one, start, (hidden, labels, weights))
-    return TokenLosses(total, nll, correct), (d_hidden, d_table.T, d_bias)
+    return TokenLosses(total, nll, correct), (d_hidden, whole(d_table)[:, :vocab].T, d_bias)
 
 
 def _backward(_, gradients, cotangents):

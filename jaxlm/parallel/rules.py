@@ -4,6 +4,7 @@ serves them all; a layer dimension in front (from the scan) is never split."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,6 +59,17 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows split over data and fsdp; the length is whole on every device, since corruptions sort along it."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def placement(mesh: Mesh) -> Callable[[jax.Array, tuple[str | None, ...]], jax.Array]:
+    """The rule for arrays inside a step: rows over data and fsdp, the vocabulary over tensor, everything else whole."""
+    axes = {"batch": BATCH_AXES, "vocabulary": "tensor"}
+
+    def rule(x: jax.Array, counts: tuple[str | None, ...]) -> jax.Array:
+        spec = PartitionSpec(*(axes.get(count) for count in counts))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    return rule
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

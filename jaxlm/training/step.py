@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxlm.models.placement import activations_placed_by
+from jaxlm.models.placement import arrays_placed_by
 from jaxlm.objectives.base import Example, Metrics, Objective, Params
-from jaxlm.parallel.rules import batch_sharding, replicated, shardings
+from jaxlm.parallel.rules import batch_sharding, placement, replicated, shardings
 from jaxlm.types import TokenBatch
 
 
@@ -69,7 +69,7 @@ def make_train_step(
     batch_layout = batch_sharding(mesh)
 
     def loss(params: Params, example: Example, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        with activations_placed_by(lambda x: jax.lax.with_sharding_constraint(x, batch_layout)):
+        with arrays_placed_by(placement(mesh)):
             return objective.loss(params, example, key, True)
 
     def gradients(params: Params, example: Example, key: jax.Array) -> tuple[Params, Metrics]:
@@ -123,7 +123,7 @@ def make_eval_step(
     def eval_step(params: Params, batch: TokenBatch, index: jax.Array) -> Metrics:
         key = jax.random.fold_in(corruption_key(seed, 2**31 - 1), index)
         key_corrupt, key_loss = jax.random.split(key)
-        with activations_placed_by(lambda x: jax.lax.with_sharding_constraint(x, batch_layout)):
+        with arrays_placed_by(placement(mesh)):
             value, metrics = objective.loss(params, objective.corrupt(key_corrupt, batch), key_loss, False)
         rows = jnp.sum(jnp.any(batch.segment_ids > 0, axis=1)).astype(jnp.float32)
         return {"loss": (value * rows, rows)} | metrics
