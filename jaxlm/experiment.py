@@ -96,7 +96,7 @@ class Experiment:
         for name in ("learning_rate", "eps"):
             if not (getattr(o, name) > 0 and math.isfinite(getattr(o, name))):
                 raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be above 0, and finite.")
-        if not 0 <= o.warmup_steps:
+        if o.warmup_steps < 0:
             raise UserError(f"optimizer.warmup_steps is {o.warmup_steps}; it must be at least 0.")
         for name in ("b1", "b2"):
             if not 0 <= getattr(o, name) < 1:

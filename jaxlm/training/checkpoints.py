@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from jaxlm.errors import UserError
 from jaxlm.training.checksums import checksums
 from jaxlm.training.step import TrainState
 
+SPARE_BYTES = 1 << 20  # beside its arrays, a checkpoint has a few dozen small files
 Report = Callable[[str], None]
 
 
@@ -24,6 +27,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 3, read_only: bool = False) -> None:
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines.
+        _silence_late_writes()
         self.folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([
@@ -67,6 +71,8 @@ class Checkpoints:
 
     def _save(self, step: int, state: dict[str, Any], facts: dict[str, Any], metrics: dict[str, float] | None) -> None:
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
+        if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE_BYTES:
+            raise self._write_error(step, OSError("No space left"))
         try:
             self.manager.save(step, args=args, metrics=metrics)
         except Exception as error:
@@ -168,6 +174,21 @@ class Checkpoints:
         if any(isinstance(cause, OSError) for cause in _causes(error)):
             return UserError(f"cannot write {which} in {self.folder} ({_first_line(error)}).")
         return error
+
+
+def _silence_late_writes() -> None:
+    """When one array cannot be written, Orbax ends its event loop while others still are; each of those would then
+    print a traceback about the loop, beside the error that is raised and tells all."""
+    previous = sys.unraisablehook
+    if getattr(previous, "silences_late_writes", False):
+        return
+
+    def hook(args: sys.UnraisableHookArgs) -> None:
+        if not (isinstance(args.exc_value, RuntimeError) and str(args.exc_value) == "Event loop is closed"):
+            previous(args)
+
+    hook.silences_late_writes = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
 
 
 def is_full(error: BaseException) -> bool:

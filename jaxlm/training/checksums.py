@@ -32,6 +32,7 @@ def _checksums(leaves: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.
     return {path: _checksum(leaf) for path, leaf in leaves.items()}, jnp.all(jnp.stack(finite or [jnp.array(True)]))
 
 
+@jax.jit  # traced once for all arrays of a shape, as a parameter and its moments are
 def _checksum(leaf: jax.Array) -> jax.Array:
     """uint32. Each element's bits are mixed with its place by steps that lose nothing, then added up modulo 2^32: a
     change of one element always shows, several cancel with a chance of 2^-32, and the order of adding is free."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class MetricsWriter:
             if tensorboard:
                 from tensorboardX import SummaryWriter
 
+                _silence_full_disk()
                 self.events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
         except OSError as error:
             raise self._error(error) from error
@@ -85,7 +87,20 @@ class MetricsWriter:
         with contextlib.suppress(OSError):  # a line that did not fit has been reported already
             self.file.close()
         if self.events is not None:
-            self.events.close()
+            with contextlib.suppress(OSError):
+                self.events.close()
+
+
+def _silence_full_disk() -> None:
+    """TensorBoard's events are written by a thread; when the disk is full, metrics.jsonl or the next checkpoint says so
+    in a sentence, and the thread's traceback would only stand in the way."""
+    previous = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, OSError):
+            previous(args)
+
+    threading.excepthook = hook
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -112,10 +127,7 @@ def last_evaluation(folder: Path, up_to: int | None = None) -> dict[str, float]:
 
 def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
     """Draws every loss and accuracy of metrics.jsonl, training and held-out, into curves.png."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot, which takes a second more to import
 
     lines = read_metrics(folder)
     names = [name for name in (lines[0] if lines else {}) if name.endswith(("loss", "accuracy", "precision", "recall"))]
@@ -123,7 +135,8 @@ def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
         return None
     columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(6 * columns, 3.5 * rows), squeeze=False)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows))
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis, name in zip(axes.flat, names, strict=False):
         for key, label, style in ((name, "training", "-"), (f"eval_{name}", "held out", "o-")):
             points = [(line["step"], line[key]) for line in lines if key in line]
@@ -139,5 +152,4 @@ def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
     figure.tight_layout()
     path = folder / "curves.png"
     figure.savefig(path, dpi=100)
-    plt.close(figure)
     return path

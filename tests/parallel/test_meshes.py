@@ -21,8 +21,8 @@ def eight(tmp_path_factory):
     preset = write_preset(folder)
     done = subprocess.run(
         [sys.executable, "-m", "tests.parallel.worker", str(preset), str(folder)],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-        cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        env=os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"},
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout.splitlines()[-1])

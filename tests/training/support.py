@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+# The schedule is constant so that runs of any number of steps are the same program, compiled once.
 PRESET = """
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.models.bert import BertConfig
@@ -21,10 +22,12 @@ from jaxlm.text.data import DataConfig
 
 experiment = Experiment(
     objective=BertPretraining(
-        model=BertConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32)
+        model=BertConfig(
+            hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32, attention_dropout=0.0
+        )
     ),
     data=DataConfig(source={text!r}, length=32, vocab_size=512, held_out=0.1),
-    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="constant"),
     train=TrainConfig(steps=12, batch_size=8, log_every=3, eval_every=0, eval_batches=2, checkpoint_every=4,
                       tensorboard=False),
 )

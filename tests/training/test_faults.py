@@ -10,9 +10,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
-from tests.training.support import Command, facts, metrics, saved_steps
+from tests.training.support import Command, assert_same_arrays, facts, metrics, saved_steps
 
 
 def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> None:
@@ -83,7 +84,7 @@ def test_a_second_process_is_refused(preset, tmp_path):
 def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", disk]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk")
     yield disk
@@ -91,7 +92,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk(preset, tmp_path, small_disk):
-    """Two megabytes of checkpoints on a disk of 600 kB: one sentence; with room made, the run goes on from the last."""
+    """Five megabytes of checkpoints on a disk of three: one sentence; with room made, the run goes on from the last."""
     run = small_disk / "run"
     arguments = ["pretrain", preset, "--run-dir", run, "--train.keep-checkpoints", 20, "--train.steps", 40,
                  "--train.tensorboard", "True", "--train.checkpoint-every", 2]
@@ -101,11 +102,42 @@ def test_a_full_disk(preset, tmp_path, small_disk):
     assert told[-1].startswith("jaxlm: ") and ("space" in told[-1] or "No space" in told[-1])
     assert "Traceback" not in command.output and "Exception" not in command.output, command.output
     kept = max(saved_steps(run))
-    assert shutil.disk_usage(small_disk).free < 200_000
+    assert shutil.disk_usage(small_disk).free < 1_500_000
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     again = Command(arguments, tmp_path / "again.log")
     assert again.wait() == 0, again.output
     assert f"resumed at step {kept}" in again.output and "damaged" not in again.output
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_disk_that_fills_up_during_a_save(small_disk, monkeypatch, capfd):
+    """As when others write on it too: the free space that was seen before is not there."""
+    import jax.numpy as jnp
+
+    from jaxlm.errors import UserError
+    from jaxlm.training.checkpoints import Checkpoints
+    from jaxlm.training.step import TrainState
+
+    def state(step):
+        key = jax.random.key(step)
+        return TrainState(jnp.int32(step), {str(i): jax.random.normal(key, (200, 200)) for i in range(12)}, {})
+
+    checkpoints = Checkpoints(small_disk / "checkpoints")
+    checkpoints.save(state(1), 1, {"data": "text"}, None)
+    checkpoints.wait()
+    usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 40))
+    with pytest.raises(UserError, match="no space is left to write"):
+        checkpoints.save(state(2), 2, {"data": "text"}, None)
+        checkpoints.wait()
+    checkpoints.close()
+    again = Checkpoints(small_disk / "checkpoints")
+    assert again.steps() == [1]
+    params, _ = again.restore_params(jax.eval_shape(lambda: state(1).params))
+    assert_same_arrays(params, state(1).params)
+    again.close()
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err + said.out
 
 
 @pytest.fixture

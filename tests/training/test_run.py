@@ -31,7 +31,6 @@ def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
     """A run in three pieces, which do not end where metrics are logged, is the run in one piece."""
     run = tmp_path / "pieces"
     for steps in (5, 7, 12):
-        # The schedule looks at the last step, so the pieces are made by stopping, as a signal does.
         assert stopped_after(steps, ["pretrain", str(preset), "--run-dir", str(run), "--train.eval-every", "4"]) == 0
     assert facts(run, 12) == facts(finished, 12)
     assert metrics(run) == metrics(finished)
@@ -113,7 +112,7 @@ def test_a_mistake_leaves_the_folder_free(preset, tmp_path, capsys):
     run = tmp_path / "run"
     refused(capsys, "pretrain", preset, "--run-dir", run, "--data.length", "64")  # more than the model's positions
     assert [p.name for p in run.iterdir()] == [".lock"]
-    assert main(["pretrain", str(preset), "--run-dir", str(run), "--data.length", "16", "--train.steps", "1"]) == 0
+    assert main(["pretrain", str(preset), "--run-dir", str(run), "--train.steps", "1"]) == 0
 
 
 def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
@@ -123,7 +122,7 @@ def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
         with pytest.raises(ZeroDivisionError):
             main(["pretrain", str(preset), "--run-dir", str(run)])
     assert (run / "config.json").exists()
-    arguments = ["--train.batch-size", "4", "--data.vocab-size", "520", "--train.steps", "1"]
+    arguments = ["--data.vocab-size", "520", "--train.steps", "1"]
     assert main(["pretrain", str(preset), "--run-dir", str(run), *arguments]) == 0
     assert open_run(run).tokenizer.vocabulary.size == 520
 
