@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens to write at most (64)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token (0.8)")
     parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0: from all")
-    parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest tokens that add up to p (0.95)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest that add up to p (0.95)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop", default=None, help="a symbol to stop at instead of the vocabulary's end symbol")
     options = parser.parse_args(arguments or ["--help"])
@@ -26,7 +26,9 @@ def main(arguments: list[str]) -> int:
     if options.stop is not None:
         stop_ids = loaded.tokenizer.encode_with_symbols(options.stop)
         if len(stop_ids) != 1:
-            raise UserError(f"--stop {options.stop!r} is {len(stop_ids)} tokens of this vocabulary; give one symbol, such as </s>.")
+            raise UserError(
+                f"--stop {options.stop!r} is {len(stop_ids)} tokens of this vocabulary; give one symbol, such as </s>."
+            )
     prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
     answers = generate(
         loaded.objective, loaded.params, prompts, max_new_tokens=options.max_new_tokens,

@@ -30,7 +30,10 @@ def max_predictions(length: int, rate: float) -> int:
 
 
 def num_to_predict(sizes: Int[Array, " batch"], rate: float, slots: int) -> Int[Array, " batch"]:
-    """min(slots, max(1, round(rate · size))), rounding half to even, 0 for an empty row. Sizes count [CLS] and [SEP]."""
+    """min(slots, max(1, round(rate · size))), rounding half to even, 0 for an empty row.
+
+    Sizes count [CLS] and [SEP].
+    """
     wanted = jnp.round(rate * sizes.astype(jnp.float32)).astype(jnp.int32)
     return jnp.where(sizes > 0, jnp.clip(wanted, 1, slots), 0)
 

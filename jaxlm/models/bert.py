@@ -190,7 +190,9 @@ def encode(
     )
 
 
-def pool(config: BertConfig, params: Params, hidden: Float[Array, "batch length hidden"]) -> Float[Array, "batch hidden"]:
+def pool(
+    config: BertConfig, params: Params, hidden: Float[Array, "batch length hidden"]
+) -> Float[Array, "batch hidden"]:
     """tanh(W h_[CLS] + b)."""
     return Bert(config).apply({"params": params}, hidden, method="pool")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def dropout(x: Float[Array, "..."], rate: float, key: jax.Array | None) -> Float[Array, "..."]:
+def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
     """Zeroes each element with probability `rate`, scales the rest by 1 / (1 - rate); the identity without a key.
 
     Sixteen random bits an element instead of 32: half the bytes, and the rate is met to within 1/65,536.

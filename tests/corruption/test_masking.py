@@ -35,7 +35,9 @@ def run(seed: int, ids: np.ndarray, mask: np.ndarray):
     return jax.device_get(corrupt(jax.random.key(seed), ids, mask))
 
 
-@pytest.mark.parametrize(("size", "count"), [(8, 1), (10, 2), (64, 10), (100, 15), (126, 19), (128, 19), (512, 77), (0, 0)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(8, 1), (10, 2), (64, 10), (100, 15), (126, 19), (128, 19), (512, 77), (0, 0)]
+)
 def test_count_is_specs_golden_table(size, count):
     assert int(num_to_predict(jnp.array([size]), 0.15, 77)[0]) == count
 
@@ -116,7 +118,8 @@ def test_whole_words_follow_the_greedy_loop():
     candidates = rng.random((64, 80)) < 0.9
     starts = rng.random((64, 80)) < 0.5
     count = rng.integers(1, 13, 64).astype(np.int32)
-    choose = jax.jit(lambda k: choose_positions(k, jnp.asarray(candidates), jnp.asarray(count), 12, jnp.asarray(starts)))
+    arrays = jnp.asarray(candidates), jnp.asarray(count), 12, jnp.asarray(starts)
+    choose = jax.jit(lambda k: choose_positions(k, *arrays))
     fast_sizes, slow_sizes = [], []
     for seed in range(20):
         positions, weights = jax.device_get(choose(jax.random.key(seed)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,13 +21,13 @@ def batch(sizes: list[int], length: int) -> TokenBatch:
     return TokenBatch(np.where(real, tokens, PAD).astype(np.int32), real.astype(np.int32))
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="rate")
 def make_pairs(key: jax.Array, b: TokenBatch, rate: float):
     return sentence_pairs(key, b, cls=CLS, sep=SEP, pad=PAD, random_rate=rate)
 
 
 def pairs(seed: int, b: TokenBatch, rate: float = 0.5):
-    return jax.device_get(make_pairs(jax.random.key(seed), b, rate))
+    return jax.device_get(make_pairs(jax.random.key(seed), b, rate=rate))
 
 
 def expected_row(b: TokenBatch, row: int, partner: int) -> tuple[list[int], list[int]]:
@@ -77,5 +79,6 @@ def test_a_batch_of_one_row_has_no_partner():
 
 def test_single_segments():
     b = batch([5, 0, 3], 5)
-    ids = np.asarray(single_segments(TokenBatch(jnp.asarray(b.tokens), jnp.asarray(b.segment_ids)), cls=CLS, sep=SEP, pad=PAD))
+    device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray(b.segment_ids))
+    ids = np.asarray(single_segments(device, cls=CLS, sep=SEP, pad=PAD))
     assert ids.tolist() == [[1, 1000, 1001, 1002, 1003, 1004, 2], [0] * 7, [1, 3000, 3001, 3002, 2, 0, 0]]

@@ -35,7 +35,8 @@ def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
 )
 def test_flops_are_specs(size, length, predictions, giga):
     rate = predictions / length
-    assert BertPretraining(bert.BertConfig.published(size), mask_rate=rate).flops(length) / 1e9 == pytest.approx(giga, rel=1e-3)
+    objective = BertPretraining(bert.BertConfig.published(size), mask_rate=rate)
+    assert objective.flops(length) / 1e9 == pytest.approx(giga, rel=1e-3)
 
 
 # Op by op, jax compiles each small operation by itself; jitted, each of these compiles once for the whole file.
@@ -131,7 +132,10 @@ def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
         (lambda: BertPretraining(mask_share=0.9, random_share=0.2), "add up"),
         (lambda: bound(length=65), "65 is more than the model's 64"),
         (lambda: bound(length=4), "no room"),
-        (lambda: BertPretraining(model=TINY).bind(dataclasses.replace(Vocabulary.stand_in(300), mask=-1), 32), r"\[MASK\]"),
+        (
+            lambda: BertPretraining(model=TINY).bind(dataclasses.replace(Vocabulary.stand_in(300), mask=-1), 32),
+            r"\[MASK\]",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(make, words):
