@@ -13,7 +13,9 @@ from jaxlm.text.data import DataConfig
 
 experiment = Experiment(
     objective=CausalLM(
-        model=Gpt2Config(hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512, max_positions=128)
+        model=Gpt2Config(
+            vocab_size=8192, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512, max_positions=128
+        )
     ),
     data=DataConfig(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(

@@ -30,7 +30,7 @@ class CausalLM:
     """Treat a row as one stream, as the original does: attention and positions run over document borders, and the
     first token of a document is predicted from the one before. Otherwise each document stands alone."""
     loss_chunk: int = 0
-    """Positions whose vocabulary logits are in memory at a time; 0 chooses (128, or fewer on a small model)."""
+    """Positions whose vocabulary logits are in memory at a time; 0 chooses by the devices."""
     vocabulary: Any = None
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 

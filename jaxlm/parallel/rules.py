@@ -3,6 +3,7 @@ serves them all; a layer dimension in front (from the scan) is never split."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,11 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows split over data and fsdp; the length is whole on every device, since corruptions sort along it."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Devices over which the rows of a batch are split."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def placement(mesh: Mesh) -> Callable[[jax.Array, tuple[str | None, ...]], jax.Array]:

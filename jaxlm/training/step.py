@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxlm.models.placement import arrays_placed_by
+from jaxlm.models.placement import Devices, arrays_placed_by
 from jaxlm.objectives.base import Example, Metrics, Objective, Params
-from jaxlm.parallel.rules import batch_sharding, placement, replicated, shardings
+from jaxlm.parallel.rules import batch_sharding, batch_shards, placement, replicated, shardings
 from jaxlm.types import TokenBatch
 
 
@@ -67,9 +67,10 @@ def make_train_step(
     """
     platform = mesh.devices.flat[0].platform
     batch_layout = batch_sharding(mesh)
+    devices = Devices(platform, batch_shards(mesh))
 
     def loss(params: Params, example: Example, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        with arrays_placed_by(placement(mesh)):
+        with arrays_placed_by(placement(mesh), devices):
             return objective.loss(params, example, key, True)
 
     def gradients(params: Params, example: Example, key: jax.Array) -> tuple[Params, Metrics]:
@@ -119,11 +120,12 @@ def make_eval_step(
     """(params, batch, index of the batch) -> metrics without dropout. The same batch gets the same corruption at each
     evaluation, so losses of different steps are comparable."""
     batch_layout = batch_sharding(mesh)
+    devices = Devices(mesh.devices.flat[0].platform, batch_shards(mesh))
 
     def eval_step(params: Params, batch: TokenBatch, index: jax.Array) -> Metrics:
         key = jax.random.fold_in(corruption_key(seed, 2**31 - 1), index)
         key_corrupt, key_loss = jax.random.split(key)
-        with arrays_placed_by(placement(mesh)):
+        with arrays_placed_by(placement(mesh), devices):
             value, metrics = objective.loss(params, objective.corrupt(key_corrupt, batch), key_loss, False)
         rows = jnp.sum(jnp.any(batch.segment_ids > 0, axis=1)).astype(jnp.float32)
         return {"loss": (value * rows, rows)} | metrics

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.objectives.chunked_loss import CHUNK_POSITIONS, chunk_positions, chunked_cross_entropy
+from jaxlm.models.placement import Devices, arrays_placed_by
+from jaxlm.objectives.chunked_loss import CHUNK_TOKENS, chunk_positions, chunked_cross_entropy
 
 
 def inputs(batch=3, length=11, width=8, vocab=29, seed=0):
@@ -103,9 +104,15 @@ def test_never_holds_all_logits():
     assert temporary(64) < 0.3 * all_logits
 
 
-def test_chunks_suit_the_batch():
-    assert chunk_positions(16, 1024, 50257, 768) == CHUNK_POSITIONS
-    assert chunk_positions(512, 1024, 50257, 768) == CHUNK_POSITIONS  # more devices, the same chunks
-    assert chunk_positions(1, 1024, 50257, 768) == 1024
-    assert chunk_positions(32, 128, 8192, 128) == 16
-    assert chunk_positions(2, 5, 100, 16) == 5
+def test_chunks_suit_the_devices():
+    def positions(platform, shards, *shape):
+        with arrays_placed_by(lambda x, counts: x, Devices(platform, shards)):
+            return chunk_positions(*shape)
+
+    assert positions("gpu", 1, 16, 1024, 50257, 768) == CHUNK_TOKENS // 16
+    assert positions("tpu", 64, 1024, 1024, 50257, 768) == CHUNK_TOKENS // 16  # as many rows a device, the same chunks
+    assert positions("tpu", 1, 1, 1024, 50257, 768) == 1024
+    assert positions("tpu", 1, 10_000, 128, 50257, 768) == 1
+    assert positions("cpu", 1, 32, 128, 8192, 128) == 16
+    assert chunk_positions(32, 128, 8192, 128) == 16  # of this process, whose tests run on a CPU
+    assert positions("cpu", 1, 1, 1024, 50257, 768) == 1024
