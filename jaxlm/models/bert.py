@@ -122,14 +122,19 @@ class MaskedLMHead(nn.Module):
 
     config: BertConfig
 
-    @nn.compact
-    def __call__(self, hidden, embedding):
+    def setup(self) -> None:
         c = self.config
-        x = nn.Dense(c.hidden_size, dtype=c.dtype, kernel_init=kernel_init(c.stack), name="dense")(hidden)
-        x = Norm("layer", c.norm_eps, c.dtype, name="norm")(ACTIVATIONS[c.activation](x))
-        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), jnp.float32)
-        logits = jnp.einsum("...h,vh->...v", x, embedding.astype(c.dtype), preferred_element_type=jnp.float32)
-        return logits + bias
+        self.dense = nn.Dense(c.hidden_size, dtype=c.dtype, kernel_init=kernel_init(c.stack))
+        self.norm = Norm("layer", c.norm_eps, c.dtype)
+        self.bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), jnp.float32)
+
+    def features(self, hidden):
+        return self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
+
+    def __call__(self, hidden, embedding):
+        x = self.features(hidden)
+        logits = jnp.einsum("...h,vh->...v", x, embedding.astype(x.dtype), preferred_element_type=jnp.float32)
+        return logits + self.bias
 
 
 class Bert(nn.Module):
@@ -158,6 +163,9 @@ class Bert(nn.Module):
 
     def predict_tokens(self, hidden):
         return self.mlm_head(hidden, self.embeddings.word.embedding)
+
+    def token_features(self, hidden):
+        return self.mlm_head.features(hidden)
 
     def predict_next_sentence(self, hidden):
         return self.nsp_head(self.pool(hidden)).astype(jnp.float32)
@@ -202,6 +210,18 @@ def predict_tokens(
 ) -> Float[Array, "batch predictions vocab"]:
     """Vocabulary logits in float32 for the given hidden states: gather the predicted positions first."""
     return Bert(config).apply({"params": params}, hidden, method="predict_tokens")
+
+
+def token_features(
+    config: BertConfig, params: Params, hidden: Float[Array, "batch predictions hidden"]
+) -> Float[Array, "batch predictions hidden"]:
+    """What the masked-LM head multiplies with `output_matrix`: for losses that never hold all logits."""
+    return Bert(config).apply({"params": params}, hidden, method="token_features")
+
+
+def output_matrix(params: Params) -> tuple[Float[Array, "vocab hidden"], Float[Array, " vocab"]]:
+    """(matrix, bias) that turn `token_features` into vocabulary logits: the word embedding, and the head's bias."""
+    return params["embeddings"]["word"]["embedding"], params["mlm_head"]["bias"]
 
 
 def predict_next_sentence(

@@ -15,6 +15,7 @@ from jaxlm.corruption.pairs import sentence_pairs, single_segments
 from jaxlm.errors import UserError
 from jaxlm.models import bert
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy, sums, weighted_mean
 from jaxlm.types import TokenBatch, Vocabulary
 
@@ -112,14 +113,13 @@ class BertPretraining:
             dropout_key=key if train else None,
         )
         predicted = jnp.take_along_axis(hidden, example["masked_positions"][..., None], axis=1)
-        logits = bert.predict_tokens(self.model, params, predicted)
-        labels, weights = example["masked_labels"], example["masked_weights"]
-        nll = cross_entropy(logits, labels)
-        loss = weighted_mean(nll, weights)
-        metrics: Metrics = {
-            "mlm_loss": sums(nll, weights),
-            "mlm_accuracy": sums(jnp.argmax(logits, axis=-1) == labels, weights),
-        }
+        weights = example["masked_weights"]
+        table, bias = bert.output_matrix(params)
+        tokens = chunked_cross_entropy(
+            bert.token_features(self.model, params, predicted), table, example["masked_labels"], weights, bias=bias
+        )
+        loss = tokens.total / jnp.maximum(jnp.sum(weights), 1.0)
+        metrics: Metrics = {"mlm_loss": sums(tokens.nll, weights), "mlm_accuracy": sums(tokens.correct, weights)}
         if self.next_sentence:
             logits = bert.predict_next_sentence(self.model, params, hidden)
             labels, weights = example["next_sentence_labels"], example["next_sentence_weights"]
