@@ -118,8 +118,7 @@ def test_reading_token_by_token_gives_the_same_logits():
         np.testing.assert_allclose(np.stack([s[i] for s in seen]), whole[-5:], atol=2e-5)
 
 
-@pytest.mark.parametrize("changes", [{"remat": "full"}, {"remat": "dots"}])
-def test_recomputation_changes_no_gradient(changes):
+def test_recomputation_changes_no_gradient():
     ids = jnp.asarray(np.random.default_rng(4).integers(0, 61, (2, 7)))
 
     def gradients(config):
@@ -128,7 +127,7 @@ def test_recomputation_changes_no_gradient(changes):
 
         return jax.jit(jax.grad(total))(random_params(SMALL))
 
-    plain, recomputed = gradients(SMALL), gradients(Gpt2Config(**{**SMALL.__dict__, **changes}))
+    plain, recomputed = gradients(SMALL), gradients(Gpt2Config(**{**SMALL.__dict__, "remat": "full"}))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), plain, recomputed)
 
 

@@ -107,8 +107,7 @@ def test_packed_documents_have_the_losses_they_have_alone():
     assert abs(float(other[0]) - together[0]) > 1.0
 
 
-@pytest.mark.parametrize("plain_stream", [False, True])
-@pytest.mark.parametrize("chunk", [0, 5])
+@pytest.mark.parametrize(("plain_stream", "chunk"), [(False, 0), (False, 5), (True, 0)])
 def test_loss_and_gradients_equal_the_slow_way(plain_stream, chunk):
     o = objective(plain_stream=plain_stream, loss_chunk=chunk)
     params, batch = random_params(o), random_batch()
