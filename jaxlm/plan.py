@@ -21,6 +21,11 @@ EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4 or v6e:16x16"
 ASSUMED_MFU = 0.4
 """Share of the peak at which the estimated time of a step is computed; a stated assumption, not a measurement."""
 
+ENVIRONMENT = {
+    # A compiler needs no chip, hence no lock against others and no questions to a cloud's metadata server.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
+}
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -82,12 +87,7 @@ class Plan:
 def prepare_environment() -> None:
     """Lets TPU's compiler work where there is no TPU, without its warnings. Call before jax is first used."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    quiet = {
-        # A compiler needs no chip, hence no lock against others and no questions to a cloud's metadata server.
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
-    }
-    for name, value in quiet.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
