@@ -25,8 +25,15 @@ RematPolicy = Literal["none", "dots", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 DType = Literal["float32", "bfloat16"]
 
+
+def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """x Φ(x), exactly (Hendrycks & Gimpel 2016). By erf, as PyTorch computes it: jax.nn.gelu's erfc is better only
+    where x Φ(x) is below 1e-6, and on a CPU it costs as much as the matrix product before it."""
+    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
     "gated-gelu": lambda x: jax.nn.gelu(x, approximate=True),

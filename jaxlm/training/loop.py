@@ -206,7 +206,8 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         if saving:
             paused = time.perf_counter()
             try:
-                checkpoints.save(state, step, facts | {"unlogged": totals.sums}, figures.get("loss"))
+                # A copy: it is written in the background, while the next steps add to the sums.
+                checkpoints.save(state, step, facts | {"unlogged": dict(totals.sums)}, figures.get("loss"))
             except FloatingPointError:
                 raise not_finite(step, "the state") from None
             clock += time.perf_counter() - paused

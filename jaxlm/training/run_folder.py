@@ -49,9 +49,9 @@ def lock(folder: Path) -> TextIO:
 
 def create(folder: Path) -> None:
     """The folder itself; UserError when its name is taken by a file or by files that are no run's."""
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; --run-dir needs a folder.")
     try:
+        if folder.is_file():
+            raise UserError(f"{folder} is a file; --run-dir needs a folder.")
         folder.mkdir(parents=True, exist_ok=True)
         present = sorted(p.name for p in folder.iterdir() if p.name != ".lock")
     except OSError as error:
