@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxlm.models.attention import attend
 from jaxlm.models.dropout import dropout
-from jaxlm.models.placement import place
+from jaxlm.models.placement import devices, place
 
 Activation = Literal["gelu", "gelu_new", "relu", "gated-gelu"]
 RematPolicy = Literal["none", "dots", "full"]
@@ -44,6 +44,10 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+
+UNROLLED_ON_CPU = 8
+"""Layers up to which a CPU's program repeats the layer instead of looping: what the loop stacks up for the backward
+pass is written once less, a tenth of a step. Deeper stacks would take long to compile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,12 +266,15 @@ class Stack(nn.Module):
         block: Any = Block
         if c.remat != "none":
             block = nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=False)
+        # Without the loop the compiler could merge what remat recomputes with what it was to save.
+        unrolled = devices().platform == "cpu" and c.num_layers <= UNROLLED_ON_CPU and c.remat == "none"
         layers = nn.scan(
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, *([nn.broadcast] * 5)),
             length=c.num_layers,
+            unroll=c.num_layers if unrolled else 1,
         )(c, deterministic, name="layers")
         x, cache = layers(place(x), cache, memory, mask, memory_mask, bias, index)
         if c.final_norm:
