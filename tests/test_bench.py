@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxlm.bench import synthetic_batch
+from jaxlm.bench import bench, synthetic_batch
 from jaxlm.cli import main
+from jaxlm.commands.bench import report
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.models.bert import BertConfig
@@ -55,9 +56,13 @@ def preset(tmp_path):
     return str(path)
 
 
-def test_json_is_one_object_whose_figures_add_up(preset, capsys):
-    assert main(["bench", preset, "--steps", "2", "--json"]) == 0
-    out = json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def result():
+    return bench(experiment, steps=2, report=lambda _: None)
+
+
+def test_figures_add_up(result):
+    out = result.to_json()
     assert out["peer_tokens_per_second"] is None and out["ratio"] is None
     assert out["steps_per_round"] == 2 and len(out["step_seconds_by_round"]) == out["rounds"]
     assert out["tokens_per_second"] == pytest.approx(4 * 64 / np.median(out["step_seconds_by_round"]))
@@ -67,27 +72,16 @@ def test_json_is_one_object_whose_figures_add_up(preset, capsys):
     assert out["peak_is_measured"] and out["corruption_seconds"] > 0
 
 
-def test_the_report_for_people_states_formula_and_peak(preset, capsys):
-    assert main(["bench", preset, "--steps", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "MFU = 3 x forward FLOPs" in out and "measured here" in out and "Corruption" in out
+def test_the_report_for_people_states_formula_and_peak(result):
+    text = report(result)
+    assert "MFU = 3 x forward FLOPs" in text and "measured here" in text and "Corruption" in text
+    assert f"{result.tokens_per_second(result.ours):,.0f}" in text
 
 
 @needs_torch
-def test_the_peer_is_timed_beside_ours(preset, capsys, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch, "compile", lambda model: model)  # the compiler takes a minute and is not ours to test
-    assert main(["bench", preset, "--steps", "1", "--peer", "huggingface", "--json"]) == 0
-    out = json.loads(capsys.readouterr().out)
-    assert out["peer"] == "BertForPreTraining"
-    theirs = np.array(out["peer_step_seconds_by_round"])
-    assert out["peer_tokens_per_second"] == pytest.approx(4 * 64 / np.median(theirs))
-    assert out["ratio"] == pytest.approx(np.median(theirs / np.array(out["step_seconds_by_round"])))
-
-
-@needs_torch
-def test_a_compiler_that_fails_is_said_and_replaced(preset, capsys, monkeypatch):
+def test_json_is_one_object_and_the_peer_is_timed_beside_ours_even_where_its_compiler_fails(
+    preset, capsys, monkeypatch
+):
     import torch
 
     def broken(model):
@@ -99,8 +93,12 @@ def test_a_compiler_that_fails_is_said_and_replaced(preset, capsys, monkeypatch)
     monkeypatch.setattr(torch, "compile", broken)
     assert main(["bench", preset, "--steps", "1", "--peer", "huggingface", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "no C++ compiler here" in captured.err
-    assert "eager" in json.loads(captured.out)["peer_note"]
+    out = json.loads(captured.out)
+    assert "no C++ compiler here" in captured.err and "eager" in out["peer_note"]
+    assert out["peer"] == "BertForPreTraining"
+    theirs = np.array(out["peer_step_seconds_by_round"])
+    assert out["peer_tokens_per_second"] == pytest.approx(4 * 64 / np.median(theirs))
+    assert out["ratio"] == pytest.approx(np.median(theirs / np.array(out["step_seconds_by_round"])))
 
 
 @needs_torch

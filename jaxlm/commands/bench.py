@@ -68,7 +68,7 @@ def report(b: Bench) -> str:
         )
     if b.peer:
         lines += [f"ratio{b.ratio:>43.2f}", f"peer: {b.peer.note}"]
-    peak = "measured here by a product of two 2,048 x 2,048 matrices" if b.peak_is_measured else "bfloat16, data sheet"
+    peak = "measured here by a large matrix product" if b.peak_is_measured else "bfloat16, data sheet"
     lines += [
         "",
         f"MFU = {MFU_FORMULA}; peak {b.peak_flops / 1e12:,.3f} TFLOP/s a device ({peak})",

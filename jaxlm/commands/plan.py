@@ -114,7 +114,7 @@ def report(p: Plan) -> str:
         lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate, or "
                      "--objective.model.remat full.")
     lines += ["", f"{si(p.flops)}FLOPs a step by formula, {si(p.flops_per_device)}FLOPs a chip."]
-    if p.seconds:
+    if p.fits and p.seconds:
         from jaxlm.plan import ASSUMED_MFU
 
         speed = p.batch_size * p.length / p.seconds
@@ -123,11 +123,11 @@ def report(p: Plan) -> str:
             f"{p.seconds * 1e3:,.2f} ms a step, {speed:,.0f} tokens/s."
         )
     if p.traffic:
-        lines += ["", f"{'collectives a step, a chip':<28}{'count':>8}{'bytes':>12}{'asynchronous':>14}{'bytes':>12}"]
+        lines += ["", f"{'collectives a step, a chip':<28}{'count':>8}{'bytes':>14}{'asynchronous':>14}{'bytes':>14}"]
         for kind, item in p.traffic.items():
             lines.append(
-                f"  {kind:<26}{item.count:>8}{gib(item.bytes):>12}{item.asynchronous_count:>14}"
-                f"{gib(item.asynchronous_bytes):>12}"
+                f"  {kind:<26}{item.count:>8}{gib(item.bytes):>14}{item.asynchronous_count:>14}"
+                f"{gib(item.asynchronous_bytes):>14}"
             )
     elif p.fits:
         lines += ["", "No collectives: each chip works alone."]
