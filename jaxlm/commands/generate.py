@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxlm.commands.common import Parser, start_jax
 from jaxlm.errors import UserError
+from jaxlm.text.tokenizer import Tokenizer
 
 
 def main(arguments: list[str]) -> int:
@@ -34,6 +35,17 @@ def main(arguments: list[str]) -> int:
         loaded.objective, loaded.params, prompts, max_new_tokens=options.max_new_tokens,
         temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed, stop_ids=stop_ids,
     )
-    for prompt, answer in zip(options.prompts, answers, strict=True):
-        print(f"{prompt}|{loaded.tokenizer.decode(answer)}")
+    for text, prompt, answer in zip(options.prompts, prompts, answers, strict=True):
+        print(f"{text}|{continuation(loaded.tokenizer, prompt, answer)}")
     return 0
+
+
+def continuation(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> str:
+    """The answer as text. It is decoded behind its prompt, since alone it would lose the space that it starts with;
+    symbols that mean something (T5's sentinels) are written by name, the end symbol and padding are not."""
+    silent = {tokenizer.vocabulary.eos, tokenizer.vocabulary.pad}
+    answer = [token for token in answer if token not in silent]
+    before = tokenizer.decode(prompt, skip_special=False)
+    both = tokenizer.decode([*prompt, *answer], skip_special=False)
+    # Bytes of one character may lie on both sides, and then only the whole can be decoded.
+    return both[len(before) :] if both.startswith(before) else tokenizer.decode(answer, skip_special=False)

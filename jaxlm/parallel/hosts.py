@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
@@ -17,6 +20,9 @@ Result = TypeVar("Result")
 
 # Any of these says that this process is one of several, and that jax can find the others by itself.
 CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "MEGASCALE_COORDINATOR_ADDRESS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+
+# Seconds for which the coordinator outlives the last goodbye.
+GRACE = 1.0
 
 
 def join_processes() -> None:
@@ -41,6 +47,19 @@ def join_processes() -> None:
         jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
     else:
         jax.distributed.initialize()
+    atexit.register(_leave_processes)
+
+
+def _leave_processes() -> None:
+    """Ends jax.distributed. Left to itself process 0 stops the coordinator the moment that all have said goodbye, and a
+    process that is slower to hang up takes the closed connection for a failure and aborts. There is no public way to
+    the coordinator, hence the private module."""
+    state = distributed.global_state
+    coordinator, state.service = state.service, None
+    jax.distributed.shutdown()
+    if coordinator is not None:
+        time.sleep(GRACE)
+        coordinator.shutdown()
 
 
 def main_first(action: Callable[[], Result], everywhere: bool = True) -> Result | None:
