@@ -26,17 +26,24 @@ AttentionKind = Literal["auto", "xla", "cudnn"]
 DType = Literal["float32", "bfloat16"]
 
 
+@jax.checkpoint
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """x Φ(x), exactly (Hendrycks & Gimpel 2016). By erf, as PyTorch computes it: jax.nn.gelu's erfc is better only
     where x Φ(x) is below 1e-6, and on a CPU it costs as much as the matrix product before it."""
     return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
+@jax.checkpoint
+def gelu_new(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """gelu's approximation by tanh, as in the code of GPT-2 and BERT."""
+    return jax.nn.gelu(x, approximate=True)
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": gelu,
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_new": gelu_new,
     "relu": jax.nn.relu,
-    "gated-gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "gated-gelu": gelu_new,
 }
 
 # What a layer keeps for its backward pass: everything, the results of matrix products, or only its input.
@@ -95,8 +102,34 @@ def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = Fa
     return nn.initializers.truncated_normal(config.init_std * scale, lower=-2.0, upper=2.0)
 
 
+def matrix_product(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    """x · kernel, for `nn.Dense(dot_general=…)`. The kernel's gradient reads the longer of the two activations as it
+    lies; as jax differentiates the product, XLA's CPU would make a transposed copy of it."""
+    return _product(x, kernel)
+
+
+@jax.custom_vjp
+def _product(x, kernel):
+    return jnp.einsum("...i,io->...o", x, kernel)
+
+
+def _product_backward(saved, gradient):
+    x, kernel = saved
+    d_x = jnp.einsum("...o,io->...i", gradient, kernel)
+    if kernel.shape[0] <= kernel.shape[1]:
+        return d_x, jnp.einsum("...i,...o->io", x, gradient)
+    return d_x, jnp.einsum("...o,...i->oi", gradient, x).T
+
+
+_product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_backward)
+
+
 class Norm(nn.Module):
-    """LayerNorm, or RMSNorm without a bias; statistics in float32 whatever the compute type."""
+    """LayerNorm, or RMSNorm without a bias; statistics in float32 whatever the compute type.
+
+    The backward pass keeps the input alone: the rest is a few operations on what it reads anyway, and memory is what
+    this costs. The same holds for gelu.
+    """
 
     kind: Literal["layer", "rms"]
     eps: float
@@ -105,15 +138,21 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... hidden"]) -> Float[Array, "... hidden"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        x = x.astype(jnp.float32)
         if self.kind == "rms":
-            y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps) * scale
-        else:
-            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
-            mean = jnp.mean(x, axis=-1, keepdims=True)
-            variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-            y = (x - mean) * (jax.lax.rsqrt(variance + self.eps) * scale) + bias
-        return y.astype(self.dtype)
+            return jax.checkpoint(self._rms)(x, scale)
+        bias = self.param("bias", nn.initializers.zeros, scale.shape, jnp.float32)
+        return jax.checkpoint(self._layer)(x, scale, bias)
+
+    def _rms(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps) * scale
+        return (x * scale).astype(self.dtype)
+
+    def _layer(self, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        return (x * (jax.lax.rsqrt(variance + self.eps) * scale) + bias).astype(self.dtype)
 
 
 class Attention(nn.Module):
@@ -145,7 +184,8 @@ class Attention(nn.Module):
 
         def project(name: str, inputs: jax.Array) -> jax.Array:
             dense = nn.Dense(
-                inner, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=kernel_init(c, query=name == "query")
+                inner, use_bias=c.use_bias, dtype=c.dtype, name=name, dot_general=matrix_product,
+                kernel_init=kernel_init(c, query=name == "query"),
             )
             return dense(inputs).reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
 
@@ -176,7 +216,8 @@ class Attention(nn.Module):
         )
         y = y.reshape(*x.shape[:-1], inner)
         out = nn.Dense(
-            c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
+            c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", dot_general=matrix_product,
+            kernel_init=kernel_init(c, residual=True),
         )
         return out(y), cache
 
@@ -192,7 +233,9 @@ class FeedForward(nn.Module):
 
         def dense(name: str, features: int, residual: bool = False) -> nn.Dense:
             init = kernel_init(c, residual=residual)
-            return nn.Dense(features, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init)
+            return nn.Dense(
+                features, use_bias=c.use_bias, dtype=c.dtype, name=name, dot_general=matrix_product, kernel_init=init
+            )
 
         activation = ACTIVATIONS[c.activation]
         if c.activation.startswith("gated"):

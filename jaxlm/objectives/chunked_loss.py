@@ -21,6 +21,8 @@ from jaxlm.models.placement import devices, place
 VOCABULARY_MULTIPLE = 128
 """Logits are computed for a multiple of this many tokens: matrix units stumble over GPT-2's 50,257, and mesh axes do
 not divide it."""
+NEVER = -1e30
+"""The logit of a row that no token has: its exp is 0."""
 CHUNK_TOKENS = 2048
 """Positions in a chunk, over all rows that a device has: enough to keep matrix units busy and to hide that every chunk
 adds to the gradient of the whole output matrix. The batch is never cut, since it is split over devices already."""
@@ -90,13 +92,18 @@ def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return place(jnp.pad(table.astype(dtype), ((0, extra), (0, 0))), "vocabulary", None)
 
 
-def _logits(hidden: jax.Array, matrix: jax.Array, bias: jax.Array | None, vocab: int) -> jax.Array:
-    """[batch, chunk, rows], -inf in the rows beyond the vocabulary."""
+def _offset(bias: jax.Array | None, vocab: int) -> jax.Array | None:
+    """What is added to the logits, float32 [rows]: the bias, and NEVER in the rows beyond the vocabulary."""
+    extra = -vocab % VOCABULARY_MULTIPLE
+    if bias is None and not extra:
+        return None
+    return jnp.pad(jnp.zeros(vocab, jnp.float32) if bias is None else bias, (0, extra), constant_values=NEVER)
+
+
+def _logits(hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None) -> jax.Array:
+    """[batch, chunk, rows]"""
     logits = jnp.einsum("blh,vh->blv", hidden, matrix, preferred_element_type=jnp.float32)
-    extra = matrix.shape[0] - vocab
-    if bias is not None:
-        logits = logits + jnp.pad(bias, (0, extra))
-    return jnp.where(jnp.arange(matrix.shape[0]) < vocab, logits, -jnp.inf) if extra else logits
+    return logits if offset is None else logits + offset
 
 
 def _chunk_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -109,11 +116,11 @@ def _chunk_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _losses(hidden, table, bias, labels, weights, z_loss) -> TokenLosses:
     """Chunks in front: hidden [chunks, batch, chunk, hidden], labels and weights [chunks, batch, chunk]."""
-    matrix = _output_matrix(table, hidden.dtype)
+    matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
     def one(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
         hidden, labels, weights = chunk
-        nll, correct, normaliser = _chunk_losses(_logits(hidden, matrix, bias, table.shape[0]), labels)
+        nll, correct, normaliser = _chunk_losses(_logits(hidden, matrix, offset), labels)
         return total + jnp.sum((nll + z_loss * normaliser**2) * weights), (nll, correct)
 
     total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights))
@@ -122,7 +129,7 @@ def _losses(hidden, table, bias, labels, weights, z_loss) -> TokenLosses:
 
 def _forward(hidden, table, bias, labels, weights, z_loss):
     vocab = table.shape[0]
-    matrix = _output_matrix(table, hidden.dtype)
+    matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, vocab)
 
     def whole(d_table: jax.Array) -> jax.Array:
         # The sum over the chunks stays on each device until the last: placed otherwise, every chunk would end with an
@@ -132,15 +139,16 @@ def _forward(hidden, table, bias, labels, weights, z_loss):
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, d_table, d_bias = carry
         hidden, labels, weights = chunk
-        logits = _logits(hidden, matrix, bias, vocab)
+        logits = _logits(hidden, matrix, offset)
         nll, correct, normaliser = _chunk_losses(logits, labels)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
-        pull = (1.0 + 2.0 * z_loss * normaliser)[..., None]
-        d_logits = (jnp.exp(logits - normaliser[..., None]) * pull - is_label) * weights[..., None]
+        pull = 1.0 + 2.0 * z_loss * normaliser[..., None]
+        d_logits = (jnp.exp(logits - normaliser[..., None]) * pull - is_label).astype(hidden.dtype)
+        # Positions get their weights in the short arrays on both sides of the long one.
+        d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights[..., None].astype(hidden.dtype)
+        hidden = hidden * weights[..., None].astype(hidden.dtype)
         if bias is not None:
-            d_bias = d_bias + jnp.sum(d_logits, axis=(0, 1))[:vocab]
-        d_logits = d_logits.astype(hidden.dtype)
-        d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix)
+            d_bias = d_bias + jnp.einsum("bl,blv->v", weights, d_logits, preferred_element_type=jnp.float32)[:vocab]
         # [hidden, vocab]: the long array is read as it lies, which XLA's CPU would otherwise transpose in memory.
         slope = jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
         d_table = d_table + whole(slope)
