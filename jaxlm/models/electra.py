@@ -187,6 +187,9 @@ class Networks(nn.Module):
     def predict_tokens(self, hidden):
         return self.mlm_head(hidden, self._embeddings("generator").word.embedding)
 
+    def token_features(self, hidden):
+        return self.mlm_head.features(hidden)
+
     def detect_replaced(self, hidden):
         return self.rtd_head(hidden)
 
@@ -225,6 +228,21 @@ def predict_tokens(
 ) -> Float[Array, "batch predictions vocab"]:
     """Vocabulary logits in float32 for the generator's hidden states: gather the predicted positions first."""
     return Networks(config).apply({"params": params}, hidden, method="predict_tokens")
+
+
+def token_features(
+    config: ElectraConfig, params: Params, hidden: Float[Array, "batch predictions hidden"]
+) -> Float[Array, "batch predictions embedding"]:
+    """What the generator's head multiplies with `output_matrix`: for losses that never hold all logits."""
+    return Networks(config).apply({"params": params}, hidden, method="token_features")
+
+
+def output_matrix(
+    config: ElectraConfig, params: Params
+) -> tuple[Float[Array, "vocab embedding"], Float[Array, " vocab"]]:
+    """(matrix, bias) that turn `token_features` into logits: the generator's word embedding, and the head's bias."""
+    embeddings = params["embeddings" if config.share_embeddings else "generator_embeddings"]
+    return embeddings["word"]["embedding"], params["mlm_head"]["bias"]
 
 
 def detect_replaced(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxlm.corruption.replaced import sample_tokens
 from jaxlm.models.placement import devices, place
 
 VOCABULARY_MULTIPLE = 128
@@ -36,11 +37,13 @@ class TokenLosses(NamedTuple):
     total: Σ weight · (nll + z_loss · log²Z), float32 scalar.
     nll: float32 [batch, length], -log p(label) in nats.
     correct: float32 [batch, length], 1 where the label has the largest logit.
+    drawn: int32 [batch, length], a token from softmax(logits / temperature); None where none was asked for.
     """
 
     total: Array
     nll: Array
     correct: Array
+    drawn: Array | None = None
 
 
 def chunk_positions(batch: int, length: int, vocab: int, hidden: int) -> int:
@@ -60,12 +63,15 @@ def chunked_cross_entropy(
     chunk: int | None = None,
     bias: Float[Array, " vocab"] | None = None,
     z_loss: float = 0.0,
+    draw_key: jax.Array | None = None,
+    temperature: float = 1.0,
 ) -> TokenLosses:
     """Σ w · -log softmax(hidden · tableᵀ (+ bias))[label], with gradients for hidden, table and bias.
 
     hidden is in the compute type, table and bias are parameters in float32; products add up in float32.
     chunk: positions at a time; by default what `chunk_positions` says. Weights get no gradient.
     z_loss: weight of log²Z, the squared logarithm of the softmax's normaliser, which keeps logits from drifting.
+    draw_key: also draws a token at each position, while its logits are there; `temperature` is for that alone.
     """
     batch, length, width = hidden.shape
     if chunk is None:
@@ -82,8 +88,9 @@ def chunked_cross_entropy(
     def join(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x, 0, 1).reshape(batch, pieces * chunk)[:, :length]
 
-    losses = _losses(split(hidden), table, bias, split(labels), split(weights), z_loss)
-    return TokenLosses(losses.total, *map(jax.lax.stop_gradient, (join(losses.nll), join(losses.correct))))
+    words = None if draw_key is None else jax.random.key_data(draw_key).reshape(-1)[:2]
+    losses = _losses(split(hidden), table, bias, split(labels), split(weights), words, z_loss, temperature)
+    return TokenLosses(losses.total, *jax.tree.map(lambda x: jax.lax.stop_gradient(join(x)), losses[1:]))
 
 
 def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -106,28 +113,39 @@ def _logits(hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None) -> j
     return logits if offset is None else logits + offset
 
 
-def _chunk_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _chunk_losses(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, first: jax.Array, words: jax.Array | None,
+    z_loss: float, temperature: float,
+) -> tuple[TokenLosses, jax.Array]:
+    """(the chunk's part of everything, log Z); first: the place of its first position in the whole."""
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     largest = jnp.max(logits, axis=-1)
     normaliser = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
-    return normaliser - picked, (picked >= largest).astype(jnp.float32), normaliser
+    nll = normaliser - picked
+    drawn = None
+    if words is not None:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        drawn = sample_tokens(key, logits, temperature, first)
+    total = jnp.sum((nll + z_loss * normaliser**2) * weights)
+    return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), normaliser
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _losses(hidden, table, bias, labels, weights, z_loss) -> TokenLosses:
-    """Chunks in front: hidden [chunks, batch, chunk, hidden], labels and weights [chunks, batch, chunk]."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _losses(hidden, table, bias, labels, weights, words, z_loss, temperature) -> TokenLosses:
+    """Chunks in front: hidden [chunks, batch, chunk, hidden], labels and weights [chunks, batch, chunk]. words: the
+    draw's threefry key, uint32 [2], or None."""
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
     def one(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
-        hidden, labels, weights = chunk
-        nll, correct, normaliser = _chunk_losses(_logits(hidden, matrix, offset), labels)
-        return total + jnp.sum((nll + z_loss * normaliser**2) * weights), (nll, correct)
+        hidden, labels, weights, first = chunk
+        losses, _ = _chunk_losses(_logits(hidden, matrix, offset), labels, weights, first, words, z_loss, temperature)
+        return total + losses.total, losses[1:]
 
-    total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights))
+    total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights, _first_positions(labels)))
     return TokenLosses(total, *parts)
 
 
-def _forward(hidden, table, bias, labels, weights, z_loss):
+def _forward(hidden, table, bias, labels, weights, words, z_loss, temperature):
     vocab = table.shape[0]
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, vocab)
 
@@ -138,9 +156,9 @@ def _forward(hidden, table, bias, labels, weights, z_loss):
 
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, d_table, d_bias = carry
-        hidden, labels, weights = chunk
+        hidden, labels, weights, first = chunk
         logits = _logits(hidden, matrix, offset)
-        nll, correct, normaliser = _chunk_losses(logits, labels)
+        losses, normaliser = _chunk_losses(logits, labels, weights, first, words, z_loss, temperature)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
         pull = 1.0 + 2.0 * z_loss * normaliser[..., None]
         d_logits = (jnp.exp(logits - normaliser[..., None]) * pull - is_label).astype(hidden.dtype)
@@ -152,26 +170,31 @@ def _forward(hidden, table, bias, labels, weights, z_loss):
         # [hidden, vocab]: the long array is read as it lies, which XLA's CPU would otherwise transpose in memory.
         slope = jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
         d_table = d_table + whole(slope)
-        total = total + jnp.sum((nll + z_loss * normaliser**2) * weights)
-        return (total, d_table, d_bias), (nll, correct, d_hidden)
+        return (total + losses.total, d_table, d_bias), (losses[1:], d_hidden)
 
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
     start = (jnp.float32(0), whole(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias)
-    (total, d_table, d_bias), (nll, correct, d_hidden) = _over_chunks(one, start, (hidden, labels, weights))
-    return TokenLosses(total, nll, correct), (d_hidden, whole(d_table)[:, :vocab].T, d_bias)
+    chunks = (hidden, labels, weights, _first_positions(labels))
+    (total, d_table, d_bias), (parts, d_hidden) = _over_chunks(one, start, chunks)
+    return TokenLosses(total, *parts), (d_hidden, whole(d_table)[:, :vocab].T, d_bias)
 
 
-def _backward(_, gradients, cotangents):
+def _backward(_, __, gradients, cotangents):
     d_hidden, d_table, d_bias = gradients
     scale = cotangents.total
     # The cotangent is 1 / (number of targets): it is applied to float32 sums, once.
     return (
         (d_hidden * scale).astype(d_hidden.dtype), d_table * scale, None if d_bias is None else d_bias * scale,
-        None, None,
+        None, None, None,
     )
 
 
 _losses.defvjp(_forward, _backward)
+
+
+def _first_positions(labels: jax.Array) -> jax.Array:
+    chunks, _, chunk = labels.shape
+    return jnp.arange(chunks, dtype=jnp.uint32) * chunk
 
 
 def _over_chunks(step: Any, carry: Any, chunks: Any) -> tuple[Any, Any]:

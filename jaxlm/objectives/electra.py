@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens
 from jaxlm.corruption.pairs import sentence_pairs, single_segments
-from jaxlm.corruption.replaced import max_replacements, sample_tokens, write_tokens
+from jaxlm.corruption.replaced import max_replacements, write_tokens
 from jaxlm.errors import UserError
 from jaxlm.models import electra
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
-from jaxlm.objectives.losses import binary_cross_entropy, cross_entropy, sums, weighted_mean
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.losses import binary_cross_entropy, sums, weighted_mean
 from jaxlm.types import TokenBatch, Vocabulary
 
 
@@ -136,15 +137,14 @@ class Electra:
         hidden = electra.encode(
             m, params, "generator", example["input_ids"], types, attention_mask, key_generator if train else None
         )
-        logits = electra.predict_tokens(m, params, jnp.take_along_axis(hidden, positions[..., None], axis=1))
-        labels = example["masked_labels"]
-        generator_nll = cross_entropy(logits, labels)
-        generator_accuracy = sums(jnp.argmax(logits, axis=-1) == labels, weights)
-
+        features = electra.token_features(m, params, jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        table, bias = electra.output_matrix(m, params)
         # A drawn token that is the original counts as original: that is what comparing the ids says.
-        ids = write_tokens(
-            example["original_ids"], positions, weights, sample_tokens(key_sample, logits, self.temperature)
+        generator = chunked_cross_entropy(
+            features, table, example["masked_labels"], weights, bias=bias, draw_key=key_sample,
+            temperature=self.temperature,
         )
+        ids = write_tokens(example["original_ids"], positions, weights, generator.drawn)
         replaced = ids != example["original_ids"]
 
         hidden = electra.encode(
@@ -154,12 +154,12 @@ class Electra:
         discriminator_nll = binary_cross_entropy(logits, replaced)
         real = attention_mask.astype(jnp.float32)
 
-        loss = self.generator_weight * weighted_mean(generator_nll, weights)
+        loss = self.generator_weight * generator.total / jnp.maximum(jnp.sum(weights), 1.0)
         loss += self.discriminator_weight * weighted_mean(discriminator_nll, real)
         suspected = logits > 0
         return loss, {
-            "generator_loss": sums(generator_nll, weights),
-            "generator_accuracy": generator_accuracy,
+            "generator_loss": sums(generator.nll, weights),
+            "generator_accuracy": sums(generator.correct, weights),
             "discriminator_loss": sums(discriminator_nll, real),
             "discriminator_accuracy": sums(suspected == replaced, real),
             "discriminator_precision": sums(replaced, real * suspected),

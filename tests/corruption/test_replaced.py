@@ -42,6 +42,12 @@ def test_any_kind_of_key_will_do():
     assert (np.asarray(one) != np.asarray(other)).mean() > 0.8
 
 
+def test_parts_draw_what_the_whole_does():
+    key, logits = jax.random.key(0), jnp.zeros((4, 9, 50))
+    parts = [sample_tokens(key, logits[:, at : at + 3], first=at) for at in (0, 3, 6)]
+    np.testing.assert_array_equal(sample_tokens(key, logits), jnp.concatenate(parts, axis=1))
+
+
 def test_write_tokens_against_a_loop():
     rng = np.random.default_rng(0)
     rows, length, slots = 6, 20, 8

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from jaxlm.models.placement import Devices, arrays_placed_by
 from jaxlm.objectives.chunked_loss import CHUNK_TOKENS, chunk_positions, chunked_cross_entropy
@@ -59,7 +60,8 @@ def test_equals_the_formula(chunk, z_loss):
         np.testing.assert_allclose(a, 0.5 * b, rtol=1e-4, atol=1e-5)
     # Without a gradient the same numbers come by another path.
     plain = chunked_cross_entropy(hidden, table, labels, weights, chunk=chunk, bias=bias, z_loss=z_loss)
-    for a, b in zip(plain, found, strict=True):
+    assert plain.drawn is None
+    for a, b in zip(plain[:3], found[:3], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
@@ -116,3 +118,28 @@ def test_chunks_suit_the_devices():
     assert positions("cpu", 1, 32, 128, 8192, 128) == 16
     assert chunk_positions(32, 128, 8192, 128) == 16  # of this process, whose tests run on a CPU
     assert positions("cpu", 1, 1, 1024, 50257, 768) == 1024
+
+
+@pytest.mark.parametrize("chunk", [1, 3, None])
+def test_drawn_tokens_follow_the_softmax(chunk):
+    """Many rows with the same hidden state: a chi-square over what is drawn, and the same draw with a gradient."""
+    _, table, bias, _, _ = inputs(vocab=29)
+    hidden = jnp.broadcast_to(jnp.linspace(-0.5, 0.5, 8), (600, 6, 8))
+    labels, weights = jnp.zeros((600, 6), jnp.int32), jnp.ones((600, 6))
+
+    def loss(hidden):
+        found = chunked_cross_entropy(
+            hidden, table, labels, weights, chunk=chunk, bias=bias, draw_key=jax.random.key(5), temperature=1.5
+        )
+        return found.total, found.drawn
+
+    drawn = np.asarray(jax.jit(loss)(hidden)[1])
+    (_, with_gradient), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(hidden)
+    np.testing.assert_array_equal(drawn, with_gradient)
+    scores = (np.asarray(table, np.float64) @ np.asarray(hidden[0, 0], np.float64) + np.asarray(bias)) / 1.5
+    expected = drawn.size * np.exp(scores) / np.exp(scores).sum()
+    assert scipy.stats.chisquare(np.bincount(drawn.ravel(), minlength=29), expected).pvalue > 1e-4
+    # Positions of one row, and rows of one position, draw for themselves.
+    alike = np.sum((expected / drawn.size) ** 2)
+    for a, b in ((drawn[:, :-1], drawn[:, 1:]), (drawn[:-1], drawn[1:])):
+        assert abs((a == b).mean() - alike) < 5 * (alike / a.size) ** 0.5

@@ -16,6 +16,7 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models import electra
 from jaxlm.models.electra import ElectraConfig
+from jaxlm.objectives import chunked_loss
 from jaxlm.objectives import electra as module
 from jaxlm.objectives.electra import Electra
 from jaxlm.types import TokenBatch, Vocabulary
@@ -75,7 +76,7 @@ def guesses(example, right: float = 0.3, seed: int = 5) -> np.ndarray:
 @pytest.fixture
 def fixed_samples(monkeypatch):
     def fix(samples):
-        monkeypatch.setattr(module, "sample_tokens", lambda key, logits, temperature: jnp.asarray(samples))
+        monkeypatch.setattr(chunked_loss, "sample_tokens", lambda key, logits, temperature, first: jnp.asarray(samples))
 
     return fix
 
