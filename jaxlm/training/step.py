@@ -95,7 +95,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics |= {
-            "grad_norm": (optax.global_norm(grads), jnp.ones(())),
+            "grad_norm": (optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": (jnp.sum(batch.segment_ids > 0).astype(jnp.float32), jnp.float32(batch.tokens.size)),
         }
         return TrainState(state.step + 1, params, opt_state), metrics
