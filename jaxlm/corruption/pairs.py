@@ -31,31 +31,31 @@ def sentence_pairs(
 ) -> Pairs:
     """Cuts each row in half and, with probability random_rate, takes the second half of another row instead.
 
-    The rows that swap take the second half of the row `shift` places on, with one random shift for the batch: every
-    other row is equally likely to be the partner, and a row is never its own. The halves are at most
-    ceil(length / 2), so a swapped pair always fits and nothing is truncated.
+    Rows of like size are partners, two by two, drawn anew for every batch. Both are cut around their middles to what
+    the shorter one has, whether they swap or not: otherwise the sizes of the halves would tell what was swapped, to a
+    model that reads no text. With random_rate 0 nothing is cut.
     """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
-    key_swap, key_shift = jax.random.split(key)
+    key_swap, key_order = jax.random.split(key)
 
     sizes = jnp.sum(segment_ids > 0, axis=1)
-    size_a = sizes // 2
-    size_b = sizes - size_a
+    middle = sizes // 2
     has_pair = sizes >= 2
-
+    own = jnp.arange(rows)
+    partner = _partners(key_order, jnp.where(has_pair, sizes - middle, 0)) if random_rate > 0 else own
     # A row swaps only with a row that has a second half of its own.
-    shift = jax.random.randint(key_shift, (), 1, max(rows, 2))
-    partner = (jnp.arange(rows) + shift) % rows
-    wants = jax.random.bernoulli(key_swap, random_rate, (rows,))
-    is_random = wants & has_pair & has_pair[partner] & (partner != jnp.arange(rows))
-    source = jnp.where(is_random, partner, jnp.arange(rows))
-    other, start_b, size_b = tokens[source], size_a[source], size_b[source]
+    partner = jnp.where(has_pair & has_pair[partner], partner, own)
+    is_random = jax.random.bernoulli(key_swap, random_rate, (rows,)) & (partner != own)
+    size_b = jnp.minimum(sizes - middle, (sizes - middle)[partner])
+    size_a = jnp.minimum(middle, jnp.where(partner != own, size_b, middle))
+    source = jnp.where(is_random, partner, own)
+    other, start_a, start_b = tokens[source], middle - size_a, middle[source]
 
     # Position p of the new row: 0 is [CLS], then A, [SEP], B, [SEP], padding.
     p = jnp.arange(length + 3)[None, :]
-    size_a, size_b, start_b = size_a[:, None], size_b[:, None], start_b[:, None]
-    a = jnp.take_along_axis(tokens, jnp.clip(jnp.broadcast_to(p - 1, (rows, length + 3)), 0, length - 1), axis=1)
+    size_a, size_b, start_a, start_b = size_a[:, None], size_b[:, None], start_a[:, None], start_b[:, None]
+    a = jnp.take_along_axis(tokens, jnp.clip(p - 1 + start_a, 0, length - 1), axis=1)
     b = jnp.take_along_axis(other, jnp.clip(p - 2 - size_a + start_b, 0, length - 1), axis=1)
     end_a, end_b = 1 + size_a, 2 + size_a + size_b
     ids = jnp.select([p == 0, p < end_a, p == end_a, p < end_b, p == end_b], [cls, a, sep, b, sep], pad)
@@ -68,6 +68,15 @@ def sentence_pairs(
         is_random=is_random.astype(jnp.int32),
         has_pair=has_pair.astype(jnp.int32),
     )
+
+
+def _partners(key: jax.Array, sizes: Int[Array, " rows"]) -> Int[Array, " rows"]:
+    """Each row's partner: the rows in order of size, equal ones shuffled, two by two; an odd one out has itself."""
+    rows = sizes.shape[0]
+    order = jnp.lexsort((jax.random.uniform(key, (rows,)), -sizes))
+    place = jnp.arange(rows)
+    beside = order[jnp.minimum(place ^ 1, rows - 1)]
+    return jnp.zeros_like(order).at[order].set(beside)
 
 
 def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Int[Array, "batch length_plus_2"]:

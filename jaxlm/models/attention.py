@@ -38,8 +38,10 @@ def attend(
         # cuDNN takes masks as biases, and biases have gradients for even lengths only.
         if (bias is not None or mask is not None) and (query.shape[1] % 2 or key.shape[1] % 2):
             implementation = "xla"
-    if implementation == "cudnn" and bias is not None:
-        bias = bias.astype(query.dtype)
+    if implementation == "cudnn":
+        # It knows masks as biases of the scores' type, one for each pair of a query and a key.
+        bias = None if bias is None else bias.astype(query.dtype)
+        mask = None if mask is None else jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], key.shape[1]))
     return jax.nn.dot_product_attention(
         query, key, value, bias, mask, scale=scale, is_causal=causal, implementation=implementation
     )

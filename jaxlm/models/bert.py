@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -64,16 +65,19 @@ class BertConfig:
     """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
+                     "type_vocab_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be at least 1.")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; change one of them."
             )
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be in [0, 1).")
+        if not 0.0 < self.norm_eps < math.inf:
+            raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
 
     @classmethod
     def published(cls, size: str, **changes: Any) -> BertConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -81,6 +82,8 @@ class ElectraConfig:
                 raise UserError(f"objective.model.{field.name} is {value}; it must be at least 1.")
             if field.name.endswith("dropout") and not 0.0 <= value < 1.0:
                 raise UserError(f"objective.model.{field.name} is {value}; it must be in [0, 1).")
+        if not 0.0 < self.norm_eps < math.inf:
+            raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
         for prefix in ("", "generator_"):
             width, heads = getattr(self, f"{prefix}hidden_size"), getattr(self, f"{prefix}num_heads")
             if width % heads:

@@ -74,6 +74,8 @@ class Gpt2Config:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be in [0, 1).")
+        if not 0.0 < self.norm_eps < math.inf:
+            raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
 
     @classmethod
     def published(cls, size: str, **changes: Any) -> Gpt2Config:

@@ -78,6 +78,8 @@ class T5Config:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be in [0, 1).")
+        if not 0.0 < self.norm_eps < math.inf:
+            raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
         if self.relative_buckets < 4 or self.relative_buckets % 4:
             raise UserError(
                 f"objective.model.relative_buckets is {self.relative_buckets}; it must be a multiple of 4 (half for "

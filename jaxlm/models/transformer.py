@@ -102,10 +102,15 @@ def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = Fa
     return nn.initializers.truncated_normal(config.init_std * scale, lower=-2.0, upper=2.0)
 
 
-def matrix_product(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """x · kernel, for `nn.Dense(dot_general=…)`. The kernel's gradient reads the longer of the two activations as it
-    lies; as jax differentiates the product, XLA's CPU would make a transposed copy of it."""
-    return _product(x, kernel)
+def matrix_product(config: StackConfig) -> Callable[..., jax.Array] | None:
+    """What multiplies activations with a kernel, for `nn.Dense(dot_general=…)`; None is flax's own.
+
+    On a CPU the kernel's gradient reads the longer of the two activations as it lies: as jax differentiates the
+    product, XLA makes a transposed copy of it. Remat policies do not see into it, so they go without.
+    """
+    if devices().platform != "cpu" or config.remat != "none":
+        return None
+    return lambda x, kernel, *_, **__: _product(x, kernel)
 
 
 @jax.custom_vjp
@@ -184,7 +189,7 @@ class Attention(nn.Module):
 
         def project(name: str, inputs: jax.Array) -> jax.Array:
             dense = nn.Dense(
-                inner, use_bias=c.use_bias, dtype=c.dtype, name=name, dot_general=matrix_product,
+                inner, use_bias=c.use_bias, dtype=c.dtype, name=name, dot_general=matrix_product(c),
                 kernel_init=kernel_init(c, query=name == "query"),
             )
             return dense(inputs).reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
@@ -216,7 +221,7 @@ class Attention(nn.Module):
         )
         y = y.reshape(*x.shape[:-1], inner)
         out = nn.Dense(
-            c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", dot_general=matrix_product,
+            c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", dot_general=matrix_product(c),
             kernel_init=kernel_init(c, residual=True),
         )
         return out(y), cache
@@ -234,7 +239,7 @@ class FeedForward(nn.Module):
         def dense(name: str, features: int, residual: bool = False) -> nn.Dense:
             init = kernel_init(c, residual=residual)
             return nn.Dense(
-                features, use_bias=c.use_bias, dtype=c.dtype, name=name, dot_general=matrix_product, kernel_init=init
+                features, use_bias=c.use_bias, dtype=c.dtype, name=name, dot_general=matrix_product(c), kernel_init=init
             )
 
         activation = ACTIVATIONS[c.activation]

@@ -30,37 +30,66 @@ def pairs(seed: int, b: TokenBatch, rate: float = 0.5):
     return jax.device_get(make_pairs(jax.random.key(seed), b, rate=rate))
 
 
-def expected_row(b: TokenBatch, row: int, partner: int) -> tuple[list[int], list[int]]:
+def expected_row(b: TokenBatch, row: int, partner: int, swapped: bool = False) -> tuple[list[int], list[int]]:
     text = lambda r: [int(t) for t in b.tokens[r] if t]  # noqa: E731
-    first, second = text(row), text(partner)
-    a, rest = first[: len(first) // 2], second[len(second) // 2 :]
+    halves = lambda t: (t[: len(t) // 2], t[len(t) // 2 :])  # noqa: E731
+    (a, rest), (_, other) = halves(text(row)), halves(text(partner))
+    if partner != row:
+        shorter = min(len(rest), len(other))
+        a, rest = a[-shorter:], (other if swapped else rest)[:shorter]
     return [CLS, *a, SEP, *rest, SEP], [0] * (len(a) + 2) + [1] * (len(rest) + 1)
 
 
 def test_rows_are_what_the_formula_says():
     b = batch([29, 29, 10, 2, 1, 0, 28, 5], 29)
-    partners = {row: set() for row in range(8)}
-    for seed in range(200):
+    partners = {0: 1, 1: 0, 6: 2, 2: 6, 7: 3, 3: 7, 4: 4}  # by size, two by two
+    swaps = {row: set() for row in partners}
+    for seed in range(40):
         p = pairs(seed, b)
-        for row in range(8):
+        assert p.input_ids[5].tolist() == [PAD] * 32 and not p.has_pair[5] and not p.is_random[5]
+        for row, partner in partners.items():
             ids = p.input_ids[row][p.attention_mask[row] > 0].tolist()
-            if row == 5:
-                assert ids == [] and not p.has_pair[row] and not p.is_random[row]
-                continue
             assert p.has_pair[row] == (row != 4)
-            if p.is_random[row]:
-                partner = ids[-2] // 1000 - 1
-                assert partner != row
-                partners[row].add(partner)
-            else:
-                partner = row
-            want_ids, want_types = expected_row(b, row, partner)
+            swaps[row].add(bool(p.is_random[row]))
+            want_ids, want_types = expected_row(b, row, partner, bool(p.is_random[row]))
             assert ids == want_ids
             assert p.token_type_ids[row][: len(ids)].tolist() == want_types
             assert (p.input_ids[row][len(ids) :] == PAD).all() and (p.token_type_ids[row][len(ids) :] == 0).all()
-    # Every other row that can be cut is a partner sooner or later.
-    able = {0, 1, 2, 3, 6, 7}
-    assert all(partners[row] == able - {row} for row in able)
+    assert all(swaps[row] == ({False} if row == 4 else {False, True}) for row in partners)
+
+
+def test_rows_of_one_size_have_every_partner():
+    b, met = batch([20] * 6, 20), {row: set() for row in range(6)}
+    for seed in range(120):
+        for row, ids in enumerate(pairs(seed, b, rate=1.0).input_ids):
+            met[row].add(int(ids[-2]) // 1000 - 1)
+    assert all(met[row] == set(range(6)) - {row} for row in range(6))
+
+
+def test_sizes_do_not_tell_what_was_swapped():
+    """With the same key, hence the same partners, rows have the same shape whether all swap or none."""
+    b = batch(np.random.default_rng(0).integers(0, 31, 33).tolist(), 30)
+    able = int((b.segment_ids.sum(1) >= 2).sum())
+    for seed in range(20):
+        none, every = pairs(seed, b, rate=1e-9), pairs(seed, b, rate=1.0)
+        assert none.is_random.sum() == 0 and every.is_random.sum() == able - able % 2
+        np.testing.assert_array_equal(none.attention_mask, every.attention_mask)
+        np.testing.assert_array_equal(none.token_type_ids, every.token_type_ids)
+
+
+def test_nothing_is_cut_where_nothing_is_swapped():
+    b = batch([29, 10, 2, 17], 29)
+    p = pairs(0, b, rate=0.0)
+    for row in range(4):
+        assert p.input_ids[row][p.attention_mask[row] > 0].tolist() == expected_row(b, row, row)[0]
+
+
+def test_text_stays_joined_across_the_middle():
+    b = batch(np.random.default_rng(1).integers(2, 31, 32).tolist(), 30)
+    p = pairs(3, b, rate=1e-9)
+    for row in range(32):
+        text = [int(t) for t in p.input_ids[row] if t > SEP]
+        assert text == list(range(text[0], text[0] + len(text)))
 
 
 def test_half_of_the_rows_are_swapped():

@@ -136,6 +136,21 @@ def test_remat_changes_neither_loss_nor_gradients(params):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, gradients(remat))
 
 
+def test_remat_keeps_what_its_policy_says(params):
+    """Bytes that the backward pass is handed: everything > the results of matrix products > the layers' inputs."""
+    ids, types = inputs()
+
+    def kept(remat):
+        config = dataclasses.replace(SMALL, remat=remat)
+        run = lambda params: jax.vjp(lambda p: bert.encode(config, p, ids, types), params)[1]  # noqa: E731
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(run, params)))
+
+    everything, dots, inputs_only = kept("none"), kept("dots"), kept("full")
+    # The products of a layer: query, key, value, out and the feed-forward's two.
+    products = SMALL.num_layers * ids.size * 4 * (5 * SMALL.hidden_size + SMALL.intermediate_size)
+    assert everything > dots >= inputs_only + 0.9 * products
+
+
 def test_dropout_is_on_with_a_key_only(params):
     ids, types = inputs()
     quiet = encode(SMALL, params, ids, types)
@@ -164,6 +179,9 @@ def test_bfloat16_computes_near_float32_and_gives_float32_logits(params):
         ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
         ({"dropout": 1.0}, r"dropout is 1\.0; it must be in \[0, 1\)"),
         ({"attention_dropout": -0.1}, r"attention_dropout is -0\.1"),
+        ({"num_heads": 0}, "num_heads is 0; it must be at least 1"),
+        ({"type_vocab_size": 0}, "type_vocab_size is 0; it must be at least 1"),
+        ({"norm_eps": -1.0}, r"norm_eps is -1\.0; it must be above 0"),
     ],
 )
 def test_impossible_configurations(change, message):

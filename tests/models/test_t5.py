@@ -172,6 +172,7 @@ def test_dropout_works_with_a_key_only():
     (dict(num_heads=0), "objective.model.num_heads is 0; it must be at least 1."),
     (dict(num_decoder_layers=0), "objective.model.num_decoder_layers is 0; it must be at least 1."),
     (dict(dropout=1.0), r"objective.model.dropout is 1.0; it must be in \[0, 1\)."),
+    (dict(norm_eps=-1.0), "objective.model.norm_eps is -1.0; it must be above 0, and finite."),
     (dict(relative_buckets=10), "objective.model.relative_buckets is 10; it must be a multiple of 4"),
     (dict(relative_max_distance=16), "objective.model.relative_max_distance is 16; it must be above half"),
 ])
