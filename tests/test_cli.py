@@ -73,6 +73,8 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrain", preset, "--run-dir", "/proc/run"], "cannot make the run folder /proc/run"),
         (["pretrian", preset], "did you mean pretrain?"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing does not exist"),
+        (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
+        (["tokenizer", "train", preset.parent / "text.txt", broken / "x"], "broken.py is not a folder"),
     ):
         assert main([str(argument) for argument in arguments]) == 2, arguments
         said = capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxlm.commands.common import Parser, start_jax
+from jaxlm.errors import UserError
 
 STYLES = {
     "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
@@ -20,6 +21,8 @@ def main(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     options, rest = parser.parse_known_args(arguments)
+    if options.step < 0:
+        raise UserError(f"--step is {options.step}; it must be at least 0.")
 
     from jaxlm.experiment import load_preset
     from jaxlm.flags import override
