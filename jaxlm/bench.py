@@ -150,7 +150,7 @@ def bench(
 
     device = mesh.devices.flat[0]
     dtype = compute_dtype(objective)
-    peak = peak_flops(device, dtype)
+    peak = peak_flops(device)
     memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return Bench(
         objective=type(objective).__name__, device=device.device_kind, devices=mesh.size, dtype=dtype,

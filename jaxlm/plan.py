@@ -134,7 +134,7 @@ def plan(experiment: Experiment, topology: str) -> Plan:
         topology=topology, devices=len(devices), device_kind=devices[0].device_kind, mesh=dict(mesh.shape),
         batch_size=t.batch_size, length=length, hbm_limit=limit,
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params)),
-        flops=3.0 * objective.flops(length) * t.batch_size, peak_flops=peak_flops(devices[0], "bfloat16"),
+        flops=3.0 * objective.flops(length) * t.batch_size, peak_flops=peak_flops(devices[0]),
     )
     try:
         with _without_cache():

@@ -30,7 +30,8 @@ class CausalLM:
     """Treat a row as one stream, as the original does: attention and positions run over document borders, and the
     first token of a document is predicted from the one before. Otherwise each document stands alone."""
     loss_chunk: int = 0
-    """Positions whose vocabulary logits are in memory at a time; 0 chooses by the devices."""
+    """Positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device has
+    2,048 of them over all its rows, on a CPU as many as suit its cache."""
     vocabulary: Any = None
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 

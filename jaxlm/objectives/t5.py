@@ -49,7 +49,8 @@ class T5Pretraining:
     z_loss: float = 0.0
     """Weight of the squared logarithm of the softmax's normaliser, added to the loss (1e-4 in T5X)."""
     loss_chunk: int = 0
-    """Target positions whose vocabulary logits are in memory at a time; 0 chooses: all if they are small, else 128."""
+    """Target positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device
+    has 2,048 of them over all its rows, on a CPU as many as suit its cache."""
     vocabulary: Any = None
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import jax
@@ -11,16 +12,18 @@ import jax.numpy as jnp
 PEAKS: tuple[tuple[str, float], ...] = (
     ("TPU7x", 1153.5e12), ("TPU v6", 918e12), ("TPU v5p", 459e12), ("TPU v5 lite", 197e12), ("TPU v5e", 197e12),
     ("TPU v5", 459e12), ("TPU v4", 275e12), ("TPU v3", 61.5e12), ("TPU v2", 22.5e12),
-    ("GH200", 989e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("B200", 2250e12), ("A100", 312e12),
-    ("L40S", 362e12), ("L4", 121e12), ("A10", 125e12), ("V100", 125e12), ("T4", 65e12), ("RTX 4090", 165e12),
+    ("GH200", 989e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("GB200", 2500e12), ("B200", 2250e12),
+    ("A100", 312e12), ("L40S", 362e12), ("L4", 121e12), ("A10", 125e12), ("V100", 125e12), ("T4", 65e12),
+    ("RTX 4090", 165e12),
 )
 
 
-def peak_flops(device: jax.Device, dtype: str) -> float:
+def peak_flops(device: jax.Device) -> float:
     """Peak FLOP/s of `device` in bfloat16, or 0 where it is not known (CPUs). float32 is held to the same peak: it is
     what the chip could do."""
-    del dtype
-    return next((peak for name, peak in PEAKS if name.lower() in device.device_kind.lower()), 0.0)
+    # Whole words: an L40 is no L4, an A10G no A10.
+    found = (peak for name, peak in PEAKS if re.search(rf"\b{name}\b", device.device_kind, re.IGNORECASE))
+    return next(found, 0.0)
 
 
 def measured_flops(device: jax.Device, dtype: str, size: int | None = None, tries: int = 5) -> float:

@@ -136,7 +136,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     progress = stack.enter_context(Progress(t.steps, first, enabled=main))
     stop = stack.enter_context(_stop_signals())
     step_flops = 3 * objective.flops(data.length) * t.batch_size
-    peak = peak_flops(mesh.devices.flat[0], getattr(experiment.objective.model, "dtype", "float32")) * mesh.size
+    peak = peak_flops(mesh.devices.flat[0]) * mesh.size
     evaluation: dict[str, float] = {}
     clock, clock_step = time.perf_counter(), first
     stream = batches.stream(first, rows)
