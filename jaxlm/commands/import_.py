@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jaxlm.commands.common import Parser, start_jax
 from jaxlm.errors import UserError
+from jaxlm.paths import local_folder
 
 
 def main(arguments: list[str]) -> int:
@@ -14,7 +13,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("out", help="run folder to write; must not exist or be empty")
     parser.add_argument("--seed", type=int, default=0, help="seed of heads that the folder lacks (0)")
     options = parser.parse_args(arguments or ["--help"])
-    out = Path(options.out)
+    out = local_folder(options.out, "runs")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
     start_jax()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from jaxlm.commands.common import Parser
 from jaxlm.errors import UserError
+from jaxlm.paths import local_folder
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kind", choices=["unigram", "bpe"], default="unigram")
     parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")
     options = parser.parse_args(arguments or ["--help"])
-    out = Path(options.out)
+    out = local_folder(options.out, "tokenizers")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{out} exists and is not empty; choose another folder.")
     # Found out now, not after minutes of training.

@@ -22,6 +22,7 @@ from jaxlm.huggingface.families import family_named, family_of
 from jaxlm.huggingface.family import Part, Source, read_config
 from jaxlm.huggingface.table import Params, get, listed, paths, put
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
+from jaxlm.paths import local_folder
 from jaxlm.text.tokenizer import Tokenizer
 from jaxlm.types import Vocabulary
 
@@ -67,7 +68,7 @@ def export_folder(
     name and renamed at the end, so that `out` is whole or not there. UserError: `out` exists and is not empty, the disk
     is full, the objective has no Transformers class, parameters or tokenizer do not fit it.
     """
-    out = _local(out).absolute()
+    out = local_folder(out, "Transformers folders").absolute()
     family = family_of(objective)
     vocabulary = tokenizer.vocabulary
     if objective.vocabulary is None:
@@ -105,7 +106,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
     family or one that jaxlm does not have, a configuration that the model cannot follow, weights in a pickle only,
     tensors missing, not known or of another shape.
     """
-    folder = _local(hf_dir)
+    folder = local_folder(hf_dir, "Transformers folders")
     config = read_config(folder)
     found = family_named(config["model_type"], str(folder))
     if family not in (None, found.model_type):
@@ -215,12 +216,6 @@ def _in_order(params: Params, template: Params) -> Params:
     for path in paths(template):
         put(ordered, path, get(params, path))
     return ordered
-
-
-def _local(path: str | os.PathLike[str]) -> Path:
-    if "://" in os.fspath(path):
-        raise UserError(f"{path} is not a local folder; Transformers folders are read and written locally, so copy it.")
-    return Path(path)
 
 
 @contextlib.contextmanager

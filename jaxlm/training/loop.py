@@ -21,6 +21,7 @@ from jaxlm.parallel.hosts import local_rows, main_first, place_rows
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.parallel.rules import batch_sharding
+from jaxlm.paths import local_folder
 from jaxlm.text.batches import Batches
 from jaxlm.text.data import prepare
 from jaxlm.training import run_folder
@@ -48,7 +49,7 @@ def pretrain(
     Raises UserError for the user's mistakes; its subclass NotFinite, also a FloatingPointError, when the loss diverges.
     """
     experiment.validate()
-    folder = Path(run_dir)
+    folder = local_folder(run_dir, "runs")
     with contextlib.ExitStack() as stack:
         def hold() -> None:
             run_folder.create(folder)

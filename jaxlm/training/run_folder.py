@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from jaxlm import experiment as configuration
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment
+from jaxlm.paths import local_folder
 from jaxlm.text.tokenizer import Tokenizer
 
 # Fields that may differ when a run is resumed: they change how long, how often and where, not what is computed.
@@ -183,7 +184,7 @@ class Run:
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
     """Opens a run folder for reading. UserError when it is none."""
-    folder = Path(folder)
+    folder = local_folder(folder, "runs")
     if not folder.exists():
         raise UserError(f"{folder} does not exist.")
     experiment = configuration.load_config(folder / "config.json")
