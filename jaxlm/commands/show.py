@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jaxlm.commands.common import Parser, start_jax
 from jaxlm.errors import UserError
 
@@ -37,9 +39,13 @@ def main(arguments: list[str]) -> int:
 
     from jaxlm.text.batches import Batches
     from jaxlm.text.data import prepare
+    from jaxlm.training import run_folder
     from jaxlm.training.step import corruption_key
 
-    prepared = prepare(experiment.data, print)
+    data = experiment.data
+    if Path(options.config).is_dir():  # a run: its text may be tokenised by no other tokenizer than its own
+        data = run_folder.data_of(Path(options.config), data)
+    prepared = prepare(data, print)
     objective = experiment.objective.bind(prepared.tokenizer.vocabulary, experiment.data.length)
     batches = Batches(
         prepared.store, "train", experiment.train.batch_size, objective.raw_length(experiment.data.length),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import signal
 import time
@@ -69,9 +68,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     check_batch(t.batch_size, t.accumulate, mesh)
 
     # The text, and the objective that knows its vocabulary.
-    data = experiment.data
-    if own := run_folder.own_tokenizer(folder):
-        data = dataclasses.replace(data, tokenizer=str(own))
+    data = run_folder.data_of(folder, experiment.data)
     prepared = main_first(lambda: prepare(data, report))
     objective = experiment.objective.bind(prepared.tokenizer.vocabulary, data.length)
     store = prepared.store

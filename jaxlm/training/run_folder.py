@@ -15,6 +15,7 @@ from jaxlm import experiment as configuration
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment
 from jaxlm.paths import local_folder
+from jaxlm.text.data import DataConfig
 from jaxlm.text.tokenizer import Tokenizer
 
 # Fields that may differ when a run is resumed: they change how long, how often and where, not what is computed.
@@ -95,6 +96,12 @@ def own_tokenizer(folder: Path) -> Path | None:
     """The tokenizer that the run is bound to, if it is: one trained anew from a changed text would change every id."""
     path = folder / "tokenizer"
     return path if path.is_dir() and (has_begun(folder) or is_imported(folder)) else None
+
+
+def data_of(folder: Path, data: DataConfig) -> DataConfig:
+    """Where the text comes from, tokenised as the run in the folder has it, if it is bound to a tokenizer."""
+    own = own_tokenizer(folder)
+    return dataclasses.replace(data, tokenizer=str(own)) if own else data
 
 
 def check_facts(saved: dict[str, Any], now: dict[str, Any]) -> None:

@@ -161,3 +161,11 @@ def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch
     assert "gradient of step 7 is not finite" in said and "of step 4" in said
     assert saved_steps(tmp_path / "run") == [4]
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 3, 6]
+
+
+def test_show_of_a_run_tokenises_as_the_run_does(finished, capsys, monkeypatch):
+    """Though the text has changed since, and with it the tokenizer that would be trained on it."""
+    text = write_text(finished.parent / "other.txt", seed=1)
+    monkeypatch.setattr("jaxlm.text.data.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
+    assert main(["show", str(finished), "--data.source", str(text), "--examples", "1"]) == 0
+    assert "BertPretraining, step 0" in capsys.readouterr().out
