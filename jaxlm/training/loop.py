@@ -25,7 +25,7 @@ from jaxlm.text.batches import Batches
 from jaxlm.text.data import prepare
 from jaxlm.training import run_folder
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.metrics import MetricsWriter, Totals, draw_curves, headline, last_evaluation
+from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals, draw_curves, headline, last_evaluation
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.training.progress import Progress
 from jaxlm.training.step import TrainState, make_eval_step, make_init, make_train_step
@@ -108,7 +108,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     entropy = store.unigram_entropy("held_out")
     if first >= t.steps:
         if main and not (folder / "curves.png").exists():
-            draw_curves(folder, entropy)
+            draw_curves(folder, report, entropy)
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
         return last_evaluation(folder)
 
@@ -215,7 +215,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
             return evaluation
     checkpoints.wait()
     if main:
-        curves = draw_curves(folder, entropy)
+        curves = draw_curves(folder, progress.note, entropy)
         progress.note(f"Finished {t.steps:,} steps. Run: {folder}" + (f"  curves: {curves}" if curves else ""))
     return evaluation
 
@@ -229,8 +229,8 @@ def _on_host(schedule: Callable[[int], Any], step: int) -> float:
 
 def _evaluation_line(step: int, means: dict[str, float], name: str, entropy: float) -> str:
     figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
-    value = f"{means.get(name, math.nan):.4f} (unigram entropy {entropy:.4f})"
-    return f"step {step:,}  held out: {name} {value}  {figures}"
+    baseline = f" (unigram entropy {entropy:.4f})" if name in UNIGRAM_BASELINE else ""
+    return f"step {step:,}  held out: {name} {means.get(name, math.nan):.4f}{baseline}  {figures}"
 
 
 @contextlib.contextmanager

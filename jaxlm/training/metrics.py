@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import jax
 
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Metrics
+
+UNIGRAM_BASELINE = ("mlm_loss", "lm_loss", "generator_loss")
+"""Losses of predicting tokens of the text, which its unigram entropy is a baseline for. T5's targets hold sentinels and
+end symbols too."""
 
 
 class Totals:
@@ -125,8 +130,9 @@ def last_evaluation(folder: Path, up_to: int | None = None) -> dict[str, float]:
     return result
 
 
-def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
-    """Draws every loss and accuracy of metrics.jsonl, training and held-out, into curves.png."""
+def draw_curves(folder: Path, report: Callable[[str], None], entropy: float | None = None) -> Path | None:
+    """Draws every loss and accuracy of metrics.jsonl, training and held-out, into curves.png. The run is complete
+    without them: where they cannot be written, `report` is told so and the result is None."""
     from matplotlib.figure import Figure  # not pyplot, which takes a second more to import
 
     lines = read_metrics(folder)
@@ -142,7 +148,7 @@ def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
             points = [(line["step"], line[key]) for line in lines if key in line]
             if points:
                 axis.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
-        if entropy is not None and name in ("mlm_loss", "lm_loss"):
+        if entropy is not None and name in UNIGRAM_BASELINE:
             axis.axhline(entropy, color="grey", linestyle=":", label="unigram entropy")
         axis.set(title=name, xlabel="step")
         axis.grid(alpha=0.3)
@@ -151,5 +157,11 @@ def draw_curves(folder: Path, entropy: float | None = None) -> Path | None:
         axis.set_visible(False)
     figure.tight_layout()
     path = folder / "curves.png"
-    figure.savefig(path, dpi=100)
+    try:
+        figure.savefig(path, dpi=100)
+    except OSError as error:
+        report(f"The curves are not drawn: cannot write {path}: {error.strerror}.")
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # half a picture would pass for a whole one
+        return None
     return path
