@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 from typing import NoReturn
 
 from jaxlm.errors import UserError
@@ -17,19 +15,15 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
 
 
-def cache_folder() -> Path:
-    """$JAXLM_CACHE, or ~/.cache/jaxlm."""
-    return Path(os.environ.get("JAXLM_CACHE") or Path.home() / ".cache" / "jaxlm")
-
-
 def start_jax() -> None:
     """Joins the processes of a cluster and turns on the persistent compilation cache."""
     import jax
 
     from jaxlm.parallel.hosts import join_processes
+    from jaxlm.text.data import compilation_cache
 
     if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        jax.config.update("jax_compilation_cache_dir", compilation_cache())
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         join_processes()

@@ -16,12 +16,13 @@ from jaxlm.errors import UserError
 from jaxlm.text.build import build_store
 from jaxlm.text.corpus import Corpus, open_corpus
 from jaxlm.text.fingerprint import Survey, sample, survey
-from jaxlm.text.store import Store, is_finished, store_fingerprint
+from jaxlm.text.store import FORMAT, Store, is_finished, store_fingerprint
 from jaxlm.text.tokenizer import Tokenizer
 from jaxlm.text.tokenizer_files import MARKER
 from jaxlm.text.tokenizer_training import train_tokenizer
 
 _SAMPLE = 10_000_000  # bytes of text that a tokenizer is trained on: some 20 seconds of one core
+_DEFAULT_CACHE = "~/.cache/jaxlm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +92,13 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
     every run over the same text with the same settings shares them. Raises UserError for what the user can mend.
     """
     config.validate()
-    cache = cache_folder(config)
+    cache = cache_folder(config.cache_dir)
     loaded = None if config.tokenizer == "auto" else Tokenizer.load(config.tokenizer)
     corpus = open_corpus(config.source, config.text_field)
     text = _survey(cache, corpus, report)
     tokenizer = loaded or _trained_tokenizer(cache, config, corpus, text, report)
     fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, config.held_out)
-    folder = str(cache / "stores" / fingerprint[:20])
+    folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
     if is_finished(folder):
         store = Store(folder)
     else:
@@ -119,14 +120,20 @@ def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print)
     config.validate()
     if config.tokenizer != "auto":
         return Tokenizer.load(config.tokenizer)
-    cache = cache_folder(config)
+    cache = cache_folder(config.cache_dir)
     corpus = open_corpus(config.source, config.text_field)
     return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
 
 
-def cache_folder(config: DataConfig) -> epath.Path:
-    chosen = config.cache_dir or os.environ.get("JAXLM_CACHE") or "~/.cache/jaxlm"
-    return epath.Path(chosen).expanduser()
+def cache_folder(chosen: str = "") -> epath.Path:
+    """The folder `chosen`, else $JAXLM_CACHE, else ~/.cache/jaxlm; on a disk or in a bucket."""
+    return epath.Path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE).expanduser()
+
+
+def compilation_cache() -> str:
+    """Where compiled programs are kept: beside the stores, but on a disk even where those are in a bucket."""
+    cache = cache_folder()
+    return str((cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache) / "xla")
 
 
 def _survey(cache: epath.Path, corpus: Corpus, report: Callable[[str], None]) -> Survey:

@@ -20,14 +20,16 @@ from jaxlm.errors import UserError
 from jaxlm.text import arrays
 from jaxlm.text.arrays import FlatArray, damaged
 
-FORMAT = 1
+FORMAT = 2
+"""Of the files. 1 had arrays of one dimension."""
 MANIFEST = "manifest.json"
 PARTS = ("train", "held_out")
 
 
 def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
-    """What a store is, from the fingerprints of text and tokenizer and its settings."""
-    facts = {"format": FORMAT, "text": text, "tokenizer": tokenizer, "held_out": held_out}
+    """What a store holds, from the fingerprints of text and tokenizer and its settings. The FORMAT of its files is no part
+    of that: a run goes on over the same tokens in other files."""
+    facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -107,10 +107,16 @@ def test_the_tokenizer_alone(config, tmp_path):
 def test_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("JAXLM_CACHE", raising=False)
-    assert str(data.cache_folder(DataConfig())) == str(tmp_path / ".cache" / "jaxlm")
+    assert str(data.cache_folder()) == str(tmp_path / ".cache" / "jaxlm")
     monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "there"))
-    assert str(data.cache_folder(DataConfig())) == str(tmp_path / "there")
-    assert str(data.cache_folder(DataConfig(cache_dir="here"))) == "here"
+    assert str(data.cache_folder()) == str(tmp_path / "there")
+    assert data.compilation_cache() == str(tmp_path / "there" / "xla")
+    assert str(data.cache_folder("here")) == "here"
+    monkeypatch.setenv("JAXLM_CACHE", "~/there")
+    assert data.compilation_cache() == str(tmp_path / "there" / "xla")
+    monkeypatch.setenv("JAXLM_CACHE", "gs://bucket/cache")
+    assert str(data.cache_folder()) == "gs://bucket/cache"
+    assert data.compilation_cache() == str(tmp_path / ".cache" / "jaxlm" / "xla"), "compiled programs stay on a disk"
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,14 @@ def test_a_finished_store_is_not_built_again(tmp_path):
     assert os.stat(tmp_path / "s" / "manifest.json").st_mtime_ns == before
 
 
+def test_a_store_of_another_version_is_named_so(tmp_path):
+    store_of(tmp_path / "s", texts(5))
+    manifest = tmp_path / "s" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
+    with pytest.raises(UserError, match="another version of jaxlm; delete"):
+        Store(str(tmp_path / "s"))
+
+
 @pytest.mark.parametrize("harm", ["remove", "shorten", "manifest", "format", "metadata"])
 def test_a_damaged_store_is_refused(tmp_path, harm):
     folder = tmp_path / "s"
