@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -92,7 +94,8 @@ class Checkpoints:
         None if there is none but an import's (step 0), which has parameters only.
 
         Damaged ones are passed over, reported, and moved aside (nothing is deleted) once an older one has been read.
-        UserError when there are checkpoints and none can be read.
+        UserError when there are checkpoints of training and none can be read, though there be an import's, and when
+        the machine is at fault rather than a checkpoint.
         """
         abstract = _abstract(shapes, layout)._asdict()
         damaged: list[tuple[int, Exception]] = []
@@ -107,8 +110,9 @@ class Checkpoints:
                 found = TrainState(**restored["state"]), restored["facts"]
                 break
             except Exception as error:
+                self._stop_if_passing(step, error)
                 damaged.append((step, error))
-        if damaged and found is None and 0 not in self.steps():
+        if damaged and found is None:
             raise self._unreadable(damaged[0][1])
         for step, error in damaged:
             self._set_aside(step, error, report)
@@ -132,6 +136,7 @@ class Checkpoints:
                 _verify({"params": restored["params"]}, facts)
                 return restored["params"], candidate
             except Exception as error:
+                self._stop_if_passing(candidate, error)
                 failure = error
         if failure is not None:
             raise self._unreadable(failure) from failure
@@ -158,6 +163,14 @@ class Checkpoints:
             f"The checkpoint of step {step:,} is damaged ({_first_line(error)}); it is now {target}, and the one "
             "before it is taken."
         )
+
+    def _stop_if_passing(self, step: int, error: Exception) -> None:
+        """UserError for a failure to read that says nothing about the checkpoint, which may be whole."""
+        if is_passing(error):
+            raise UserError(
+                f"the checkpoint of step {step:,} in {self.folder} cannot be read now ({_first_line(error)}); nothing "
+                "was changed. Mend the cause and run the same command again."
+            ) from error
 
     def _unreadable(self, error: Exception) -> UserError:
         return UserError(
@@ -195,6 +208,18 @@ def is_full(error: BaseException) -> bool:
     """Whether an error, or what caused it, says that a disk or a quota is full."""
     signs = ("No space left", "ENOSPC", "RESOURCE_EXHAUSTED: Error writing", "Disk quota", "File too large")
     return any(sign in str(cause) for cause in _causes(error) for sign in signs)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is the machine's: too little memory, no permission, a disk that fails."""
+    numbers = (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+    signs = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", *map(os.strerror, numbers))
+    return any(
+        isinstance(cause, MemoryError)
+        or (isinstance(cause, OSError) and cause.errno in numbers)
+        or any(sign in str(cause) for sign in signs)
+        for cause in _causes(error)
+    )
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

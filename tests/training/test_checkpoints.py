@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -173,3 +174,47 @@ def test_checksums_see_every_change(dtype):
         seen.add(checksums({"a": changed, "b": array})[0]["a"])
     assert len(seen) == 31
     assert not checksums({"a": jnp.array([1.0, jnp.nan])})[1]
+
+
+def test_an_import_is_no_way_back_from_damage(tmp_path):
+    """What was trained since would be lost without a word."""
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder)
+    checkpoints.save_params(state_of(0).params, {})
+    checkpoints.wait()
+    checkpoints.close()
+    assert restore(folder) == (None, [])
+    save(folder, 1)
+    truncate(folder / "1" / "facts" / "metadata")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
+        restore(folder)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError("too large"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        OSError(errno.EIO, "Input/output error"),
+    ],
+    ids=["memory", "device-memory", "permission", "disk"],
+)
+def test_a_failing_machine_is_no_damage(saved, tmp_path, monkeypatch, failure):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    checkpoints = Checkpoints(folder)
+
+    def failing(step, args):
+        raise ValueError("cannot restore") from failure
+
+    before = sorted(folder.rglob("*"))
+    monkeypatch.setattr(checkpoints.manager, "restore", failing)
+    for attempt in (lambda: checkpoints.restore(SHAPES, LAYOUT, pytest.fail),
+                    lambda: checkpoints.restore_params(SHAPES.params)):
+        with pytest.raises(UserError, match=r"step 2 in .* cannot be read now"):
+            attempt()
+    checkpoints.close()
+    assert sorted(folder.rglob("*")) == before
