@@ -16,7 +16,7 @@ from jaxlm.experiment import Experiment
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
-from jaxlm.plan import vocabulary_size
+from jaxlm.plan import described, published_vocabulary
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step
 from jaxlm.types import TokenBatch, Vocabulary
@@ -57,6 +57,7 @@ class Bench:
     dtype: str
     batch_size: int
     length: int
+    vocabulary: str
     parameters: int
     step_flops: float
     peak_flops: float
@@ -84,7 +85,8 @@ class Bench:
         p = self.peer
         return {
             "objective": self.objective, "device": self.device, "devices": self.devices, "dtype": self.dtype,
-            "batch_size": self.batch_size, "length": self.length, "parameters": self.parameters,
+            "batch_size": self.batch_size, "length": self.length, "vocabulary": self.vocabulary,
+            "parameters": self.parameters,
             "rounds": len(self.ours.step_seconds), "steps_per_round": self.steps,
             "tokens_per_second": self.tokens_per_second(self.ours), "mfu": self.mfu(self.ours),
             "step_seconds": self.ours.seconds, "step_seconds_by_round": self.ours.step_seconds,
@@ -103,12 +105,14 @@ class Bench:
 
 
 def bench(
-    experiment: Experiment, peer: str | None = None, steps: int | None = None, report: Report = print
+    experiment: Experiment, peer: str | None = None, steps: int | None = None, report: Report = print,
+    vocabulary: Vocabulary | None = None,
 ) -> Bench:
     """Times the experiment's real train step (corruption, forward, backward, update) on synthetic text.
 
     peer: "huggingface" builds the Transformers class of the same sizes and times its step in turns with ours.
     steps: timed steps of each side in each of ROUNDS rounds; by default as many as take ROUND_SECONDS.
+    vocabulary: by default a stand-in of the size in the preset's model.
     Batches are full rows of random tokens. UserError where the peer cannot be had.
     """
     if peer is not None:  # found out before anything is compiled
@@ -119,7 +123,7 @@ def bench(
     t, length = experiment.train, experiment.data.length
     mesh = make_mesh(experiment.mesh)
     check_batch(t.batch_size, t.accumulate, mesh)
-    objective = experiment.objective.bind(Vocabulary.stand_in(vocabulary_size(experiment.objective)), length)
+    objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
     batch = synthetic_batch(objective, t.batch_size, length)
 
     report(f"Compiling {type(objective).__name__} for {mesh.size} x {mesh.devices.flat[0].device_kind} …")
@@ -154,8 +158,8 @@ def bench(
     memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return Bench(
         objective=type(objective).__name__, device=device.device_kind, devices=mesh.size, dtype=dtype,
-        batch_size=t.batch_size, length=length, parameters=parameters,
-        step_flops=3.0 * objective.flops(length) * t.batch_size,
+        batch_size=t.batch_size, length=length, vocabulary=described(experiment.objective, vocabulary),
+        parameters=parameters, step_flops=3.0 * objective.flops(length) * t.batch_size,
         # The devices of one CPU share its cores, so each can reach its share of what one alone is measured to do.
         peak_flops=peak or measured_flops(device, dtype) / (mesh.size if device.platform == "cpu" else 1),
         peak_is_measured=not peak, steps=count, ours=Side("jaxlm", seconds[0], first, memory),

@@ -9,11 +9,13 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxlm.collectives import Traffic, traffic
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment
+from jaxlm.types import Vocabulary
 
 TABLE = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
 """The topologies of `jaxlm plan` without --topology."""
@@ -44,6 +46,7 @@ class Plan:
     mesh: dict[str, int]
     batch_size: int
     length: int
+    vocabulary: str
     parameters: int
     fits: bool
     hbm_bytes: int
@@ -71,7 +74,8 @@ class Plan:
         seconds = self.seconds
         return {
             "topology": self.topology, "devices": self.devices, "device_kind": self.device_kind, "mesh": self.mesh,
-            "batch_size": self.batch_size, "length": self.length, "parameters": self.parameters,
+            "batch_size": self.batch_size, "length": self.length, "vocabulary": self.vocabulary,
+            "parameters": self.parameters,
             "fits": self.fits, "hbm_bytes_per_chip": self.hbm_bytes, "hbm_limit_bytes": self.hbm_limit,
             "headroom_bytes": max(self.headroom, 0), "bytes_over": max(-self.headroom, 0),
             "hbm_by_kind": self.hbm_by_kind,
@@ -97,11 +101,11 @@ def require_compiler() -> None:
         raise UserError("`jaxlm plan` needs TPU's compiler, libtpu; install it with `pip install 'jaxlm[tpu]'`.")
 
 
-def plan(experiment: Experiment, topology: str) -> Plan:
+def plan(experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None) -> Plan:
     """Compiles the experiment's train step for a topology such as "v5e:16x16".
 
-    The vocabulary is a stand-in of the size in the preset's model. What does not fit is an answer (`fits` is False),
-    not an error. UserError for a topology that does not exist, a mesh or a batch that does not suit it.
+    vocabulary: by default a stand-in of the size in the preset's model. What does not fit is an answer (`fits` is
+    False), not an error. UserError for a topology that does not exist, a mesh or a batch that does not suit it.
     """
     import jax
     import jax.numpy as jnp
@@ -111,14 +115,14 @@ def plan(experiment: Experiment, topology: str) -> Plan:
     from jaxlm.parallel.rules import batch_sharding
     from jaxlm.training.optimizers import make_optimizer
     from jaxlm.training.step import make_init, make_train_step
-    from jaxlm.types import TokenBatch, Vocabulary
+    from jaxlm.types import TokenBatch
 
     experiment.validate()
     devices = topology_devices(topology)
     mesh = make_mesh(experiment.mesh, devices)
     t, length = experiment.train, experiment.data.length
     check_batch(t.batch_size, t.accumulate, mesh)
-    objective = experiment.objective.bind(Vocabulary.stand_in(vocabulary_size(experiment.objective)), length)
+    objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
     optimizer = make_optimizer(experiment.optimizer, t.steps)
     _, shapes, layout = make_init(objective, optimizer, mesh)
     step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
@@ -132,7 +136,7 @@ def plan(experiment: Experiment, topology: str) -> Plan:
     limit = hbm_limit(devices[0])
     facts = dict(
         topology=topology, devices=len(devices), device_kind=devices[0].device_kind, mesh=dict(mesh.shape),
-        batch_size=t.batch_size, length=length, hbm_limit=limit,
+        batch_size=t.batch_size, length=length, hbm_limit=limit, vocabulary=described(experiment.objective, vocabulary),
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params)),
         flops=3.0 * objective.flops(length) * t.batch_size, peak_flops=peak_flops(devices[0]),
     )
@@ -182,6 +186,28 @@ def topology_devices(name: str) -> Sequence[Any]:
         raise UserError(
             f"there is no TPU topology {name} ({_first_sentence(str(error)).rstrip('.')}); try {EXAMPLES}."
         ) from error
+
+
+def run_vocabulary(config: str) -> Vocabulary | None:
+    """The vocabulary that the run in the folder `config` is bound to. None for a preset, which has none before it is
+    given a text."""
+    from jaxlm.text.tokenizer import Tokenizer
+    from jaxlm.training.run_folder import own_tokenizer
+
+    own = own_tokenizer(Path(config))
+    return Tokenizer.load(own).vocabulary if own else None
+
+
+def described(objective: Any, vocabulary: Vocabulary | None) -> str:
+    """For a report: how large the vocabulary is that a model is planned or measured with, and whose."""
+    if vocabulary is None:
+        return f"vocabulary of {vocabulary_size(objective):,}: the preset's published one"
+    return f"vocabulary of {vocabulary.size:,}: the run's own"
+
+
+def published_vocabulary(objective: Any) -> Vocabulary:
+    """A stand-in of the size that a preset's model is published with."""
+    return Vocabulary.stand_in(vocabulary_size(objective))
 
 
 def vocabulary_size(objective: Any) -> int:

@@ -21,7 +21,10 @@ from jaxlm.objectives.electra import Electra
 from jaxlm.objectives.gpt2 import CausalLM
 from jaxlm.objectives.t5 import T5Pretraining
 from jaxlm.parallel.peaks import measured_flops
+from jaxlm.plan import run_vocabulary
 from jaxlm.text.data import DataConfig
+from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.training.run_folder import write_imported_run
 from jaxlm.training.step import corruption_key
 from jaxlm.types import Vocabulary
 
@@ -130,6 +133,20 @@ def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch
     peer.first_step()
     peer.run(9)
     assert np.mean([loss() for _ in range(3)]) < before - 0.1
+
+
+def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, tmp_path, capsys):
+    words = tmp_path / "vocab.txt"
+    words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(395))]) + "\n")
+    tokenizer = Tokenizer.load(words)
+    write_imported_run(tmp_path / "run", experiment, {"none": jax.numpy.zeros(1)}, tokenizer, "nowhere")
+    assert main(["bench", str(tmp_path / "run"), "--steps", "1", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["vocabulary"] == "vocabulary of 400: the run's own"
+    # 200 more rows of the embedding (16 wide) and of the output's bias.
+    assert out["parameters"] == result.parameters + 200 * 17
+    assert result.vocabulary == "vocabulary of 200: the preset's published one" and result.vocabulary in report(result)
+    assert run_vocabulary(preset) is None
 
 
 def test_a_synthetic_batch_is_full_rows_of_text():

@@ -106,10 +106,11 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     facts = dict(
         topology="v5e:2x2", devices=4, device_kind="TPU v5 lite", mesh={"data": 4, "fsdp": 1, "tensor": 1},
         batch_size=8, length=128, parameters=1000, hbm_limit=2**34, hbm_by_kind={"parameters": 4000}, flops=4e12,
-        peak_flops=1e14,
+        peak_flops=1e14, vocabulary="vocabulary of 512: the run's own",
     )
     fits = planning.Plan(**facts, fits=True, hbm_bytes=2**33, traffic={"all-reduce": Traffic(3, 4096, 2, 2048)})
     text = report(fits)
+    assert "vocabulary of 512: the run's own" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
     assert fits.seconds == pytest.approx(1e12 / (0.4 * 1e14)) and "25.00 ms" in text
     over = planning.Plan(**facts, fits=False, hbm_bytes=2**34 + 12345, traffic={}, message="too much")

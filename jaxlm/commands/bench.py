@@ -44,9 +44,10 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     start_jax()
     from jaxlm.bench import bench
+    from jaxlm.plan import run_vocabulary
 
     say = functools.partial(print, file=sys.stderr, flush=True)
-    result = bench(experiment, options.peer, options.steps, say)
+    result = bench(experiment, options.peer, options.steps, say, run_vocabulary(options.config))
     print(json.dumps(result.to_json()) if options.json else report(result))
     return 0
 
@@ -56,7 +57,7 @@ def report(b: Bench) -> str:
     from jaxlm.bench import MFU_FORMULA
 
     lines = [
-        f"{b.objective}, {b.parameters:,} parameters, batch {b.batch_size} x {b.length}, {b.dtype}, "
+        f"{b.objective}, {b.parameters:,} parameters, batch {b.batch_size} x {b.length}, {b.vocabulary}; {b.dtype}, "
         f"{b.devices} x {b.device}; medians of {len(b.ours.step_seconds)} rounds of {b.steps} steps",
         "",
         f"{'':<36}{'tokens/s':>12}{'ms a step':>12}{'MFU':>9}{'first step':>13}",

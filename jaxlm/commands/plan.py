@@ -42,39 +42,41 @@ def main(arguments: list[str]) -> int:
     from jaxlm.flags import override
 
     experiment = override(load_preset(options.config), rest, f"jaxlm plan {options.config}")
+    vocabulary = planning.run_vocabulary(options.config)
     if options.topology:
-        result = planning.plan(experiment, options.topology)
+        result = planning.plan(experiment, options.topology, vocabulary)
         print(json.dumps(result.to_json()) if options.json else report(result))
         return 0
     if options.json:
-        print(json.dumps({"topologies": [_row_json(experiment, name) for name in planning.TABLE]}))
+        print(json.dumps({"topologies": [_row_json(experiment, name, vocabulary) for name in planning.TABLE]}))
         return 0
     first = True
     for name in planning.TABLE:
-        row = _row_json(experiment, name)
+        row = _row_json(experiment, name, vocabulary)
         if first:
-            print(heading(experiment))
+            print(heading(experiment, planning.described(experiment.objective, vocabulary)))
         first = False
         print(table_row(row), flush=True)
     return 0
 
 
-def _row_json(experiment, name: str) -> dict:
+def _row_json(experiment, name: str, vocabulary) -> dict:
     """A plan as JSON; where the mesh or the batch does not suit a topology, the reason instead."""
     from jaxlm.errors import UserError
     from jaxlm.plan import plan, topology_devices
 
     devices = len(topology_devices(name))
     try:
-        return plan(experiment, name).to_json()
+        return plan(experiment, name, vocabulary).to_json()
     except UserError as error:
         return {"topology": name, "devices": devices, "fits": None, "error": str(error)}
 
 
-def heading(experiment) -> str:
+def heading(experiment, vocabulary: str) -> str:
     t = experiment.train
     return (
-        f"{type(experiment.objective).__name__}, batch {t.batch_size} x {experiment.data.length} over all chips\n\n"
+        f"{type(experiment.objective).__name__}, batch {t.batch_size} x {experiment.data.length} over all chips, "
+        f"{vocabulary}\n\n"
         f"{'topology':<12}{'chips':>6}  {'fits':<5}{'HBM/chip':>10}{'of':>10}{'headroom':>10}{'FLOPs/chip':>12}"
         f"{'tokens/s*':>13}"
     )
@@ -98,7 +100,7 @@ def report(p: Plan) -> str:
     mesh = ", ".join(f"{axis} {size}" for axis, size in p.mesh.items())
     lines = [
         f"{p.topology}: {p.devices} x {p.device_kind}, mesh {mesh}; {p.parameters:,} parameters, "
-        f"batch {p.batch_size} x {p.length}",
+        f"batch {p.batch_size} x {p.length}, {p.vocabulary}",
         "",
     ]
     if p.fits:

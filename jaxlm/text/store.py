@@ -27,8 +27,8 @@ PARTS = ("train", "held_out")
 
 
 def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
-    """What a store holds, from the fingerprints of text and tokenizer and its settings. The FORMAT of its files is no part
-    of that: a run goes on over the same tokens in other files."""
+    """What a store holds, from the fingerprints of text and tokenizer and its settings. The FORMAT of its files is no
+    part of that: a run goes on over the same tokens in other files."""
     facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
