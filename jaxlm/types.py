@@ -60,10 +60,10 @@ class Vocabulary:
                 "or train one with `jaxlm tokenizer train`, which adds every symbol."
             )
 
-    def rows(self, configured: int) -> int:
+    def rows(self, configured: int, multiple: int = 1) -> int:
         """Embedding rows for a model configured with so many: as configured where that holds every id with less than
-        128 to spare (published embeddings are often padded), else exactly the vocabulary's size."""
-        return configured if 0 <= configured - self.size < 128 else self.size
+        128 to spare (published embeddings are often padded), else the vocabulary's size, rounded up to `multiple`."""
+        return configured if 0 <= configured - self.size < 128 else -(-self.size // multiple) * multiple
 
     @classmethod
     def stand_in(cls, size: int) -> Vocabulary:

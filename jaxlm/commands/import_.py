@@ -19,10 +19,14 @@ def main(arguments: list[str]) -> int:
     start_jax()
     from jaxlm.experiment import Experiment
     from jaxlm.huggingface import import_folder
+    from jaxlm.huggingface.families import family_of
+    from jaxlm.text.data import DataConfig
     from jaxlm.training.run_folder import write_imported_run
 
     imported = import_folder(options.hf_dir, seed=options.seed)
-    experiment = Experiment(objective=imported.objective)
+    # A length that the model has positions for, so that the run can be used and trained as it is.
+    length = min(DataConfig.length, family_of(imported.objective).max_length(imported.objective))
+    experiment = Experiment(objective=imported.objective, data=DataConfig(length=length))
     write_imported_run(out, experiment, imported.params, imported.tokenizer, str(options.hf_dir))
     print(f"Imported {imported.architecture or imported.model_type} from {options.hf_dir} into {out}.")
     if imported.fresh:

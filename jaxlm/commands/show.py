@@ -42,11 +42,10 @@ def main(arguments: list[str]) -> int:
     from jaxlm.training import run_folder
     from jaxlm.training.step import corruption_key
 
-    data = experiment.data
-    if Path(options.config).is_dir():  # a run: its text may be tokenised by no other tokenizer than its own
-        data = run_folder.data_of(Path(options.config), data)
-    prepared = prepare(data, print)
-    objective = experiment.objective.bind(prepared.tokenizer.vocabulary, experiment.data.length)
+    # A run has a tokenizer of its own, and may have an imported model; at a preset's path there is neither.
+    folder = Path(options.config)
+    prepared = prepare(run_folder.data_of(folder, experiment.data), print)
+    objective = run_folder.bind(folder, experiment, prepared.tokenizer.vocabulary)
     batches = Batches(
         prepared.store, "train", experiment.train.batch_size, objective.raw_length(experiment.data.length),
         objective.packing, experiment.train.seed,

@@ -83,13 +83,8 @@ class T5Pretraining:
             vocabulary.require("eos", "pad", purpose="prefix language modelling")
             if length < 3:
                 raise UserError(f"data.length {length} leaves nothing to continue; use 3 or more.")
-        # A model that fits the vocabulary already, such as an imported one, keeps its rows.
-        rows = -(-vocabulary.size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-        if not vocabulary.size <= self.model.vocab_size <= rows:
-            return dataclasses.replace(
-                self, model=dataclasses.replace(self.model, vocab_size=rows), vocabulary=vocabulary
-            )
-        return dataclasses.replace(self, vocabulary=vocabulary)
+        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size, VOCAB_MULTIPLE))
+        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
 
     def lengths(self, length: int) -> SpanLengths:
         """Raw tokens, noise, spans, input and target length when the encoder reads `length` tokens."""

@@ -70,7 +70,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     # The text, and the objective that knows its vocabulary.
     data = run_folder.data_of(folder, experiment.data)
     prepared = main_first(lambda: prepare(data, report))
-    objective = experiment.objective.bind(prepared.tokenizer.vocabulary, data.length)
+    objective = run_folder.bind(folder, experiment, prepared.tokenizer.vocabulary)
     store = prepared.store
     facts = {"data": store.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "source": experiment.data.source}
     raw_length = objective.raw_length(data.length)

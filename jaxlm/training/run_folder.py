@@ -17,6 +17,7 @@ from jaxlm.experiment import Experiment
 from jaxlm.paths import local_folder
 from jaxlm.text.data import DataConfig
 from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.types import Vocabulary
 
 # Fields that may differ when a run is resumed: they change how long, how often and where, not what is computed.
 FREE_FIELDS = (
@@ -63,8 +64,9 @@ def create(folder: Path) -> None:
 
 
 def is_imported(folder: Path) -> bool:
-    """Whether the run started from a Transformers folder: its checkpoint of step 0 says so."""
-    return (folder / "checkpoints" / "0").is_dir()
+    """Whether the run started from a Transformers folder: its data.json says so, also when its checkpoint of step 0 is
+    long gone."""
+    return "imported_from" in read_facts(folder)
 
 
 def has_begun(folder: Path) -> bool:
@@ -102,6 +104,12 @@ def data_of(folder: Path, data: DataConfig) -> DataConfig:
     """Where the text comes from, tokenised as the run in the folder has it, if it is bound to a tokenizer."""
     own = own_tokenizer(folder)
     return dataclasses.replace(data, tokenizer=str(own)) if own else data
+
+
+def bind(folder: Path, experiment: Experiment, vocabulary: Vocabulary) -> Any:
+    """The objective, bound for training. The embedding of an imported model keeps its rows, however many are spare."""
+    objective = experiment.objective.bind(vocabulary, experiment.data.length)
+    return dataclasses.replace(objective, model=experiment.objective.model) if is_imported(folder) else objective
 
 
 def check_facts(saved: dict[str, Any], now: dict[str, Any]) -> None:
@@ -198,5 +206,8 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     if not (folder / "tokenizer").is_dir():
         raise UserError(f"{folder} has no tokenizer folder: the run has not got as far as its first step.")
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
+    if is_imported(folder):  # it need not be fit for training: a T5 without sentinels can generate
+        objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)
+    else:
+        objective = bind(folder, experiment, tokenizer.vocabulary)
     return Run(folder, experiment, objective, tokenizer, read_facts(folder))

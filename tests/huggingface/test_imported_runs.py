@@ -1,0 +1,66 @@
+"""Runs that `jaxlm import` writes: whatever can be done with the Transformers folder can be done with the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+import transformers
+
+import jaxlm
+from jaxlm.cli import main
+from tests.huggingface.support import VOCAB, save_torch, torch_bert
+from tests.training.support import write_text
+
+ROWS = len(VOCAB) + 300
+TRAINING = ["--train.steps", "1", "--train.batch-size", "4", "--train.tensorboard", "False", "--data.held-out", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt", documents=40)
+
+
+@pytest.fixture
+def padded_bert(tmp_path, vocab_file) -> tuple[Path, Path]:
+    """(Transformers folder, run) of a model with 300 rows that no token has, and 40 positions."""
+    folder, run = save_torch(torch_bert("gelu", vocab_size=ROWS), tmp_path / "hf", vocab_file), tmp_path / "run"
+    assert main(["import", str(folder), str(run)]) == 0
+    return folder, run
+
+
+def test_spare_rows_and_few_positions(padded_bert, text, capsys):
+    """The embedding keeps its rows, and the run's length is one that the model has positions for."""
+    folder, run = padded_bert
+    capsys.readouterr()
+    answers = []
+    for path in padded_bert:
+        assert main(["fill-mask", str(path), "the [MASK] sat"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert main(["show", str(run), "--data.source", str(text), "--examples", "1"]) == 0
+    assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 0
+    assert "batches of 4 x 40" in capsys.readouterr().out
+    loaded = jaxlm.load(str(run))
+    assert loaded.objective.model.vocab_size == len(loaded.params["embeddings"]["word"]["embedding"]) == ROWS
+    assert main(["export", str(run), str(folder.parent / "out")]) == 0
+
+
+def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, capsys):
+    folder, run = tmp_path / "hf", tmp_path / "run"
+    folder.mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "spiece"), vocab_size=60, hard_vocab_limit=False, pad_id=0,
+        eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=512, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    assert main(["import", str(folder), str(run)]) == 0
+    for path in (folder, run):
+        assert main(["generate", str(path), "bada", "--temperature", "0", "--max-new-tokens", "4"]) == 0
+    capsys.readouterr()
+    assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 2
+    assert "has no <extra_id_0>, which span corruption needs" in capsys.readouterr().err
