@@ -23,7 +23,12 @@ from jaxlm.types import Vocabulary
 FREE_FIELDS = (
     "train.steps", "train.log_every", "train.eval_every", "train.eval_batches", "train.checkpoint_every",
     "train.keep_checkpoints", "train.tensorboard", "mesh.", "data.cache_dir", "data.workers", "data.source",
-    "data.tokenizer",
+    "data.tokenizer", "objective.model.remat:", "objective.model.attention:",
+)
+
+# Fields of an imported model that say how it is computed and trained; the others say what it is.
+FREE_MODEL_FIELDS = tuple(
+    f"objective.model.{name}:" for name in ("dtype", "dropout", "attention_dropout", "remat", "attention")
 )
 
 
@@ -78,20 +83,31 @@ def has_begun(folder: Path) -> bool:
 
 def check_configuration(folder: Path, experiment: Experiment) -> None:
     """UserError when the folder holds a run of another configuration. As long as no step is done, all may still
-    change, but for the model of an import."""
+    change, but for what an import's parameters are and mean."""
     if not (folder / "config.json").exists():
         return
     old = configuration.load_config(folder / "config.json")
     changed = configuration.differences(old, experiment)
     if has_begun(folder):
         changed = [line for line in changed if not line.startswith(FREE_FIELDS)]
+    elif is_imported(folder):
+        changed = [line for line in changed if line.startswith("objective") and not line.startswith(FREE_MODEL_FIELDS)]
+        if _parameter_shapes(old.objective) == _parameter_shapes(experiment.objective):
+            # Rates and the like; another set of heads would have other parameters.
+            changed = [line for line in changed if line.startswith(("objective:", "objective.model"))]
     else:
-        changed = [line for line in changed if is_imported(folder) and line.startswith("objective")]
+        changed = []
     if changed:
         raise UserError(
             f"{folder} holds a run of another configuration ({'; '.join(changed[:4])}"
             f"{'; …' if len(changed) > 4 else ''}); choose another --run-dir, or pass the same values."
         )
+
+
+def _parameter_shapes(objective: Any) -> Any:
+    import jax
+
+    return jax.eval_shape(objective.init, jax.random.key(0))
 
 
 def own_tokenizer(folder: Path) -> Path | None:
@@ -185,11 +201,9 @@ class Run:
 
     def params(self) -> tuple[Any, int]:
         """(parameters, step) of the newest checkpoint."""
-        import jax
-
         from jaxlm.training.checkpoints import Checkpoints
 
-        shapes = jax.eval_shape(self.objective.init, jax.random.key(0))
+        shapes = _parameter_shapes(self.objective)
         checkpoints = Checkpoints(self.folder / "checkpoints", read_only=True)
         try:
             return checkpoints.restore_params(shapes)

@@ -11,6 +11,7 @@ import transformers
 
 import jaxlm
 from jaxlm.cli import main
+from jaxlm.training.run_folder import open_run
 from tests.huggingface.support import VOCAB, save_torch, torch_bert
 from tests.training.support import write_text
 
@@ -64,3 +65,23 @@ def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, cap
     capsys.readouterr()
     assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 2
     assert "has no <extra_id_0>, which span corruption needs" in capsys.readouterr().err
+
+
+def test_how_an_import_is_trained_may_change_but_not_what_it_is(padded_bert, text, capsys):
+    _, run = padded_bert
+    training = ["pretrain", str(run), "--data.source", str(text), *TRAINING]
+    for flag, value in (
+        ("--objective.model.num-layers", "3"), ("--objective.model.activation", "relu"),
+        ("--objective.model.vocab-size", "512"), ("--objective.next-sentence", "False"),
+    ):
+        capsys.readouterr()
+        assert main([*training, flag, value]) == 2
+        assert f"{flag[2:].replace('-', '_')}: " in capsys.readouterr().err
+    changes = ["--objective.model.dtype", "bfloat16", "--objective.model.dropout", "0", "--objective.mask-rate", "0.2"]
+    assert main([*training, "--objective.model.remat", "full", *changes]) == 0
+    assert "Starting from imported parameters" in capsys.readouterr().out
+    objective = open_run(run).experiment.objective
+    assert (objective.model.dtype, objective.model.remat, objective.mask_rate) == ("bfloat16", "full", 0.2)
+    # A step is done: now only where and how it is computed may change.
+    assert main([*training, "--objective.model.remat", "none"]) == 0
+    assert main([*training, "--objective.model.dtype", "float32"]) == 2
