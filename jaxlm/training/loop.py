@@ -81,6 +81,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     optimizer = make_optimizer(experiment.optimizer, t.steps)
     learning_rate = make_schedule(experiment.optimizer, t.steps)
     init, shapes, layout = make_init(objective, optimizer, mesh)
+    steps_before = run_folder.recorded_steps(folder)
     main_first(lambda: run_folder.claim(folder, experiment, prepared.tokenizer, facts), everywhere=False)
 
     # The state: restored, imported, or fresh.
@@ -112,6 +113,8 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
         return last_evaluation(folder)
 
+    if first and steps_before not in (None, t.steps) and experiment.optimizer.schedule in ("linear", "cosine"):
+        report(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {steps_before:,}")
     train_step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
     eval_step = make_eval_step(objective, mesh, layout, seed=t.seed)
     sharding = batch_sharding(mesh)

@@ -19,11 +19,13 @@ from jaxlm.text.data import DataConfig
 from jaxlm.text.tokenizer import Tokenizer
 from jaxlm.types import Vocabulary
 
-# Fields that may differ when a run is resumed: they change how long, how often and where, not what is computed.
+# Fields that may differ when a run is resumed: they change how long, how often and where, not what is computed. But
+# train.steps is also where a linear or cosine schedule ends: the steps to come have other learning rates, as the loop
+# reports.
 FREE_FIELDS = (
     "train.steps", "train.log_every", "train.eval_every", "train.eval_batches", "train.checkpoint_every",
     "train.keep_checkpoints", "train.tensorboard", "mesh.", "data.cache_dir", "data.workers", "data.source",
-    "data.tokenizer", "objective.model.remat:", "objective.model.attention:",
+    "objective.model.remat:", "objective.model.attention:",
 )
 
 # Fields of an imported model that say how it is computed and trained; the others say what it is.
@@ -74,11 +76,21 @@ def is_imported(folder: Path) -> bool:
     return "imported_from" in read_facts(folder)
 
 
+def newest_step(folder: Path) -> int:
+    """Of the newest checkpoint; 0 where there is none."""
+    return max((int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()), default=0)
+
+
 def has_begun(folder: Path) -> bool:
     """Whether there is a step of training that could be lost."""
     metrics = folder / "metrics.jsonl"
-    saved = any(p.name.isdigit() and p.name != "0" for p in (folder / "checkpoints").glob("*"))
-    return saved or (metrics.exists() and metrics.stat().st_size > 0)
+    return newest_step(folder) > 0 or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+def recorded_steps(folder: Path) -> int | None:
+    """`train.steps` as the last start that did steps had it; None where there was none."""
+    path = folder / "config.json"
+    return configuration.load_config(path).train.steps if path.exists() else None
 
 
 def check_configuration(folder: Path, experiment: Experiment) -> None:
@@ -91,10 +103,10 @@ def check_configuration(folder: Path, experiment: Experiment) -> None:
     if has_begun(folder):
         changed = [line for line in changed if not line.startswith(FREE_FIELDS)]
     elif is_imported(folder):
-        changed = [line for line in changed if line.startswith("objective") and not line.startswith(FREE_MODEL_FIELDS)]
-        if _parameter_shapes(old.objective) == _parameter_shapes(experiment.objective):
-            # Rates and the like; another set of heads would have other parameters.
-            changed = [line for line in changed if line.startswith(("objective:", "objective.model"))]
+        # Beside the model, an objective has rates and the like; where it adds or leaves out a head, the shapes tell.
+        same = _parameter_shapes(old.objective) == _parameter_shapes(experiment.objective)
+        fixed = ("data.tokenizer:", *(("objective:", "objective.model") if same else ("objective",)))
+        changed = [line for line in changed if line.startswith(fixed) and not line.startswith(FREE_MODEL_FIELDS)]
     else:
         changed = []
     if changed:
@@ -143,7 +155,8 @@ def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, facts: dic
     data = folder / "data.json"
     if data.exists() and has_begun(folder):
         check_facts(read_facts(folder), facts)
-    write_json(folder / "config.json", configuration.to_json(experiment))
+    if experiment.train.steps > newest_step(folder):  # else nothing will be done, and the run stays as it was made
+        write_json(folder / "config.json", configuration.to_json(experiment))
     write_json(data, read_facts(folder) | facts)
     if own_tokenizer(folder) is None:
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of a start that did no step

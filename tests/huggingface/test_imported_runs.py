@@ -72,7 +72,8 @@ def test_how_an_import_is_trained_may_change_but_not_what_it_is(padded_bert, tex
     training = ["pretrain", str(run), "--data.source", str(text), *TRAINING]
     for flag, value in (
         ("--objective.model.num-layers", "3"), ("--objective.model.activation", "relu"),
-        ("--objective.model.vocab-size", "512"), ("--objective.next-sentence", "False"),
+        ("--data.tokenizer", "vocab.txt"), ("--objective.model.vocab-size", "512"),
+        ("--objective.next-sentence", "False"),
     ):
         capsys.readouterr()
         assert main([*training, flag, value]) == 2

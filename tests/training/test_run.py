@@ -169,3 +169,26 @@ def test_show_of_a_run_tokenises_as_the_run_does(finished, capsys, monkeypatch):
     monkeypatch.setattr("jaxlm.text.data.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
     assert main(["show", str(finished), "--data.source", str(text), "--examples", "1"]) == 0
     assert "BertPretraining, step 0" in capsys.readouterr().out
+
+
+def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
+    run = tmp_path / "run"
+    arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", "linear"]
+    assert main([*arguments, "--train.steps", "2"]) == 0
+    assert "learning rate" not in capsys.readouterr().out
+    assert main([*arguments, "--train.steps", "3"]) == 0
+    assert "The learning rate now follows a schedule of 3 steps instead of 2" in capsys.readouterr().out
+
+
+def test_fewer_steps_than_are_done_change_nothing(finished, capsys):
+    before = files_of(finished)
+    assert main(["pretrain", str(finished), "--train.steps", "5"]) == 0
+    assert "Finished" in capsys.readouterr().out
+    assert files_of(finished) == before
+
+
+def test_another_tokenizer_is_refused(finished, capsys):
+    before = files_of(finished)
+    said = refused(capsys, "pretrain", finished, "--data.tokenizer", finished / "tokenizer")
+    assert "data.tokenizer: auto -> " in said
+    assert files_of(finished) == before
