@@ -1,8 +1,11 @@
 """BERT-tiny (2 layers, width 128): the published shape, trained on the text that every Python carries.
 
+So little text is learnt faster without dropout, from weights of the spread 1/sqrt(width) instead of BERT's 0.02, and
+with 4,096 tokens; a twentieth of the documents is held out, since a hundredth would be nine.
+
 Command:     jaxlm pretrain configs/bert_tiny.py --run-dir runs/bert_tiny
 Hardware:    two CPU cores
-Parameters:  4,433,468 with the published vocabulary of 30,522; 1,552,898 with the 8,192 trained here
+Parameters:  4,433,468 with the published vocabulary of 30,522; 1,024,514 with the 4,096 trained here
 """
 
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -11,8 +14,10 @@ from jaxlm.objectives.bert import BertPretraining
 from jaxlm.text.data import DataConfig
 
 experiment = Experiment(
-    objective=BertPretraining(model=BertConfig.published("tiny")),
-    data=DataConfig(source="python-docs", length=128, vocab_size=8192),
+    objective=BertPretraining(
+        model=BertConfig.published("tiny", dropout=0.0, attention_dropout=0.0, init_std=0.08)
+    ),
+    data=DataConfig(source="python-docs", length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
-    train=TrainConfig(steps=400, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
+    train=TrainConfig(steps=500, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100),
 )
