@@ -157,10 +157,10 @@ class Bert(nn.Module):
             self.pooler = dense(c.hidden_size)
             self.nsp_head = dense(2)
 
-    def encode(self, input_ids, token_type_ids, attention_mask, deterministic=True):
+    def encode(self, input_ids, token_type_ids, attention_mask, deterministic=True, positions=None):
         x = self.embeddings(input_ids, token_type_ids, deterministic)
         mask = None if attention_mask is None else attention_mask[:, None, None, :].astype(bool)
-        return self.encoder(x, mask=mask, deterministic=deterministic)[0]
+        return self.encoder(x, mask=mask, positions=positions, deterministic=deterministic)[0]
 
     def pool(self, hidden):
         return jnp.tanh(self.pooler(hidden[:, 0]))
@@ -192,13 +192,16 @@ def encode(
     token_type_ids: Int[Array, "batch length"] | None = None,
     attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
     dropout_key: jax.Array | None = None,
-) -> Float[Array, "batch length hidden"]:
-    """Last hidden states. attention_mask is 1 at tokens and 0 at padding; a dropout_key turns dropout on."""
+    positions: Int[Array, "batch positions"] | None = None,
+) -> Float[Array, "batch length_or_positions hidden"]:
+    """Last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens and 0 at padding; a
+    dropout_key turns dropout on."""
     if token_type_ids is None:
         token_type_ids = jnp.zeros_like(input_ids)
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     return Bert(config).apply(
-        {"params": params}, input_ids, token_type_ids, attention_mask, dropout_key is None, rngs=rngs, method="encode"
+        {"params": params}, input_ids, token_type_ids, attention_mask, dropout_key is None, positions, rngs=rngs,
+        method="encode",
     )
 
 

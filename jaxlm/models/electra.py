@@ -142,10 +142,10 @@ class Encoder(nn.Module):
             self.projection = nn.Dense(s.hidden_size, dtype=s.dtype, kernel_init=kernel_init(s))
         self.encoder = Stack(s)
 
-    def __call__(self, x, mask, deterministic):
+    def __call__(self, x, mask, deterministic, positions=None):
         if self.stack.hidden_size != self.embedding_size:
             x = self.projection(x)
-        return self.encoder(x, mask=mask, deterministic=deterministic)[0]
+        return self.encoder(x, mask=mask, positions=positions, deterministic=deterministic)[0]
 
 
 class ReplacedHead(nn.Module):
@@ -181,11 +181,11 @@ class Networks(nn.Module):
         own = network == "generator" and not self.config.share_embeddings
         return self.generator_embeddings if own else self.embeddings
 
-    def encode(self, network, input_ids, token_type_ids, attention_mask, deterministic=True):
+    def encode(self, network, input_ids, token_type_ids, attention_mask, deterministic=True, positions=None):
         x = self._embeddings(network)(input_ids, token_type_ids, deterministic)
         mask = None if attention_mask is None else attention_mask[:, None, None, :].astype(bool)
         encoder = self.generator if network == "generator" else self.discriminator
-        return encoder(x, mask, deterministic)
+        return encoder(x, mask, deterministic, positions)
 
     def predict_tokens(self, hidden):
         return self.mlm_head(hidden, self._embeddings("generator").word.embedding)
@@ -215,14 +215,16 @@ def encode(
     token_type_ids: Int[Array, "batch length"] | None = None,
     attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
     dropout_key: jax.Array | None = None,
-) -> Float[Array, "batch length hidden"]:
-    """One network's last hidden states. attention_mask is 1 at tokens, 0 at padding; a dropout_key turns dropout on."""
+    positions: Int[Array, "batch positions"] | None = None,
+) -> Float[Array, "batch length_or_positions hidden"]:
+    """One network's last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens, 0 at
+    padding; a dropout_key turns dropout on."""
     if token_type_ids is None:
         token_type_ids = jnp.zeros_like(input_ids)
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     return Networks(config).apply(
-        {"params": params}, network, input_ids, token_type_ids, attention_mask, dropout_key is None, rngs=rngs,
-        method="encode",
+        {"params": params}, network, input_ids, token_type_ids, attention_mask, dropout_key is None, positions,
+        rngs=rngs, method="encode",
     )
 
 

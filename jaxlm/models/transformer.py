@@ -14,7 +14,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.attention import attend
 from jaxlm.models.dropout import dropout
@@ -161,7 +161,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with biases or without; self-attention, or over `memory` when that is given.
+    """Multi-head attention with biases or without: of x over itself, or over `memory` when that is given.
 
     With a cache ({"key", "value"}: [batch, slots, heads, head_dim]) the new keys and values go to slots
     index..index+queries and attention is over all slots; the caller's mask says which are filled.
@@ -199,7 +199,7 @@ class Attention(nn.Module):
             assert cache is not None
             key, value = cache["key"], cache["value"]
         else:
-            source = memory if cross else x
+            source = x if memory is None else memory
             key, value = project("key", source), project("value", source)
             if cache is not None and cross:
                 cache = {"key": key, "value": value}
@@ -252,29 +252,35 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: self-attention, cross-attention if the stack has it, feed-forward; a norm before or after each."""
+    """One layer: self-attention, cross-attention if the stack has it, feed-forward; a norm before or after each.
+
+    With positions [batch, few] all tokens are attended to, but only those places are computed and returned.
+    """
 
     config: StackConfig
     deterministic: bool = True
 
     @nn.compact
-    def __call__(self, x, cache, memory, mask, memory_mask, bias, index):
+    def __call__(self, x, cache, memory, mask, memory_mask, bias, index, positions=None):
         c = self.config
         cache = cache or {}
         new_cache = {}
 
-        def sublayer(x: jax.Array, name: str, inner: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        def sublayer(x: jax.Array, name: str, inner: Callable[[jax.Array], jax.Array], select=lambda x: x) -> jax.Array:
             norm = Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm")
             y = inner(norm(x) if c.norm_placement == "pre" else x)
-            y = x + dropout(y, c.dropout, _dropout_key(self, self.deterministic or c.dropout == 0))
+            y = select(x) + dropout(y, c.dropout, _dropout_key(self, self.deterministic or c.dropout == 0))
             return place(norm(y) if c.norm_placement == "post" else y)
+
+        def selected(y: jax.Array) -> jax.Array:
+            return y if positions is None else at_positions(y, positions)
 
         def self_attention(y: jax.Array) -> jax.Array:
             # While decoding from a cache the caller's mask says everything; queries and slots are not aligned.
             causal = c.causal and "self" not in cache
             y, new_cache["self"] = Attention(c, name="attention")(
-                y, mask=mask, bias=bias, causal=causal, cache=cache.get("self"), index=index,
-                deterministic=self.deterministic,
+                selected(y), None if positions is None else y, mask=mask, bias=bias, causal=causal,
+                cache=cache.get("self"), index=index, deterministic=self.deterministic,
             )
             return y
 
@@ -284,7 +290,7 @@ class Block(nn.Module):
             )
             return y
 
-        x = sublayer(x, "attention", self_attention)
+        x = sublayer(x, "attention", self_attention, selected)
         if c.cross_attention:
             x = sublayer(x, "cross_attention", cross_attention)
         x = sublayer(x, "mlp", lambda y: FeedForward(c, name="mlp")(y, self.deterministic))
@@ -307,9 +313,14 @@ class Stack(nn.Module):
         memory_mask: Bool[Array, "#batch #heads #queries memory"] | None = None,
         cache: Any = None,
         index: jax.Array | None = None,
+        positions: Int[Array, "batch positions"] | None = None,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "batch length hidden"], Any]:
-        """Returns hidden states and the updated cache (None without one)."""
+    ) -> tuple[Float[Array, "batch length_or_positions hidden"], Any]:
+        """Returns hidden states and the updated cache (None without one).
+
+        positions: the only places whose last hidden states are wanted, for stacks without causality, biases or a
+        cache, and with a mask that is the same for all queries.
+        """
         c = self.config
         block: Any = Block
         if c.remat != "none":
@@ -324,10 +335,39 @@ class Stack(nn.Module):
             length=c.num_layers,
             unroll=c.num_layers if unrolled else 1,
         )(c, deterministic, name="layers")
-        x, cache = layers(place(x), cache, memory, mask, memory_mask, bias, index)
+        if positions is not None:
+            assert bias is None and cache is None and not c.causal and (mask is None or mask.shape[-2] == 1)
+        if positions is not None and unrolled and not self.is_initializing():
+            x = self._few_at_the_end(x, mask, positions, deterministic)
+        else:
+            x, cache = layers(place(x), cache, memory, mask, memory_mask, bias, index)
+            x = x if positions is None else at_positions(x, positions)
         if c.final_norm:
             x = Norm(c.norm, c.norm_eps, c.dtype, name="final_norm")(x)
         return x, cache
+
+    def _few_at_the_end(self, x, mask, positions, deterministic):
+        """The layers one by one, of the last only what is asked for: its other places would be read by nobody. (For
+        the loop of deep stacks this would mean to copy all other layers' parameters out of the whole.)"""
+        c = self.config
+        layers = self.variables["params"]["layers"]
+        split = jax.tree.map(lambda p: jax.lax.split(p, [1] * c.num_layers), layers)  # its gradient is one array again
+        key = None if deterministic else self.make_rng("dropout")
+        for number in range(c.num_layers):
+            params = jax.tree.map(lambda p, parts, n=number: parts[n][0], layers, split)
+            last = number == c.num_layers - 1
+            rngs = None if key is None else {"dropout": jax.random.fold_in(key, number)}
+            x, _ = Block(c, deterministic, parent=None).apply(
+                {"params": params}, place(x), None, None, mask, None, None, None, positions if last else None, rngs=rngs
+            )
+        return x
+
+
+def at_positions(
+    x: Float[Array, "batch length hidden"], positions: Int[Array, "batch positions"]
+) -> Float[Array, "batch positions hidden"]:
+    """The hidden states at some places of each row."""
+    return jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, memory_length: int = 0) -> dict[str, Any]:

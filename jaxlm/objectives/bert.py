@@ -108,11 +108,14 @@ class BertPretraining:
     def loss(
         self, params: Params, example: Example, key: jax.Array, train: bool
     ) -> tuple[Float[Array, ""], Metrics]:
+        positions = example["masked_positions"]
+        if self.next_sentence:  # read off [CLS], which comes first
+            positions = jnp.pad(positions, ((0, 0), (1, 0)))
         hidden = bert.encode(
             self.model, params, example["input_ids"], example["token_type_ids"], example["attention_mask"],
-            dropout_key=key if train else None,
+            dropout_key=key if train else None, positions=positions,
         )
-        predicted = jnp.take_along_axis(hidden, example["masked_positions"][..., None], axis=1)
+        predicted = hidden[:, 1:] if self.next_sentence else hidden
         weights = example["masked_weights"]
         table, bias = bert.output_matrix(params)
         tokens = chunked_cross_entropy(
@@ -144,8 +147,8 @@ class BertPretraining:
         positions: Int[Array, "batch masks"],
     ) -> Float[Array, "batch masks vocab"]:
         """Vocabulary logits at `positions`, for filling masks; one segment, no dropout."""
-        hidden = bert.encode(self.model, params, input_ids, attention_mask=attention_mask)
-        return bert.predict_tokens(self.model, params, jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        hidden = bert.encode(self.model, params, input_ids, attention_mask=attention_mask, positions=positions)
+        return bert.predict_tokens(self.model, params, hidden)
 
     def flops(self, length: int) -> float:
         m = self.model

@@ -135,9 +135,10 @@ class Electra:
         positions, weights = example["masked_positions"], example["masked_weights"]
 
         hidden = electra.encode(
-            m, params, "generator", example["input_ids"], types, attention_mask, key_generator if train else None
+            m, params, "generator", example["input_ids"], types, attention_mask, key_generator if train else None,
+            positions,
         )
-        features = electra.token_features(m, params, jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        features = electra.token_features(m, params, hidden)
         table, bias = electra.output_matrix(m, params)
         # A drawn token that is the original counts as original: that is what comparing the ids says.
         generator = chunked_cross_entropy(
@@ -174,9 +175,10 @@ class Electra:
         positions: Int[Array, "batch masks"],
     ) -> Float[Array, "batch masks vocab"]:
         """The generator's vocabulary logits at `positions`, for filling masks; one segment, no dropout."""
-        hidden = electra.encode(self.model, params, "generator", input_ids, attention_mask=attention_mask)
-        predicted = jnp.take_along_axis(hidden, positions[..., None], axis=1)
-        return electra.predict_tokens(self.model, params, predicted)
+        hidden = electra.encode(
+            self.model, params, "generator", input_ids, attention_mask=attention_mask, positions=positions
+        )
+        return electra.predict_tokens(self.model, params, hidden)
 
     def flops(self, length: int) -> float:
         m = self.model

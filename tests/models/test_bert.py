@@ -136,6 +136,42 @@ def test_remat_changes_neither_loss_nor_gradients(params):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, gradients(remat))
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])  # layers one by one, and in a loop
+def test_states_at_positions_are_those_of_the_whole(params, remat):
+    ids, types = inputs()
+    config = dataclasses.replace(SMALL, remat=remat)
+    mask = jnp.ones_like(ids).at[1, 7:].set(0)
+    positions = jnp.array([[0, 8, 3, 3], [6, 0, 1, 2]])
+
+    def few(params):
+        return bert.encode(config, params, ids, types, mask, positions=positions)
+
+    def whole(params):
+        return jnp.take_along_axis(bert.encode(SMALL, params, ids, types, mask), positions[..., None], axis=1)
+
+    def gradients(function):
+        loss = jax.jit(jax.grad(lambda params: jnp.sum(function(params) ** 3)))
+        return loss({name: params[name] for name in ("embeddings", "encoder")})
+
+    np.testing.assert_allclose(jax.jit(few)(params), jax.jit(whole)(params), atol=2e-6)
+    expected = gradients(whole)
+    assert np.abs(expected["encoder"]["layers"]["mlp"]["wi"]["kernel"]).max(axis=(1, 2)).min() > 0.1, "every layer"
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradients(few), expected)
+
+
+def test_the_last_layer_computes_only_what_is_asked_for():
+    config = BertConfig(vocab_size=50, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=256)
+    params = jax.eval_shape(functools.partial(bert.init, config), jax.random.key(0))
+    ids = jnp.zeros((2, 128), jnp.int32)
+
+    def flops(positions):
+        run = jax.jit(lambda params: bert.encode(config, params, ids, positions=positions))
+        return run.lower(params).compile().cost_analysis()["flops"]
+
+    # Keys and values of all 128, everything else at 4 places: about a third of the layer, so two thirds of the two.
+    assert flops(jnp.zeros((2, 4), jnp.int32)) < 0.68 * flops(None)
+
+
 def test_remat_keeps_what_its_policy_says(params):
     """Bytes that the backward pass is handed: everything > the results of matrix products > the layers' inputs."""
     ids, types = inputs()
