@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -29,13 +30,14 @@ def max_predictions(length: int, rate: float) -> int:
     return max(1, round(rate * length))
 
 
-def num_to_predict(sizes: Int[Array, " batch"], rate: float, slots: int) -> Int[Array, " batch"]:
+def num_to_predict(sizes: Int[Array, " batch"], rate: float, slots: int, length: int) -> Int[Array, " batch"]:
     """min(slots, max(1, round(rate · size))), rounding half to even, 0 for an empty row.
 
-    Sizes count [CLS] and [SEP].
+    Sizes count [CLS] and [SEP] and are at most `length`.
     """
-    wanted = jnp.round(rate * sizes.astype(jnp.float32)).astype(jnp.int32)
-    return jnp.where(sizes > 0, jnp.clip(wanted, 1, slots), 0)
+    # The counts by size come from a table: float32 on a device would round some halves to the wrong side.
+    table = np.array([0, *(min(slots, max(1, round(rate * size))) for size in range(1, length + 1))], np.int32)
+    return jnp.asarray(table)[sizes]
 
 
 def choose_positions(
@@ -130,7 +132,7 @@ def mask_tokens(
     key_choice, key_kind, key_random = jax.random.split(key, 3)
     rows = input_ids.shape[0]
     candidates = (attention_mask > 0) & ~special[input_ids]
-    count = num_to_predict(jnp.sum(attention_mask, axis=1), rate, slots)
+    count = num_to_predict(jnp.sum(attention_mask, axis=1), rate, slots, input_ids.shape[1])
     if with_replacement:
         positions, weights = draw_positions(key_choice, candidates, count, slots)
     else:
