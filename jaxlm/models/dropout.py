@@ -13,11 +13,11 @@ from jaxlm.random_bits import threefry_bits
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
     """Zeroes each element with probability `rate`, scales the rest by 1 / (1 - rate); the identity without a key.
 
-    The rate is met to within 1/65,536.
+    The rate is met to within 1/65,536, and is at most 65,535/65,536.
     """
     if key is None or rate <= 0.0:
         return x
-    threshold = round(rate * 65536)
+    threshold = min(round(rate * 65536), 65535)
     if devices().platform == "cpu" and jax.random.key_impl(key) == "threefry2x32":
         keep = threefry_bits(key, x.shape) >= jnp.uint32(threshold << 16)
     else:

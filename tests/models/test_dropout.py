@@ -44,3 +44,10 @@ def test_gradient_flows_where_values_do():
 def test_no_key_or_no_rate_changes_nothing():
     x = jnp.arange(6.0)
     assert dropout(x, 0.5, None) is x and dropout(x, 0.0, jax.random.key(0)) is x
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_rate_next_to_one_keeps_next_to_nothing(platform):
+    with arrays_placed_by(lambda x, _: x, Devices(platform, 1)):
+        out = np.asarray(dropout(jnp.ones((64, 64)), 0.999999, jax.random.key(0)))
+    assert (out > 0).sum() < 5 and set(np.unique(out)) <= {0, 65536}
