@@ -29,14 +29,17 @@ DType = Literal["float32", "bfloat16"]
 @jax.checkpoint
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """x Φ(x), exactly (Hendrycks & Gimpel 2016). By erf, as PyTorch computes it: jax.nn.gelu's erfc is better only
-    where x Φ(x) is below 1e-6, and on a CPU it costs as much as the matrix product before it."""
-    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+    where x Φ(x) is below 1e-6, and on a CPU it costs as much as the matrix product before it.
+
+    In float32 whatever the type: in bfloat16 the sum loses the small values of erf + 1, which is the negative tail."""
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
 @jax.checkpoint
 def gelu_new(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """gelu's approximation by tanh, as in the code of GPT-2 and BERT."""
-    return jax.nn.gelu(x, approximate=True)
+    """gelu's approximation by tanh, as in the code of GPT-2 and BERT; in float32, as gelu."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
