@@ -80,6 +80,10 @@ class T5Config:
                 raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be in [0, 1).")
         if not 0.0 < self.norm_eps < math.inf:
             raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
+        if self.scaled_head and not self.tied_head:  # Transformers' T5 has no such model
+            raise UserError(
+                "objective.model.scaled_head goes with tied_head only (T5 1.0 has both, 1.1 neither); set it to False."
+            )
         if self.relative_buckets < 4 or self.relative_buckets % 4:
             raise UserError(
                 f"objective.model.relative_buckets is {self.relative_buckets}; it must be a multiple of 4 (half for "

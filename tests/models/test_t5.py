@@ -89,7 +89,7 @@ def test_published_sizes_have_the_published_parameters(size):
 @pytest.mark.parametrize("tied", [True, False])
 def test_initial_weights_have_the_published_spread(tied):
     config = t5.T5Config(vocab_size=2000, hidden_size=64, num_layers=3, num_heads=4, head_dim=32, intermediate_size=256,
-                         tied_head=tied, activation="relu" if tied else "gated-gelu")
+                         tied_head=tied, scaled_head=tied, activation="relu" if tied else "gated-gelu")
     params = fresh(config, jax.random.key(0))
     layers = params["decoder"]["layers"]
     expected = {
@@ -175,6 +175,7 @@ def test_dropout_works_with_a_key_only():
     (dict(norm_eps=-1.0), "objective.model.norm_eps is -1.0; it must be above 0, and finite."),
     (dict(relative_buckets=10), "objective.model.relative_buckets is 10; it must be a multiple of 4"),
     (dict(relative_max_distance=16), "objective.model.relative_max_distance is 16; it must be above half"),
+    (dict(tied_head=False), "objective.model.scaled_head goes with tied_head only"),
 ])
 def test_values_that_cannot_be_meant_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
