@@ -8,6 +8,7 @@ import json
 import math
 import os
 import runpy
+import typing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,6 +82,7 @@ class Experiment:
 
     def validate(self) -> None:
         """UserError for the first value that cannot be meant."""
+        check_choices(self)
         self.data.validate()
         t, o = self.train, self.optimizer
         for name in ("steps", "batch_size", "accumulate", "log_every", "eval_batches", "keep_checkpoints"):
@@ -104,6 +106,19 @@ class Experiment:
         for name in ("weight_decay", "clip_norm", "final_share"):
             if not 0 <= getattr(o, name) < math.inf:
                 raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be at least 0, and finite.")
+
+
+def check_choices(config: Any, prefix: str = "") -> None:
+    """UserError for a field that is none of the choices its type lists, here or in a dataclass inside. Flags are
+    checked where they are read; a preset or a config.json can say anything."""
+    types = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        name, value = f"{prefix}{field.name}", getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and field.name != "vocabulary":
+            check_choices(value, f"{name}.")
+        elif typing.get_origin(types[field.name]) is Literal and value not in typing.get_args(types[field.name]):
+            choices = [str(choice) for choice in typing.get_args(types[field.name])]
+            raise UserError(f"{name} is {value!r}; it must be {', '.join(choices[:-1])} or {choices[-1]}.")
 
 
 # The only classes that a configuration file may name; nothing in it is ever an import path.
@@ -179,6 +194,7 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
     experiment = from_json(value, str(path))
     if not isinstance(experiment, Experiment):
         raise UserError(f"{path} does not hold a jaxlm Experiment.")
+    check_choices(experiment)
     return experiment
 
 

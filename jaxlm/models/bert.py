@@ -16,10 +16,10 @@ from jaxlm.errors import UserError
 from jaxlm.models.dropout import dropout
 from jaxlm.models.transformer import (
     ACTIVATIONS,
-    Activation,
     AttentionKind,
     DType,
     Norm,
+    PlainActivation,
     RematPolicy,
     Stack,
     StackConfig,
@@ -47,7 +47,7 @@ class BertConfig:
     """Learned positions: the longest sequence."""
     type_vocab_size: int = 2
     """Segment types."""
-    activation: Activation = "gelu"
+    activation: PlainActivation = "gelu"
     """gelu is the exact (erf) form, gelu_new the tanh approximation."""
     dropout: float = 0.1
     """Dropout after the embeddings, the attention output and the feed-forward output."""

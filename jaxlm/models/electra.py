@@ -15,9 +15,9 @@ from jaxlm.errors import UserError
 from jaxlm.models.bert import BertConfig, Embeddings, MaskedLMHead
 from jaxlm.models.transformer import (
     ACTIVATIONS,
-    Activation,
     AttentionKind,
     DType,
+    PlainActivation,
     RematPolicy,
     Stack,
     StackConfig,
@@ -58,7 +58,7 @@ class ElectraConfig:
     """Learned positions: the longest sequence."""
     type_vocab_size: int = 2
     """Segment types."""
-    activation: Activation = "gelu"
+    activation: PlainActivation = "gelu"
     """gelu is the exact (erf) form, gelu_new the tanh approximation; the generator's head always uses gelu."""
     dropout: float = 0.1
     """Dropout after the embeddings, the attention output and the feed-forward output."""

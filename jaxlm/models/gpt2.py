@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.models.dropout import dropout
 from jaxlm.models.transformer import (
-    Activation,
     AttentionKind,
     DType,
+    PlainActivation,
     RematPolicy,
     Stack,
     StackConfig,
@@ -42,7 +42,7 @@ class Gpt2Config:
     """Width of the feed-forward layer."""
     max_positions: int = 1024
     """Learned positions: the longest sequence."""
-    activation: Activation = "gelu_new"
+    activation: PlainActivation = "gelu_new"
     """gelu_new is the tanh approximation that GPT-2 uses, gelu the exact (erf) form."""
     dropout: float = 0.0
     """Dropout after the embeddings, the attention output and the feed-forward output. The released code has none."""

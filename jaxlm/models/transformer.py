@@ -20,7 +20,8 @@ from jaxlm.models.attention import attend
 from jaxlm.models.dropout import dropout
 from jaxlm.models.placement import devices, place
 
-Activation = Literal["gelu", "gelu_new", "relu", "gated-gelu"]
+PlainActivation = Literal["gelu", "gelu_new", "relu"]
+Activation = Literal[PlainActivation, "gated-gelu"]
 RematPolicy = Literal["none", "dots", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 DType = Literal["float32", "bfloat16"]
