@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts one run on every worker of a Cloud TPU slice. Each worker executes the same command; jax finds the others by
-# itself and each reads only its own rows of every batch.
+# Starts one run on every worker of a Cloud TPU slice. Each worker executes the same command; JAXLM_CLUSTER=1 has jax
+# ask the metadata server for the others, and each reads only its own rows of every batch.
 #
 #   TPU=my-slice ZONE=us-west4-a ./launch/tpu_pod.sh configs/bert_large.py --run-dir /mnt/shared/bert_large \
 #       --data.source 'gs://bucket/text/*.jsonl.zst' --data.cache-dir gs://bucket/jaxlm-cache --mesh.fsdp 16
@@ -15,5 +15,6 @@ command="set -e
 cd jaxlm
 [ -d .venv ] || python3 -m venv .venv
 .venv/bin/pip install --quiet --editable '.[tpu]'
+export JAXLM_CLUSTER=1
 exec .venv/bin/jaxlm pretrain $(printf '%q ' "$@")"
 exec gcloud compute tpus tpu-vm ssh "$TPU" --zone "$ZONE" --worker=all --command "$command"

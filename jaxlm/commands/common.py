@@ -28,7 +28,5 @@ def start_jax() -> None:
     try:
         join_processes()
         jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise UserError(f"jax cannot start its devices: {str(error).splitlines()[0]}") from error
-
-

@@ -18,21 +18,24 @@ from jaxlm.errors import UserError
 
 Result = TypeVar("Result")
 
-# Any of these says that this process is one of several, and that jax can find the others by itself.
-CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "MEGASCALE_COORDINATOR_ADDRESS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+# Set to 1 by what starts one process a host or a GPU: jax is to find the others, and where it cannot, that is an error
+# rather than as many runs of one process each. On a Cloud TPU VM nothing else tells: the workers are known to the
+# metadata server alone.
+CLUSTER = "JAXLM_CLUSTER"
+
+# What jax asks of a step of Slurm. In the shell that `salloc` opens, which is one process whatever SLURM_NTASKS says,
+# the step's node list is missing.
+SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 
 # Seconds for which the coordinator outlives the last goodbye.
 GRACE = 1.0
 
 
 def join_processes() -> None:
-    """Starts jax.distributed where the environment names a cluster: a TPU pod, Slurm, Open MPI, or the three variables
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID. A single process needs nothing."""
-    if jax.distributed.is_initialized():
-        return
-    workers = os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    alone = os.environ.get("SLURM_NTASKS", "2") == "1" or os.environ.get("OMPI_COMM_WORLD_SIZE", "2") == "1"
-    if "," not in workers and (alone or not any(name in os.environ for name in CLUSTER_VARIABLES)):
+    """Starts jax.distributed where JAXLM_CLUSTER=1 or the environment names a cluster: a TPU slice on GKE, several TPU
+    slices, a step of Slurm, Open MPI, or the three variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID. A single process needs nothing. UserError where jax cannot find the others."""
+    if jax.distributed.is_initialized() or not _is_one_of_several():
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -46,8 +49,28 @@ def join_processes() -> None:
             ) from None
         jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
     else:
-        jax.distributed.initialize()
+        try:
+            jax.distributed.initialize()
+        except ValueError as error:  # it has found no cluster, or half of one
+            raise UserError(
+                f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
+                "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+            ) from error
     atexit.register(_leave_processes)
+
+
+def _is_one_of_several() -> bool:
+    told = os.environ
+    if "JAX_COORDINATOR_ADDRESS" in told and "JAX_PROCESS_ID" in told:
+        return True
+    if "," in told.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in told:
+        return True
+    if "OMPI_COMM_WORLD_SIZE" in told:
+        return told["OMPI_COMM_WORLD_SIZE"] != "1"
+    if all(name in told for name in SLURM_STEP):
+        # Slurm's interactive step is one process, though SLURM_NTASKS is then the job's.
+        return "1" not in (told["SLURM_NTASKS"], told.get("SLURM_STEP_NUM_TASKS"))
+    return told.get(CLUSTER, "") not in ("", "0") or "JAX_COORDINATOR_ADDRESS" in told
 
 
 def _leave_processes() -> None:

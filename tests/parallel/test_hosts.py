@@ -1,0 +1,115 @@
+"""Which processes join others, by what their environment says; and which do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxlm.commands.common import start_jax
+from jaxlm.errors import UserError
+from jaxlm.parallel import hosts
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0"}
+THREE = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
+KNOWN = (hosts.CLUSTER, "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE",
+         "SLURM_STEP_NUM_TASKS", *STEP, *THREE)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The arguments of each call of jax.distributed.initialize, in an environment that says nothing."""
+    calls: list[tuple] = []
+    for name in (*KNOWN, "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(hosts.atexit, "register", lambda function: None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("environment", "calls"),
+    [
+        ({}, []),
+        ({"JAXLM_CLUSTER": "1"}, [()]),  # a Cloud TPU VM, which has nothing else in its environment
+        ({"JAXLM_CLUSTER": "0"}, []),
+        ({"JAXLM_CLUSTER": ""}, []),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, [()]),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, []),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "host"}, [()]),
+        (STEP, [()]),
+        (STEP | {"SLURM_NTASKS": "1"}, []),
+        (STEP | {"SLURM_NTASKS": "1", "JAXLM_CLUSTER": "1"}, []),  # alone it may take all GPUs of its node
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, []),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, []),  # the shell of salloc
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, [()]),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "SLURM_NTASKS": "1"}, [()]),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, []),
+        (THREE, [("host:1", 4, 2)]),
+        (THREE | STEP | {"SLURM_NTASKS": "1"}, [("host:1", 4, 2)]),
+        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, [()]),
+    ],
+)
+def test_who_joins(started, monkeypatch, environment, calls):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    hosts.join_processes()
+    assert started == calls
+
+
+def test_joining_happens_once(started, monkeypatch):
+    monkeypatch.setenv(hosts.CLUSTER, "1")
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    hosts.join_processes()
+    assert started == []
+
+
+def test_processes_on_cpus_speak_over_gloo(started, monkeypatch):
+    before = jax.config.jax_cpu_collectives_implementation
+    monkeypatch.setenv(hosts.CLUSTER, "1")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    try:
+        hosts.join_processes()
+        assert jax.config.jax_cpu_collectives_implementation == "gloo"
+    finally:
+        jax.config.update("jax_cpu_collectives_implementation", before)
+
+
+@pytest.mark.parametrize("count", [None, "four"])
+def test_two_of_the_three_variables_are_a_mistake(started, monkeypatch, count):
+    for name, value in (THREE | {"JAX_NUM_PROCESSES": count}).items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="JAX_NUM_PROCESSES must be too"):
+        hosts.join_processes()
+    assert started == []
+
+
+def test_a_cluster_that_jax_cannot_find_is_one_sentence(started, monkeypatch):
+    def nothing_found(*arguments):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setenv(hosts.CLUSTER, "1")
+    monkeypatch.setattr(jax.distributed, "initialize", nothing_found)
+    with pytest.raises(UserError, match="cannot find the others"):
+        hosts.join_processes()
+    for name, value in THREE.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="jax cannot start its devices: coordinator_address should be defined"):
+        start_jax()
+
+
+@pytest.mark.parametrize("name", ["tpu_pod.sh", "gke.yaml", "slurm.sbatch"])
+def test_what_starts_several_processes_says_so(name):
+    text = (LAUNCH / name).read_text()
+    assert "JAXLM_CLUSTER=1" in text or '{name: JAXLM_CLUSTER, value: "1"}' in text
+
+
+def test_a_task_of_slurm_sees_all_gpus_of_its_node():
+    """jax gives each task the one with its local number, which would not be there among one."""
+    lines = (LAUNCH / "slurm.sbatch").read_text().splitlines()
+    options = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines if line.startswith("#SBATCH --"))
+    assert options["gpus-per-node"] == options["ntasks-per-node"] and "gpus-per-task" not in options
