@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxlm.errors import UserError
 from jaxlm.models.dropout import dropout
 
 
@@ -28,9 +29,12 @@ def attend(
 
     mask is True where a query may look; a query that may look nowhere gets a finite, meaningless row.
     causal adds the lower-triangular mask (queries and keys aligned at the start).
-    implementation: "auto", or one that `jax.nn.dot_product_attention` knows ("xla", "cudnn").
+    implementation: "auto", or one that `jax.nn.dot_product_attention` knows ("xla", "cudnn"). UserError for "cudnn"
+    where there is none, and with dropout.
     Dropout on the probabilities (dropout_rate > 0 with a key) needs them in memory, so it takes the plain path.
     """
+    if implementation == "cudnn":
+        _require_cudnn(query.dtype.name, query.shape[-1], dropout_rate > 0.0 and dropout_key is not None)
     if dropout_rate > 0.0 and dropout_key is not None:
         return _attend_with_dropout(query, key, value, mask, bias, causal, scale, dropout_rate, dropout_key)
     if implementation == "auto":
@@ -45,6 +49,19 @@ def attend(
     return jax.nn.dot_product_attention(
         query, key, value, bias, mask, scale=scale, is_causal=causal, implementation=implementation
     )
+
+
+def _require_cudnn(dtype: str, head_dim: int, with_dropout: bool) -> None:
+    if best_implementation(dtype, head_dim) != "cudnn":
+        raise UserError(
+            f"objective.model.attention is cudnn, which has no kernel here (platform {jax.default_backend()}, {dtype}, "
+            f"heads of width {head_dim}); set it to auto."
+        )
+    if with_dropout:
+        raise UserError(
+            "objective.model.attention is cudnn, whose kernel cannot drop attention probabilities; set "
+            "objective.model.attention_dropout to 0, or objective.model.attention to auto."
+        )
 
 
 def _attend_with_dropout(query, key, value, mask, bias, causal, scale, dropout_rate, dropout_key):

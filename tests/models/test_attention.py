@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
+from jaxlm.errors import UserError
+from jaxlm.models import attention
 from jaxlm.models.attention import attend
 
 
@@ -15,6 +17,7 @@ from jaxlm.models.attention import attend
 @pytest.mark.parametrize("bias", [None, (1, 4, 16, 16)])
 def test_cudnn_takes_our_masks_and_biases(mask, bias, monkeypatch):
     """Traced only: cuDNN's checks of shapes and types run, those of the machine are told that there is one."""
+    monkeypatch.setattr(attention, "best_implementation", lambda *_: "cudnn")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
@@ -27,6 +30,20 @@ def test_cudnn_takes_our_masks_and_biases(mask, bias, monkeypatch):
     x = jax.ShapeDtypeStruct((2, 16, 4, 8), jnp.bfloat16)
     given = None if bias is None else jax.ShapeDtypeStruct(bias, jnp.float32)
     assert jax.eval_shape(jax.grad(loss), x, given).shape == x.shape
+
+
+@pytest.mark.parametrize("dropout", [{}, dict(dropout_rate=0.1, dropout_key=jax.random.key(0))])
+def test_cudnn_where_there_is_none_is_the_users_mistake(dropout):
+    x = jnp.zeros((2, 16, 4, 8), jnp.bfloat16)
+    with pytest.raises(UserError, match=r"no kernel here \(platform cpu, bfloat16, heads of width 8\); set it to auto"):
+        attend(x, x, x, implementation="cudnn", **dropout)
+
+
+def test_cudnn_does_not_give_way_to_dropout_silently(monkeypatch):
+    monkeypatch.setattr(attention, "best_implementation", lambda *_: "cudnn")
+    x = jnp.zeros((2, 16, 4, 8), jnp.bfloat16)
+    with pytest.raises(UserError, match="attention_dropout to 0"):
+        attend(x, x, x, implementation="cudnn", dropout_rate=0.1, dropout_key=jax.random.key(0))
 
 
 def test_the_path_with_dropout_is_the_path_without():
