@@ -63,7 +63,9 @@ def create(folder: Path) -> None:
         if folder.is_file():
             raise UserError(f"{folder} is a file; --run-dir needs a folder.")
         folder.mkdir(parents=True, exist_ok=True)
-        present = sorted(p.name for p in folder.iterdir() if p.name != ".lock")
+        # A start that was killed may have left half a configuration.
+        own = (".lock", _temporary(folder / "config.json").name)
+        present = sorted(p.name for p in folder.iterdir() if p.name not in own)
     except OSError as error:
         raise UserError(f"cannot make the run folder {folder}: {error.strerror}.") from error
     if present and "config.json" not in present:
@@ -177,12 +179,18 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Written beside and renamed, so that a reader never meets half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     try:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def write_imported_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import jax
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.errors import UserError
+from jaxlm.training import run_folder
+from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.run_folder import open_run
 from tests.training.support import assert_same_arrays, facts, metrics, saved_steps, write_preset, write_text
 
@@ -115,6 +119,29 @@ def test_a_mistake_leaves_the_folder_free(preset, tmp_path, capsys):
     assert main(["pretrain", str(preset), "--run-dir", str(run), "--train.steps", "1"]) == 0
 
 
+def test_half_a_configuration_is_no_other_file(tmp_path, monkeypatch):
+    """A disk that is full leaves nothing behind; a process that was killed leaves what the next start overlooks."""
+    run = tmp_path / "run"
+    run_folder.create(run)
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda *names: raise_error(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(UserError, match=r"cannot write .*config\.json: No space left"):
+        run_folder.write_json(run / "config.json", {})
+    assert not list(run.iterdir())
+    monkeypatch.setattr(Path, "replace", lambda *names: raise_error(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        run_folder.write_json(run / "config.json", {})
+    monkeypatch.setattr(Path, "replace", replace)
+    assert len(list(run.iterdir())) == 1
+    run_folder.create(run)
+    run_folder.write_json(run / "config.json", {})
+    assert [path.name for path in run.iterdir()] == ["config.json"]
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
 def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -134,9 +161,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(preset, tmp_path, capsys):
         "--optimizer.warmup-steps", "0", "--train.checkpoint-every", "1",
     )
     assert "is not finite" in said and "step" in said and "learning_rate" in said
-    for step in saved_steps(run):  # none of what was saved is anything but a number
-        params, _ = open_run(run).params()
+    shapes = jax.eval_shape(open_run(run).objective.init, jax.random.key(0))
+    checkpoints = Checkpoints(run / "checkpoints", read_only=True)
+    assert checkpoints.steps()
+    for step in checkpoints.steps():  # none of what was saved is anything but a number
+        params, _ = checkpoints.restore_params(shapes, step=step)
         assert all(bool(jax.numpy.all(jax.numpy.isfinite(leaf))) for leaf in jax.tree.leaves(params)), step
+    checkpoints.close()
 
 
 def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch):
