@@ -16,11 +16,16 @@ import jax
 import orbax.checkpoint as ocp
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.hosts import main_first
 from jaxlm.training.checksums import checksums
 from jaxlm.training.step import TrainState
 
 SPARE_BYTES = 1 << 20  # beside its arrays, a checkpoint has a few dozen small files
 Report = Callable[[str], None]
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 class Checkpoints:
@@ -118,11 +123,14 @@ class Checkpoints:
             self._set_aside(step, error, report)
         return found
 
-    def restore_params(self, shapes: Any, layout: Any = None, step: int | None = None) -> tuple[Any, int]:
-        """(parameters alone, their step) of the newest readable checkpoint, for export and inference."""
+    def restore_params(
+        self, shapes: Any, layout: Any = None, step: int | None = None, report: Report = _to_stderr
+    ) -> tuple[Any, int]:
+        """(parameters alone, their step) of the newest readable checkpoint, or of `step`, for export and inference.
+        Damaged ones are passed over and reported, but left where they are."""
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         abstract = _abstract(shapes, layout if layout is not None else jax.tree.map(lambda _: sharding, shapes))
-        failure: Exception | None = None
+        damaged: list[tuple[int, Exception]] = []
         for candidate in [step] if step is not None else reversed(self.steps()):
             try:
                 args = ocp.args.PyTreeRestore(
@@ -134,12 +142,18 @@ class Checkpoints:
                     restored = reader.restore(self.folder / str(candidate) / "state", args=args)
                 facts = self.manager.restore(candidate, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))["facts"]
                 _verify({"params": restored["params"]}, facts)
-                return restored["params"], candidate
             except Exception as error:
                 self._stop_if_passing(candidate, error)
-                failure = error
-        if failure is not None:
-            raise self._unreadable(failure) from failure
+                damaged.append((candidate, error))
+                continue
+            for number, error in damaged:
+                report(
+                    f"The checkpoint of step {number:,} is damaged ({_first_line(error)}); that of step "
+                    f"{candidate:,} is taken."
+                )
+            return restored["params"], candidate
+        if damaged:
+            raise self._unreadable(damaged[0][1]) from damaged[0][1]
         raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
 
     def close(self) -> None:
@@ -150,19 +164,23 @@ class Checkpoints:
             logging.getLogger(__name__).debug("a save failed", exc_info=True)
 
     def _set_aside(self, step: int, error: Exception, report: Report) -> None:
-        source = self.folder / str(step)
-        target = self.folder.parent / f"damaged-checkpoint-{step}"
-        number = 0
-        while target.exists():
-            number += 1
-            target = self.folder.parent / f"damaged-checkpoint-{step}.{number}"
-        if jax.process_index() == 0:
-            source.rename(target)
+        def move() -> Path:
+            target = self.folder.parent / f"damaged-checkpoint-{step}"
+            number = 0
+            while target.exists():
+                number += 1
+                target = self.folder.parent / f"damaged-checkpoint-{step}.{number}"
+            (self.folder / str(step)).rename(target)
+            return target
+
+        # No process lists the checkpoints again before the damaged one is gone: all must know the same.
+        target = main_first(move, everywhere=False)
         self.manager.reload()
-        report(
-            f"The checkpoint of step {step:,} is damaged ({_first_line(error)}); it is now {target}, and the one "
-            "before it is taken."
-        )
+        if target is not None:
+            report(
+                f"The checkpoint of step {step:,} is damaged ({_first_line(error)}); it is now {target}, and the one "
+                "before it is taken."
+            )
 
     def _stop_if_passing(self, step: int, error: Exception) -> None:
         """UserError for a failure to read that says nothing about the checkpoint, which may be whole."""

@@ -57,8 +57,11 @@ def test_two_processes_do_what_one_does(preset, tmp_path):
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
 
     # What two have saved one can go on with, and the other way round.
-    single = Command(["pretrain", run, "--train.steps", 14], tmp_path / "one.log")
+    single = Command(["pretrain", run, "--train.steps", 18], tmp_path / "one.log")
     assert single.wait() == 0 and "resumed at step 12" in single.output, single.output
+    assert saved_steps(run)[-2:] == [16, 18]
+    facts = run / "checkpoints" / "18" / "facts" / "metadata"  # damaged: both go on from the one before
+    facts.write_bytes(facts.read_bytes()[:10])
     for command in pair(tmp_path, ["pretrain", run, "--train.steps", 100_000, "--train.checkpoint-every", 0]):
         both.append(command)
     both[2].wait_until(lambda: metrics(run)[-1]["step"] > 20)
@@ -66,7 +69,8 @@ def test_two_processes_do_what_one_does(preset, tmp_path):
     for command in both[2:]:
         assert command.wait() == 0, command.output
     assert "Stopped by a signal" in both[2].output
-    assert f"resumed at step {14}" in both[2].output
+    assert "checkpoint of step 18 is damaged" in both[2].output and "resumed at step 16" in both[2].output
+    assert (run / "damaged-checkpoint-18").is_dir()
 
 
 def test_a_mistake_ends_both(preset, tmp_path):

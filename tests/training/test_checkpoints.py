@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
+from jaxlm.parallel import hosts
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
@@ -133,15 +134,47 @@ def test_a_half_written_checkpoint_is_no_checkpoint(saved, tmp_path):
     assert int(state.step) == 2 and not said
 
 
-def test_parameters_alone_fall_back_too(saved, tmp_path):
+def test_parameters_alone_fall_back_too(saved, tmp_path, capsys):
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved, folder)
     truncate(folder / "2" / "facts" / "metadata")
     checkpoints = Checkpoints(folder, read_only=True)
     params, step = checkpoints.restore_params(SHAPES.params)
-    checkpoints.close()
     assert step == 1
     assert_same_arrays(params, state_of(1).params)
+    said = capsys.readouterr()
+    assert not said.out and said.err.count("\n") == 1
+    assert "step 2 is damaged" in said.err and "that of step 1 is taken" in said.err
+    lines: list[str] = []
+    checkpoints.restore_params(SHAPES.params, report=lines.append)
+    checkpoints.close()
+    assert lines == [said.err.strip()] and not capsys.readouterr().err
+    assert (folder / "2").is_dir()
+
+
+def test_no_process_lists_the_checkpoints_before_the_damaged_one_is_gone(saved, tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    checkpoints = Checkpoints(folder)
+    happened: list[str] = []
+    said: list[str] = []
+
+    def meet(value):  # as it is of two processes
+        happened.append("meet" if not (folder / "2").exists() else "meet too early")
+        return value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        patch.setattr(hosts.multihost_utils, "broadcast_one_to_all", meet)
+        patch.setattr(checkpoints.manager, "reload", lambda: happened.append("reload"))
+        checkpoints._set_aside(2, ValueError("bad"), said.append)
+        assert happened == ["meet", "reload"] and len(said) == 1
+        shutil.copytree(saved / "2", folder / "2")
+        patch.setattr(jax, "process_index", lambda: 1)
+        patch.setattr(hosts.multihost_utils, "broadcast_one_to_all", lambda value: happened.append("meet") or True)
+        checkpoints._set_aside(2, ValueError("bad"), said.append)
+        assert happened == ["meet", "reload"] * 2 and len(said) == 1 and (folder / "2").exists()
+    checkpoints.close()
 
 
 def test_the_best_is_kept_besides_the_newest(tmp_path):
