@@ -12,13 +12,14 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
-    from jaxlm.training.metrics import last_evaluation
+    from jaxlm.training.metrics import dated_evaluation
     from jaxlm.training.run_folder import open_run
 
     run = open_run(options.run)
     params, step = run.params()
     experiment = run.experiment
-    evaluation = last_evaluation(run.folder, up_to=step)
+    evaluated, evaluation = dated_evaluation(run.folder, up_to=step)
+    earlier = bool(evaluation) and evaluated != step
     card = ModelCard(
         steps=step,
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
@@ -29,10 +30,13 @@ def main(arguments: list[str]) -> int:
             "Sequence length": experiment.data.length,
             "Batch size": experiment.train.batch_size,
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
+            **({"Held-out evaluation": f"of step {evaluated:,}"} if earlier else {}),
         },
         derived_from=run.facts.get("imported_from", ""),
     )
     out = export_folder(options.out, run.objective, params, run.tokenizer, card)
     loss = f", held-out loss {evaluation['loss']:.4f}" if "loss" in evaluation else ""
+    if loss and earlier:
+        loss += f" at step {evaluated:,}"
     print(f"Wrote step {step:,}{loss} to {out}; its README.md says how Transformers loads it.")
     return 0

@@ -121,12 +121,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def last_evaluation(folder: Path, up_to: int | None = None) -> dict[str, float]:
     """The figures of the newest evaluation (not after step `up_to`), without their "eval_"; empty if there is none."""
-    result: dict[str, float] = {}
+    return dated_evaluation(folder, up_to)[1]
+
+
+def dated_evaluation(folder: Path, up_to: int | None = None) -> tuple[int, dict[str, float]]:
+    """(its step, the figures of `last_evaluation`); the step is 0 if there is none."""
+    result: tuple[int, dict[str, float]] = 0, {}
     if (folder / "metrics.jsonl").exists():
         for line in read_metrics(folder):
             found = {key.removeprefix("eval_"): value for key, value in line.items() if key.startswith("eval_")}
             if found and (up_to is None or line["step"] <= up_to):
-                result = found
+                result = line["step"], found
     return result
 
 

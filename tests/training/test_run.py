@@ -202,6 +202,20 @@ def test_show_of_a_run_tokenises_as_the_run_does(finished, capsys, monkeypatch):
     assert "BertPretraining, step 0" in capsys.readouterr().out
 
 
+def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
+    """Where a run was stopped, the newest figures are from before the newest checkpoint."""
+    assert main(["export", str(finished), str(tmp_path / "same")]) == 0
+    assert "at step" not in capsys.readouterr().out
+    assert "Held-out evaluation |" not in (tmp_path / "same" / "README.md").read_text()
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] = {name: value for name, value in lines[-1].items() if not name.startswith("eval_")}
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loss = next(line["eval_loss"] for line in lines if line["step"] == 8)
+    assert main(["export", str(finished), str(tmp_path / "earlier")]) == 0
+    assert f"Wrote step 12, held-out loss {loss:.4f} at step 8 to" in capsys.readouterr().out
+    assert "| Held-out evaluation | of step 8 |" in (tmp_path / "earlier" / "README.md").read_text()
+
+
 def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
     run = tmp_path / "run"
     arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", "linear"]
