@@ -89,8 +89,12 @@ class Plan:
 
 
 def prepare_environment() -> None:
-    """Lets TPU's compiler work where there is no TPU, without its warnings. Call before jax is first used."""
+    """Lets TPU's compiler work where there is no TPU, without its warnings, and leaves alone what accelerators there
+    are. Call before jax is first used."""
+    import jax
+
     os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")  # which jax has read from the environment when it was imported
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 

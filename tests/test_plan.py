@@ -4,6 +4,9 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -150,6 +153,16 @@ def test_without_the_compiler_one_sentence_says_what_to_install(monkeypatch, cap
     monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
     assert main(["plan", "configs/bert_tiny.py"]) == 2
     assert "jaxlm[tpu]" in capsys.readouterr().err
+
+
+def test_a_plan_opens_no_accelerator():
+    code = (
+        "import os, jax; from jaxlm.plan import prepare_environment; "
+        "prepare_environment(); print(jax.config.jax_platforms, os.environ['JAX_PLATFORMS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["cpu", "cpu"], done.stderr
 
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
