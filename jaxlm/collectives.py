@@ -89,22 +89,37 @@ def _collective(line: str, runs: int, computation: str) -> Collective | None:
     kind = next((kind for kind in KINDS if match["kind"] in (kind, f"{kind}-start")), None)
     if kind is None:
         return None
-    shapes = _arrays(match["shape"])
     started = match["kind"].endswith("-start")
-    if started and kind != "all-reduce":
-        # The result of a start is (operands, results, contexts): of equal pairs only the larger half counts.
-        sizes = [max(sizes) for sizes in (shapes,) if sizes]
-    elif kind == "reduce-scatter":
-        group = _group_size(match["rest"])
-        sizes = [size * group for size in shapes]
+    groups = _elements(match["shape"])
+    if started and len(groups) > 1 and kind != "all-reduce":
+        # The result of a start is (operands, results, contexts), each of them one array or a tuple of several.
+        sizes = _arrays(groups[0 if kind == "reduce-scatter" else 1])
     else:
-        sizes = shapes
+        sizes = _arrays(match["shape"])
+        if kind == "reduce-scatter":
+            group = _group_size(match["rest"])
+            sizes = [size * group for size in sizes]
     origin = re.search(r'op_name="([^"]*)"', match["rest"])
     return Collective(
         kind=kind, bytes=sum(sizes), runs=runs,
         asynchronous=started or "async_collective" in computation or "async_collective_name" in match["rest"],
         shape=re.sub(r"\{[^}]*\}|/\*.*?\*/", "", match["shape"]), origin=origin[1] if origin else "",
     )
+
+
+def _elements(shape: str) -> list[str]:
+    """The elements of an HLO tuple, tuples among them whole; of an array's shape, itself."""
+    shape = re.sub(r"\{[^}]*\}|/\*.*?\*/", "", shape)
+    if not shape.startswith("("):
+        return [shape]
+    depth, elements = 0, [""]
+    for char in shape[1:-1]:
+        depth += (char in "([") - (char in ")]")
+        if char == "," and not depth:
+            elements.append("")
+        else:
+            elements[-1] += char
+    return elements
 
 
 def _arrays(shape: str) -> list[int]:

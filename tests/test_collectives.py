@@ -1,5 +1,7 @@
 """Reading of HLO: a module written by hand in the compiler's notation, with its totals counted by hand."""
 
+import pytest
+
 from jaxlm.collectives import Traffic, collectives, traffic
 
 HLO = """\
@@ -66,6 +68,25 @@ def test_bytes_and_counts_are_multiplied_by_the_loop_and_fusions_of_one_channel_
 def test_origins_are_kept():
     origins = {one.origin for one in collectives(HLO)}
     assert "jit(step)/while/body/dot_general" in origins
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kind", "size"),
+    [
+        ("((f32[4],f32[8]),(f32[16],f32[32])) all-gather-start(%a, %b)", "all-gather", 4 * (16 + 32)),
+        ("((f32[4,2]{1,0:T(8,128)}, /*index=1*/f32[8]{0}), (f32[16,2]{1,0}, f32[32]{0})) all-gather-start(%a, %b)",
+         "all-gather", 4 * (32 + 32)),
+        ("(f32[4]{0}, f32[16]{0}) all-gather-start(%a)", "all-gather", 4 * 16),
+        ("((bf16[6], bf16[2]), (bf16[6], bf16[2]), u32[], u32[]) collective-permute-start(%a, %b)",
+         "collective-permute", 2 * 8),
+        ("((f32[16], f32[8]), (f32[4], f32[2]), u32[]) reduce-scatter-start(%a, %b)", "reduce-scatter", 4 * 24),
+        ("((f32[16]), f32[16], u32[]) all-to-all-start(%a)", "all-to-all", 4 * 16),
+        ("(f32[10], f32[6]) all-reduce-start(%a, %b)", "all-reduce", 4 * 16),
+    ],
+)
+def test_what_an_asynchronous_start_moves(instruction, kind, size):
+    hlo = "HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {\n" + f"  %s = {instruction}, channel_id=1\n" + "}\n"
+    assert traffic(hlo) == {kind: Traffic(1, size, 1, size)}
 
 
 def test_a_trip_count_that_the_compiler_states_is_used():
