@@ -7,6 +7,7 @@ it is, it is streamed: `Corpus.pieces()` never holds more than a few megabytes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -54,7 +55,9 @@ def open_corpus(source: str, text_field: str = "text") -> Corpus:
     """Resolves a source to what is to be read. Raises UserError if something is not there."""
     parts: list[Callable[[], Iterator[Piece]]] = []
     stats: list[str] = []
-    for item in _split(source):
+    with _readable(source):
+        items = _split(source)
+    for item in items:
         if item == "python-docs":
             parts.append(_python_docs)
             stats.append(f"python-docs of Python {sys.version}")
@@ -65,10 +68,23 @@ def open_corpus(source: str, text_field: str = "text") -> Corpus:
             parts.append(functools.partial(_texts, opened.texts))
             stats.extend(opened.stats)
         else:
-            for path in _files(item):
+            with _readable(item):
+                files = _files(item)
+            for path in files:
                 parts.append(functools.partial(read_file, path, text_field))
                 stats.append(_stat(path, text_field))
     return Corpus(source, tuple(parts), tuple(stats))
+
+
+@contextlib.contextmanager
+def _readable(item: str) -> Iterator[None]:
+    """UserError for a folder that may not be searched."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or item} cannot be read ({error.strerror or error}); check its permissions."
+        ) from error
 
 
 def _split(source: str) -> list[str]:
@@ -123,11 +139,9 @@ def _walk(folder: epath.Path) -> Iterator[str]:
 
 
 def _stat(path: str, text_field: str) -> str:
-    try:
+    with _readable(path):
         stat = epath.Path(path).stat()
         time = stat.mtime if "://" in path else os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
     field = text_field if kind_of(path) == "json" else ""
     return json.dumps([str(epath.Path(path).resolve()), stat.length, time, field])
 

@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import textwrap
 
 import pytest
+from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.text.corpus import open_corpus
@@ -64,6 +66,22 @@ def test_what_is_not_there(folder, monkeypatch, source, message):
     (folder / "empty").mkdir()
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=message):
+        open_corpus(source)
+
+
+@pytest.mark.parametrize("source", ["sub", ".", "sub,sub/c.txt"])
+def test_a_folder_that_may_not_be_read(folder, monkeypatch, source):
+    """Root may read everything, so the refusal is played."""
+    listed = type(epath.Path()).iterdir
+
+    def iterdir(path):
+        if path.name == "sub":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(type(epath.Path()), "iterdir", iterdir)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"^sub cannot be read \(Permission denied\); check its permissions\.$"):
         open_corpus(source)
 
 

@@ -1,5 +1,6 @@
 """Tokenizers agree with Transformers after an export, with published outputs, and give back the text."""
 
+import errno
 import json
 import pickle
 import random
@@ -7,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import transformers
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -258,6 +260,23 @@ def test_missing_and_damaged_files(tmp_path, trained):
     (tmp_path / "saved" / "spiece.model").write_bytes((tmp_path / "saved" / "spiece.model").read_bytes()[:-200])
     with pytest.raises(UserError, match="is not what was saved"):
         Tokenizer.load(tmp_path / "saved")
+
+
+def test_files_that_may_not_be_read(tmp_path, trained, monkeypatch):
+    """Root may read everything, so the refusal is played."""
+    trained.save(tmp_path / "saved")
+    model = tmp_path / "saved" / "spiece.model"
+    read = type(epath.Path()).read_bytes
+
+    def read_bytes(path):
+        if path.name == model.name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(type(epath.Path()), "read_bytes", read_bytes)
+    for path in (model, model.parent):
+        with pytest.raises(UserError, match=r"spiece\.model cannot be read \(Permission denied\)"):
+            Tokenizer.load(path)
 
 
 def test_export_needs_symbols(published, tmp_path):
