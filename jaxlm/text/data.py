@@ -22,6 +22,7 @@ from jaxlm.text.tokenizer_files import MARKER
 from jaxlm.text.tokenizer_training import train_tokenizer
 
 _SAMPLE = 10_000_000  # bytes of text that a tokenizer is trained on: some 20 seconds of one core
+_PROGRESS_SECONDS = 10.0  # between two lines on how far the tokenising is
 _DEFAULT_CACHE = "~/.cache/jaxlm"
 
 
@@ -105,7 +106,8 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
         report(f"Tokenising {config.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
         start = time.monotonic()
         store = build_store(
-            folder, corpus.pieces(), text, tokenizer, config.held_out, source=config.source, workers=config.workers
+            folder, corpus.pieces(), text, tokenizer, config.held_out, source=config.source, workers=config.workers,
+            progress=_progress(text.bytes, report),
         )
         seconds = time.monotonic() - start
         report(
@@ -113,6 +115,21 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
             f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
         )
     return Prepared(tokenizer, store)
+
+
+def _progress(total: int, report: Callable[[str], None]) -> Callable[[int], None]:
+    """A function to call with the bytes tokenised so far, of `total`; now and then it reports them."""
+    start = told = time.monotonic()
+
+    def progress(done: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= _PROGRESS_SECONDS and done < total:
+            told = now
+            speed = done / (now - start)
+            report(f"Tokenised {done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s")
+
+    return progress
 
 
 def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print) -> Tokenizer:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.text import data
+from jaxlm.text import build, data
 from jaxlm.text.batches import Batches
 from jaxlm.text.data import DataConfig, prepare, prepare_tokenizer
 
@@ -66,6 +67,18 @@ def test_a_text_is_prepared_once(folder, config):
     copy.write_text("\n".join(json.dumps({"text": document}) for document in documents))
     assert prepare(dataclasses.replace(config, source=str(copy)), lines.append).store.folder == first.store.folder
     assert [line.split()[0] for line in lines[4:]] == ["Reading"]
+
+
+def test_tokenising_tells_how_far_it_is(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(build, "_GROUP", 10_000)
+    lines = []
+    prepare(dataclasses.replace(config, cache_dir=str(tmp_path)), lines.append)
+    start = next(number for number, line in enumerate(lines) if line.startswith("Tokenising"))
+    told = [re.fullmatch(r"Tokenised ([\d.]+) of 0\.\d MB, [\d,.]+ MB/s", line) for line in lines[start + 1 : -1]]
+    assert len(told) >= 3 and all(told)
+    done = [float(match[1]) for match in told]
+    assert done == sorted(done) and lines[-1].startswith("Token store")
 
 
 def test_what_changes_the_store(folder, config, tmp_path):
