@@ -13,7 +13,8 @@ make_environment() {
     if [ -f "$stamp" ] && [ "$stamp" -nt setup.cfg ] && [ "$stamp" -nt pyproject.toml ] && [ -x "$PYTHON" ]; then
         return
     fi
-    if [ ! -x "$PYTHON" ]; then
+    # Without pip it is half made: stopped by Ctrl-C, or by a Python without ensurepip (Debian's lacks python3-venv).
+    if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
         local candidate python=""
         for candidate in python3 python3.13 python3.12 python3.11; do
             if command -v "$candidate" >/dev/null &&
@@ -27,7 +28,7 @@ make_environment() {
             exit 2
         fi
         echo "Making a virtual environment in .venv with $("$python" --version)"
-        "$python" -m venv "$project/.venv"
+        "$python" -m venv --clear "$project/.venv"
     fi
     echo "Installing jaxlm and what it needs (about a minute, once)"
     if [ $# -gt 0 ]; then

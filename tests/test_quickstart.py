@@ -58,3 +58,33 @@ def test_a_folder_of_others_is_left_alone(quickstart, tmp_path):
     other.write_text("mine")
     code, said = quickstart(400, 400)
     assert code == 2 and "was not made by this script" in said and other.read_text() == "mine"
+
+
+# Stands for the machine's Python: it makes an environment whose own Python has pip. It never installs anything.
+PYTHON = """#!/usr/bin/env bash
+if [ "$1 $2" = "-m venv" ]; then
+    [ "$3" = --clear ] && rm -rf "$4"
+    mkdir -p "$4/bin"
+    printf '#!/usr/bin/env bash\\nexit 0\\n' >"$4/bin/python"
+    chmod +x "$4/bin/python"
+fi
+"""
+
+
+@pytest.mark.parametrize("pip", [False, True])
+def test_a_half_made_environment_is_made_anew(tmp_path, pip):
+    shutil.copytree(Path(__file__).parents[1] / "launch", tmp_path / "launch")
+    old, machine = tmp_path / ".venv" / "bin" / "python", tmp_path / "machine" / "python3"
+    for path, text in ((old, f"#!/usr/bin/env bash\nexit {0 if pip else 1}\n"), (machine, PYTHON)):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    (tmp_path / ".venv" / "rest").touch()
+    done = subprocess.run(
+        ["bash", "-euc", f"source {tmp_path}/launch/environment.sh; make_environment test"],
+        capture_output=True, text=True, env=os.environ | {"PATH": f"{machine.parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("Making a virtual environment" in done.stdout) == (not pip)
+    assert (tmp_path / ".venv" / "rest").exists() == pip
+    assert (tmp_path / ".venv" / "installed-test").exists()
