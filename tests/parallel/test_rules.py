@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig
-from jaxlm.parallel.rules import RULES, partition_spec, shardings
+from jaxlm.parallel.rules import RULES, partition_spec, path_string, shardings
 
 AXES = {"data": 2, "fsdp": 4, "tensor": 2}
 
@@ -40,8 +41,26 @@ def test_rules(path, shape, spec):
     assert tuple(found) + (None,) * (len(shape) - len(found)) == tuple(spec) + (None,) * (len(shape) - len(spec))
 
 
-def test_every_rule_can_be_reached():
-    """Ends with the one that takes all; names mesh axes only."""
+def test_every_rule_is_the_first_to_match_some_parameter():
+    """Of some family, or of its optimizer's state; the last rule takes all."""
+    from jaxlm.experiment import OptimizerConfig
+    from jaxlm.objectives.registry import CLASSES
+    from jaxlm.training.optimizers import make_optimizer
+    from jaxlm.types import Vocabulary
+
+    objectives = [cls() for cls in CLASSES if hasattr(cls, "init")]
+    (t5,) = (objective for objective in objectives if type(objective).__name__ == "T5Pretraining")
+    untied = dataclasses.replace(t5.model, activation="gated-gelu", tied_head=False, scaled_head=False)  # as T5 1.1
+    paths: set[str] = set()
+    for objective in (*objectives, dataclasses.replace(t5, model=untied)):
+        bound = objective.bind(Vocabulary.stand_in(32000), 128)
+        params = jax.eval_shape(bound.init, jax.random.key(0))
+        paths |= {path_string(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
+    state = jax.eval_shape(make_optimizer(OptimizerConfig(name="adafactor"), 10).init, params)
+    paths |= {path_string(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]}
+    patterns = [pattern for pattern, _ in RULES]
+    first = {next(p for p in patterns if re.search(rf"(^|/)({p})$", path)) for path in paths}
+    assert [pattern for pattern in patterns if pattern not in first] == []
     assert RULES[-1] == (r".*", ())
     assert {axis for _, tail in RULES for axis in tail} <= {"fsdp", "tensor", None}
 
