@@ -254,35 +254,42 @@ def test_samples_replace_as_often_as_the_generator_errs(monkeypatch):
 
 
 def test_same_on_every_mesh():
-    """Corruption bit for bit, losses to rounding, and the same drawn tokens, with accelerators' kind of dropout key."""
+    """Corruption bit for bit; where everything is split, placed as a train step places it: the same drawn tokens, loss
+    and gradients to rounding. With accelerators' kind of dropout key."""
     script = """
         import jax, jax.numpy as jnp, numpy as np
+        from jaxlm.models.placement import Devices, arrays_placed_by
         from jaxlm.parallel.mesh import MeshConfig, make_mesh
-        from jaxlm.parallel.rules import batch_sharding, shardings
+        from jaxlm.parallel.rules import batch_sharding, batch_shards, placement, shardings
         from tests.objectives import test_electra as t
 
         objective = t.bound()
         batch = t.token_batch(16, objective.raw_length(40))
-        results = []
-        for config, count in ((MeshConfig(), 1), (MeshConfig(), 8), (MeshConfig(data=2, fsdp=4), 8)):
-            mesh = make_mesh(config, jax.devices()[:count])
-            params = t.init(objective)
-            params = jax.device_put(params, shardings(params, mesh))
-
-            def step(params, batch):
-                example = objective.corrupt(jax.random.key(1), batch)
-                loss, metrics = objective.loss(params, example, jax.random.key(2, impl="rbg"), False)
-                return example, loss, metrics
-
+        host_params = t.init(objective)
+        key = jax.random.key(2, impl="rbg")
+        examples, results = [], []
+        for sizes, whole_step in (((1, 1, 1), True), ((8, 1, 1), False), ((2, 4, 1), False), ((2, 2, 2), True)):
+            mesh = make_mesh(MeshConfig(*sizes), jax.devices()[:int(np.prod(sizes))])
             put = jax.device_put(batch, batch_sharding(mesh))
-            results.append(jax.device_get(jax.jit(step)(params, put)))
-        example, loss, metrics = results[0]
-        assert metrics["discriminator_recall"][1] > 30
-        for other, other_loss, other_metrics in results[1:]:
-            for name in example:
-                assert np.array_equal(example[name], other[name]), name
-            assert abs(loss - other_loss) < 1e-5 * abs(loss), (loss, other_loss)
-            assert metrics["discriminator_recall"][1] == other_metrics["discriminator_recall"][1]
+            example = jax.jit(lambda batch: objective.corrupt(jax.random.key(1), batch))(put)
+            examples.append(jax.device_get(example))
+            if not whole_step:
+                continue
+
+            def loss(params, example):
+                with arrays_placed_by(placement(mesh), Devices("cpu", batch_shards(mesh))):
+                    return objective.loss(params, example, key, False)
+
+            params = jax.device_put(host_params, shardings(host_params, mesh))
+            results.append(jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params, example)))
+        for other in examples[1:]:
+            for name in other:
+                assert np.array_equal(examples[0][name], other[name]), name
+        ((loss, metrics), gradients), ((other_loss, other_metrics), other_gradients) = results
+        assert metrics["discriminator_recall"][1] == other_metrics["discriminator_recall"][1] > 30
+        assert abs(loss - other_loss) < 1e-5 * abs(loss), (loss, other_loss)
+        scale = max(np.abs(g).max() for g in jax.tree.leaves(gradients))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), gradients, other_gradients)
         print("same")
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlm.models.placement import Devices, arrays_placed_by
 from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.t5 import T5Pretraining
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
-from jaxlm.parallel.rules import batch_sharding, shardings
+from jaxlm.parallel.rules import batch_sharding, batch_shards, placement, shardings
 from jaxlm.types import TokenBatch, Vocabulary
 
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "2x4": (2, 4, 1), "mixed": (2, 2, 2)}
@@ -38,7 +39,8 @@ def run(shape: tuple[int, int, int]) -> dict:
     @jax.jit
     def step(params, batch):
         example = objective.corrupt(jax.random.key(1, impl="threefry2x32"), batch)
-        loss, grads = jax.value_and_grad(lambda p: objective.loss(p, example, jax.random.key(2), False)[0])(params)
+        with arrays_placed_by(placement(mesh), Devices("cpu", batch_shards(mesh))):  # as a train step does
+            loss, grads = jax.value_and_grad(lambda p: objective.loss(p, example, jax.random.key(2), False)[0])(params)
         return example, loss, sum(abs(g).sum() for g in jax.tree.leaves(grads))
 
     example, loss, size = step(params, batch)
