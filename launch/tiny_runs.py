@@ -4,7 +4,8 @@
     .venv/bin/python launch/tiny_runs.py "$JAXLM_DATA/pretrain/wiki_en.jsonl.xz" [--out runs/tiny] [PRESET …]
 
 "Before" is the held-out loss of the initial weights: a run of one step at a vanishing learning rate. All presets use
-the same token store. A run that is there already is resumed or found finished, so the script can be started again.
+the same vocabulary and token store, so that their losses are of the same tokens (bert_tiny's own vocabulary is made for
+less text). A run that is there already is resumed or found finished, so the script can be started again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from jaxlm.experiment import load_config
 from jaxlm.training.metrics import headline, last_evaluation, read_metrics
 
 PRESETS = ("bert_tiny", "gpt2_tiny", "t5_tiny", "electra_tiny")
+STORE = ("--data.vocab-size", "8192", "--data.held-out", "0.01")
 
 
 def pretrain(preset: Path, source: str, run: Path, *flags: str) -> float:
     """Runs the preset and returns the seconds that it took, whatever was done before included."""
     start = time.monotonic()
     command = [sys.executable, "-m", "jaxlm.cli", "pretrain", str(preset), "--run-dir", str(run)]
-    subprocess.run([*command, "--data.source", source, *flags], check=True, stdout=sys.stderr)
+    subprocess.run([*command, "--data.source", source, *STORE, *flags], check=True, stdout=sys.stderr)
     seconds = run / "seconds.json"
     total = time.monotonic() - start + (json.loads(seconds.read_text()) if seconds.exists() else 0.0)
     seconds.write_text(json.dumps(total))
