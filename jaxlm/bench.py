@@ -37,6 +37,7 @@ class Side:
     """One side's figures: seconds a step in each round, and what was timed."""
 
     name: str
+    optimizer: str
     step_seconds: list[float]
     first_step_seconds: float
     peak_memory: int | None = None
@@ -86,7 +87,7 @@ class Bench:
         return {
             "objective": self.objective, "device": self.device, "devices": self.devices, "dtype": self.dtype,
             "batch_size": self.batch_size, "length": self.length, "vocabulary": self.vocabulary,
-            "parameters": self.parameters,
+            "parameters": self.parameters, "optimizer": self.ours.optimizer,
             "rounds": len(self.ours.step_seconds), "steps_per_round": self.steps,
             "tokens_per_second": self.tokens_per_second(self.ours), "mfu": self.mfu(self.ours),
             "step_seconds": self.ours.seconds, "step_seconds_by_round": self.ours.step_seconds,
@@ -97,6 +98,7 @@ class Bench:
             "flops_per_step": self.step_flops, "peak_flops_per_device": self.peak_flops,
             "peak_is_measured": self.peak_is_measured, "mfu_formula": MFU_FORMULA,
             "peer": p.name if p else None, "peer_note": p.note if p else None,
+            "peer_optimizer": p.optimizer if p else None,
             "peer_tokens_per_second": self.tokens_per_second(p) if p else None, "peer_mfu": self.mfu(p) if p else None,
             "peer_step_seconds": p.seconds if p else None, "peer_step_seconds_by_round": p.step_seconds if p else None,
             "peer_peak_memory_bytes": p.peak_memory if p else None,
@@ -110,7 +112,8 @@ def bench(
 ) -> Bench:
     """Times the experiment's real train step (corruption, forward, backward, update) on synthetic text.
 
-    peer: "huggingface" builds the Transformers class of the same sizes and times its step in turns with ours.
+    peer: "huggingface" builds the Transformers class of the same sizes and times its step in turns with ours. PyTorch
+    has no LAMB: beside a peer, a preset that asks for it is timed with AdamW, on both sides.
     steps: timed steps of each side in each of ROUNDS rounds; by default as many as take ROUND_SECONDS.
     vocabulary: by default a stand-in of the size in the preset's model.
     Batches are full rows of random tokens. UserError where the peer cannot be had.
@@ -119,6 +122,10 @@ def bench(
         from jaxlm.bench_peer import require_torch
 
         require_torch(experiment.objective)
+        if experiment.optimizer.name == "lamb":
+            report("PyTorch has no LAMB; timing both sides with AdamW …")
+            optimizer = dataclasses.replace(experiment.optimizer, name="adamw")
+            experiment = dataclasses.replace(experiment, optimizer=optimizer)
     experiment.validate()
     t, length = experiment.train, experiment.data.length
     mesh = make_mesh(experiment.mesh)
@@ -134,16 +141,15 @@ def bench(
     once = run(1)
     count = steps or max(1, min(MOST_STEPS, math.ceil(ROUND_SECONDS / once)))
     sides = [run]
-    their_run, name, note, their_first = None, "", "", 0.0
+    theirs, their_first = None, 0.0
     if peer is not None:
         from jaxlm.bench_peer import Peer
 
         example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(t.seed, 0), batch))
         theirs = Peer(experiment, objective, example, report)
         their_first = theirs.first_step()
-        their_run, name, note = theirs.run, theirs.name, theirs.note
-        their_run(WARM_UP)
-        sides.append(their_run)
+        theirs.run(WARM_UP)
+        sides.append(theirs.run)
     report(f"Timing {ROUNDS} rounds of {count} step{'s' * (count > 1)}{' of each, in turns' if peer else ''} …")
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(ROUNDS):
@@ -162,9 +168,11 @@ def bench(
         parameters=parameters, step_flops=3.0 * objective.flops(length) * t.batch_size,
         # The devices of one CPU share its cores, so each can reach its share of what one alone is measured to do.
         peak_flops=peak or measured_flops(device, dtype) / (mesh.size if device.platform == "cpu" else 1),
-        peak_is_measured=not peak, steps=count, ours=Side("jaxlm", seconds[0], first, memory),
-        corruption_seconds=corruption_seconds,
-        peer=Side(name, seconds[1], their_first, theirs.peak_memory(), note) if their_run else None,
+        peak_is_measured=not peak, steps=count, corruption_seconds=corruption_seconds,
+        ours=Side("jaxlm", experiment.optimizer.name, seconds[0], first, memory),
+        peer=theirs and Side(
+            theirs.name, theirs.optimizer_name, seconds[1], their_first, theirs.peak_memory(), theirs.note
+        ),
     )
 
 

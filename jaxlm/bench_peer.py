@@ -1,4 +1,4 @@
-"""The same train step in PyTorch: the Transformers class of the same sizes under torch.compile, with AdamW."""
+"""The same train step in PyTorch: the Transformers class of the same sizes under torch.compile, with our optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import UserError
-from jaxlm.experiment import Experiment
+from jaxlm.experiment import Experiment, OptimizerConfig
 from jaxlm.huggingface.families import family_of
 from jaxlm.objectives.bert import BertPretraining
 from jaxlm.objectives.electra import Electra
@@ -104,6 +104,24 @@ def require_torch(objective: Any) -> None:
         raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
 
 
+def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any, str]:
+    """(Ours as PyTorch has it, at the peak learning rate; its name.) AdamW for lamb, which PyTorch does not have."""
+    import torch
+
+    if config.name == "adafactor":
+        from transformers.optimization import Adafactor
+
+        # The learning rate is scaled by each parameter's size and given from outside; the other defaults are ours too.
+        adafactor = Adafactor(parameters, lr=config.learning_rate, scale_parameter=True, relative_step=False)
+        return adafactor, "Transformers' Adafactor"
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    betas = (config.b1, config.b2)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=True), "fused AdamW"
+
+
 class Peer:
     """Models, optimizer and one batch on the device that jax uses."""
 
@@ -143,14 +161,10 @@ class Peer:
             name: torch.from_numpy(np.array(value, np.int64)).to(self.device)
             for name, value in self.recipe.inputs(objective, example).items()
         }
-        o = experiment.optimizer
-        parameters = [p for model in self.models for p in model.parameters()]
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": o.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        self.parameters, self.clip = parameters, o.clip_norm
-        self.optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=(o.b1, o.b2), eps=o.eps, fused=True)
+        self.parameters = [p for model in self.models for p in model.parameters()]
+        self.clip = experiment.optimizer.clip_norm
+        self.optimizer, self.optimizer_name = make_optimizer(experiment.optimizer, self.parameters)
+        self.ours, self.accumulate = experiment.optimizer.name, experiment.train.accumulate
 
     @property
     def note(self) -> str:
@@ -159,9 +173,10 @@ class Peer:
 
         how = "torch.compile" if self.compiled else "eager, since torch.compile failed here"
         precision = "bfloat16 autocast over float32 parameters" if self.bfloat16 else "float32"
+        pieces = f" in one piece where jaxlm takes {self.accumulate}" if self.accumulate > 1 else ""
         return (
-            f"Transformers {transformers.__version__} on PyTorch {torch.__version__}, {how}, {precision}, fused AdamW, "
-            "the same dropout rates, fixed batch (no corruption)"
+            f"Transformers {transformers.__version__} on PyTorch {torch.__version__}, {how}, {precision}, "
+            f"{self.optimizer_name} (jaxlm: {self.ours}), the same dropout rates, fixed batch (no corruption){pieces}"
         )
 
     def first_step(self) -> float:

@@ -1,5 +1,6 @@
 """Benchmarks: what is reported adds up, and the peer learns from the same batch by its own loss."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -24,6 +25,7 @@ from jaxlm.parallel.peaks import measured_flops
 from jaxlm.plan import run_vocabulary
 from jaxlm.text.data import DataConfig
 from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.run_folder import write_imported_run
 from jaxlm.training.step import corruption_key
 from jaxlm.types import Vocabulary
@@ -67,6 +69,7 @@ def result():
 def test_figures_add_up(result):
     out = result.to_json()
     assert out["peer_tokens_per_second"] is None and out["ratio"] is None
+    assert out["optimizer"] == "adamw" and out["peer_optimizer"] is None
     assert out["steps_per_round"] == 2 and len(out["step_seconds_by_round"]) == out["rounds"]
     assert out["tokens_per_second"] == pytest.approx(4 * 64 / np.median(out["step_seconds_by_round"]))
     assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)
@@ -94,11 +97,13 @@ def test_json_is_one_object_and_the_peer_is_timed_beside_ours_even_where_its_com
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    assert main(["bench", preset, "--steps", "1", "--peer", "huggingface", "--json"]) == 0
+    flags = ["--steps", "1", "--peer", "huggingface", "--json", "--optimizer.name", "lamb"]
+    assert main(["bench", preset, *flags]) == 0
     captured = capsys.readouterr()
     out = json.loads(captured.out)
     assert "no C++ compiler here" in captured.err and "eager" in out["peer_note"]
     assert out["peer"] == "BertForPreTraining"
+    assert "no LAMB" in captured.err and (out["optimizer"], out["peer_optimizer"]) == ("adamw", "fused AdamW")
     theirs = np.array(out["peer_step_seconds_by_round"])
     assert out["peer_tokens_per_second"] == pytest.approx(4 * 64 / np.median(theirs))
     assert out["ratio"] == pytest.approx(np.median(theirs / np.array(out["step_seconds_by_round"])))
@@ -133,6 +138,52 @@ def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch
     peer.first_step()
     peer.run(9)
     assert np.mean([loss() for _ in range(3)]) < before - 0.1
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_the_peers_optimizer_is_ours(name):
+    """Three updates of a matrix and of a vector: the same numbers."""
+    import torch
+
+    from jaxlm import bench_peer
+
+    config = OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0, schedule="constant", clip_norm=0.0)
+    draw = np.random.default_rng(0)
+    sizes = {"kernel": (130, 140), "bias": (140,)}  # Adafactor factors what is at least 128 wide
+    params = {"wi": {leaf: (0.1 * draw.standard_normal(size)).astype(np.float32) for leaf, size in sizes.items()}}
+    tensors = {leaf: torch.nn.Parameter(torch.tensor(value)) for leaf, value in params["wi"].items()}
+    theirs, _ = bench_peer.make_optimizer(config, list(tensors.values()))
+    ours = make_optimizer(config, 10)
+    state, update = ours.init(params), jax.jit(ours.update)
+    for _ in range(3):
+        gradients = {leaf: draw.standard_normal(size).astype(np.float32) for leaf, size in sizes.items()}
+        updates, state = update({"wi": gradients}, state, params)
+        params = jax.tree.map(np.add, params, jax.device_get(updates))
+        for leaf, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradients[leaf])
+        theirs.step()
+    for leaf, tensor in tensors.items():
+        np.testing.assert_allclose(tensor.detach().numpy(), params["wi"][leaf], atol=2e-6)
+
+
+@needs_torch
+def test_the_note_names_both_optimizers_and_the_pieces_of_the_batch(monkeypatch):
+    import torch
+
+    from jaxlm.bench_peer import Peer
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    plain = experiment_of("t5")
+    experiment = dataclasses.replace(
+        plain, optimizer=OptimizerConfig(name="adafactor"), train=TrainConfig(batch_size=4, accumulate=2)
+    )
+    objective = plain.objective.bind(Vocabulary.stand_in(200), 64)
+    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(0, 0), synthetic_batch(objective, 4, 64)))
+    note = Peer(experiment, objective, example, report=lambda _: None).note
+    assert "Transformers' Adafactor (jaxlm: adafactor)" in note and "in one piece where jaxlm takes 2" in note
+    note = Peer(plain, objective, example, report=lambda _: None).note
+    assert "fused AdamW (jaxlm: adamw)" in note and "piece" not in note
 
 
 def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, tmp_path, capsys):
