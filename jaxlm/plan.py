@@ -196,10 +196,12 @@ def run_vocabulary(config: str) -> Vocabulary | None:
     """The vocabulary that the run in the folder `config` is bound to. None for a preset, which has none before it is
     given a text."""
     from jaxlm.text.tokenizer import Tokenizer
-    from jaxlm.training.run_folder import own_tokenizer
+    from jaxlm.training.run_folder import is_imported, own_tokenizer
 
     own = own_tokenizer(Path(config))
-    return Tokenizer.load(own).vocabulary if own else None
+    if own is None:
+        return None
+    return dataclasses.replace(Tokenizer.load(own).vocabulary, keeps_rows=is_imported(Path(config)))
 
 
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:

@@ -33,6 +33,7 @@ class Vocabulary:
     special: bool [size], true for every symbol that stands for no text (control symbols and sentinels).
     word_start: bool [size], true where a token begins a new word (for whole-word masking).
     sentinel: id of `<extra_id_0>`; sentinel k has id `sentinel - k`, for k < num_sentinels (T5's descending order).
+    keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
     name: where it came from, for error messages.
     """
 
@@ -48,6 +49,7 @@ class Vocabulary:
     eos: int = -1
     sentinel: int = -1
     num_sentinels: int = 0
+    keeps_rows: bool = False
     name: str = "the tokenizer"
 
     def require(self, *symbols: str, purpose: str) -> None:
@@ -63,7 +65,9 @@ class Vocabulary:
     def rows(self, configured: int, multiple: int = 1) -> int:
         """Embedding rows for a model configured with so many: as configured where that holds every id with less than
         128 to spare (published embeddings are often padded), else the vocabulary's size, rounded up to `multiple`."""
-        return configured if 0 <= configured - self.size < 128 else -(-self.size // multiple) * multiple
+        spare = configured - self.size
+        kept = spare >= 0 and (spare < 128 or self.keeps_rows)
+        return configured if kept else -(-self.size // multiple) * multiple
 
     @classmethod
     def stand_in(cls, size: int) -> Vocabulary:
