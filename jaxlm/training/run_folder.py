@@ -245,4 +245,6 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)
     else:
         objective = bind(folder, experiment, tokenizer.vocabulary)
+    # Whoever reads a run may sit at another machine than the one that its kernel was chosen for.
+    objective = dataclasses.replace(objective, model=dataclasses.replace(objective.model, attention="auto"))
     return Run(folder, experiment, objective, tokenizer, read_facts(folder))

@@ -152,6 +152,9 @@ def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
     arguments = ["--data.vocab-size", "520", "--train.steps", "1"]
     assert main(["pretrain", str(preset), "--run-dir", str(run), *arguments]) == 0
     assert open_run(run).tokenizer.vocabulary.size == 520
+    config = (run / "config.json").read_text()
+    (run / "config.json").write_text(config.replace('"attention": "auto"', '"attention": "cudnn"'))
+    assert open_run(run).objective.model.attention == "auto", "it is read on machines without cuDNN, too"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(preset, tmp_path, capsys):
