@@ -79,12 +79,13 @@ def _partners(key: jax.Array, sizes: Int[Array, " rows"]) -> Int[Array, " rows"]
     return jnp.zeros_like(order).at[order].set(beside)
 
 
-def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Int[Array, "batch length_plus_2"]:
-    """`[CLS] tokens [SEP]` rows, padded: int32 [batch, length + 2]. Empty rows stay empty."""
+def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> tuple[Array, Array]:
+    """`[CLS] tokens [SEP]` rows: (ids, attention mask), int32 [batch, length + 2]. Empty rows stay empty."""
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
     sizes = jnp.sum(segment_ids > 0, axis=1)[:, None]
     p = jnp.arange(length + 2)[None, :]
     text = jnp.take_along_axis(tokens, jnp.clip(jnp.broadcast_to(p - 1, (rows, length + 2)), 0, length - 1), axis=1)
     ids = jnp.select([p == 0, p <= sizes, p == sizes + 1], [cls, text, sep], pad)
-    return jnp.where((p <= sizes + 1) & (sizes > 0), ids, pad).astype(jnp.int32)
+    real = (p <= sizes + 1) & (sizes > 0)
+    return jnp.where(real, ids, pad).astype(jnp.int32), real.astype(jnp.int32)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch, Vocabulary
 
 Params = dict[str, Any]
@@ -76,3 +77,20 @@ class Objective(Protocol):
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Row `row` before and after corruption, for `jaxlm show`; numpy in, no device work."""
         ...
+
+
+def require_positions(length: int, positions: int) -> None:
+    """UserError where a sequence is longer than the model's learned positions."""
+    if length > positions:
+        raise UserError(
+            f"data.length {length} is more than the model's {positions} positions; lower it or raise "
+            "objective.model.max_positions."
+        )
+
+
+def require_masking(vocabulary: Vocabulary, length: int, positions: int, purpose: str) -> None:
+    """UserError where `[CLS] text [SEP]` with masks cannot be made, or is too long for the model or short of text."""
+    vocabulary.require("mask", "cls", "sep", "pad", purpose=purpose)
+    require_positions(length, positions)
+    if length < 8:
+        raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")

@@ -14,7 +14,7 @@ from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import sentence_pairs, single_segments
 from jaxlm.errors import UserError
 from jaxlm.models import bert
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy, sums, weighted_mean
 from jaxlm.types import TokenBatch, Vocabulary
@@ -53,14 +53,7 @@ class BertPretraining:
         return "document"
 
     def bind(self, vocabulary: Vocabulary, length: int) -> BertPretraining:
-        vocabulary.require("mask", "cls", "sep", "pad", purpose="masked language modelling")
-        if length > self.model.max_positions:
-            raise UserError(
-                f"data.length {length} is more than the model's {self.model.max_positions} positions; lower it or "
-                "raise objective.model.max_positions."
-            )
-        if length < 8:
-            raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")
+        require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
         model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
         return dataclasses.replace(self, model=model, vocabulary=vocabulary)
 
@@ -86,10 +79,7 @@ class BertPretraining:
                 "next_sentence_weights": pairs.has_pair.astype(jnp.float32),
             }
         else:
-            ids = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
-            sizes = jnp.sum(batch.segment_ids > 0, axis=1, keepdims=True)
-            real = (jnp.arange(ids.shape[1])[None, :] <= sizes + 1) & (sizes > 0)
-            attention_mask = real.astype(jnp.int32)
+            ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
             example["token_type_ids"] = jnp.zeros_like(ids)
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=attention_mask, rate=self.mask_rate,

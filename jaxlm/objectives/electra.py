@@ -15,7 +15,7 @@ from jaxlm.corruption.pairs import sentence_pairs, single_segments
 from jaxlm.corruption.replaced import max_replacements, write_tokens
 from jaxlm.errors import UserError
 from jaxlm.models import electra
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import binary_cross_entropy, sums, weighted_mean
 from jaxlm.types import TokenBatch, Vocabulary
@@ -79,14 +79,7 @@ class Electra:
         return self.model.max_positions
 
     def bind(self, vocabulary: Vocabulary, length: int) -> Electra:
-        vocabulary.require("mask", "cls", "sep", "pad", purpose="replaced-token detection")
-        if length > self.model.max_positions:
-            raise UserError(
-                f"data.length {length} is more than the model's {self.model.max_positions} positions; lower it or "
-                "raise objective.model.max_positions."
-            )
-        if length < 8:
-            raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")
+        require_masking(vocabulary, length, self.model.max_positions, "replaced-token detection")
         model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
         return dataclasses.replace(self, model=model, vocabulary=vocabulary)
 
@@ -107,10 +100,8 @@ class Electra:
             pairs = sentence_pairs(key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad, random_rate=0.0)
             ids, token_type_ids, attention_mask = pairs.input_ids, pairs.token_type_ids, pairs.attention_mask
         else:
-            ids = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
-            sizes = jnp.sum(batch.segment_ids > 0, axis=1, keepdims=True)
-            real = (jnp.arange(ids.shape[1])[None, :] <= sizes + 1) & (sizes > 0)
-            token_type_ids, attention_mask = jnp.zeros_like(ids), real.astype(jnp.int32)
+            ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            token_type_ids = jnp.zeros_like(ids)
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=attention_mask, rate=self.mask_rate,
             slots=max_replacements(ids.shape[1], self.mask_rate), mask_share=self.mask_share, random_share=0.0,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.models import gpt2
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.types import TokenBatch, Vocabulary
 
@@ -45,11 +45,7 @@ class CausalLM:
 
     def bind(self, vocabulary: Vocabulary, length: int) -> CausalLM:
         vocabulary.require("eos", purpose="causal language modelling")
-        if length > self.model.max_positions:
-            raise UserError(
-                f"data.length {length} is more than the model's {self.model.max_positions} positions; lower it or "
-                "raise objective.model.max_positions."
-            )
+        require_positions(length, self.model.max_positions)
         if length < 2:
             raise UserError(f"data.length {length} leaves nothing to predict from; use 2 or more.")
         model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))

@@ -109,5 +109,6 @@ def test_a_batch_of_one_row_has_no_partner():
 def test_single_segments():
     b = batch([5, 0, 3], 5)
     device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray(b.segment_ids))
-    ids = np.asarray(single_segments(device, cls=CLS, sep=SEP, pad=PAD))
+    ids, mask = single_segments(device, cls=CLS, sep=SEP, pad=PAD)
     assert ids.tolist() == [[1, 1000, 1001, 1002, 1003, 1004, 2], [0] * 7, [1, 3000, 3001, 3002, 2, 0, 0]]
+    assert mask.tolist() == [[1] * 7, [0] * 7, [1] * 5 + [0] * 2]
