@@ -138,8 +138,8 @@ def data_of(folder: Path, data: DataConfig) -> DataConfig:
 
 def bind(folder: Path, experiment: Experiment, vocabulary: Vocabulary) -> Any:
     """The objective, bound for training. The embedding of an imported model keeps its rows, however many are spare."""
-    objective = experiment.objective.bind(vocabulary, experiment.data.length)
-    return dataclasses.replace(objective, model=experiment.objective.model) if is_imported(folder) else objective
+    vocabulary = dataclasses.replace(vocabulary, keeps_rows=is_imported(folder))
+    return experiment.objective.bind(vocabulary, experiment.data.length)
 
 
 def check_facts(saved: dict[str, Any], now: dict[str, Any]) -> None:
