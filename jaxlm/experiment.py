@@ -165,7 +165,8 @@ def load_preset(path: str) -> Experiment:
     if found is None:
         if (Path(path) / "config.json").is_file():
             return load_config(Path(path) / "config.json")
-        folder = Path(path).parent if Path(path).parent.is_dir() else Path("configs")
+        given = Path(path).parent
+        folder = given if given != Path(".") and given.is_dir() else Path("configs")
         names = sorted(p.stem for p in folder.glob("*.py"))
         close = difflib.get_close_matches(Path(path).stem, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(str(folder / f'{name}.py') for name in close)}?" if close else (

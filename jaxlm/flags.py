@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import os
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import tyro
@@ -29,7 +31,7 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
     shape = dataclasses.make_dataclass("Experiment", [(name, type(v)) for name, v in fields.items()], frozen=True)
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), _unwrapped():
             result = tyro.cli(
                 shape, args=arguments, default=shape(**fields), prog=program, config=(tyro.conf.FlagConversionOff,)
             )
@@ -40,6 +42,20 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
     chosen = {f.name: getattr(result, f.name) for f in dataclasses.fields(experiment)}
     values = {f.name: getattr(chosen["objective"], f.name) for f in dataclasses.fields(experiment.objective)}
     return Experiment(**chosen | {"objective": type(experiment.objective)(**values)})
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """tyro fits its errors into a box as wide as the terminal; here each keeps to its line. (Help goes to standard
+    output, which is as wide as it is.)"""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "4000"
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
 
 
 def _without_vocabulary(objective: Any) -> Any:

@@ -12,7 +12,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
-    from jaxlm.training.metrics import dated_evaluation
+    from jaxlm.training.metrics import dated_evaluation, headline
     from jaxlm.training.run_folder import open_run
 
     run = open_run(options.run)
@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
         derived_from=run.facts.get("imported_from", ""),
     )
     out = export_folder(options.out, run.objective, params, run.tokenizer, card)
-    loss = f", held-out loss {evaluation['loss']:.4f}" if "loss" in evaluation else ""
+    name = headline(run.objective, evaluation)
+    loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:
         loss += f" at step {evaluated:,}"
     print(f"Wrote step {step:,}{loss} to {out}; its README.md says how Transformers loads it.")

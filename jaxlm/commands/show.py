@@ -11,6 +11,7 @@ STYLES = {
     "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
     "kept": "bold white on blue", "target": "bold green", "span": "bold white on magenta",
 }
+BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "«»", "span": "«»"}  # on paper, for colours
 LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept but asked", "target": "asked", "span": "span"}
 
 
@@ -68,15 +69,20 @@ def main(arguments: list[str]) -> int:
             text = Text(f"{line.title:>12}  ", style="cyan")
             for piece, mark in zip(prepared.tokenizer.pieces(line.ids), line.marks, strict=True):
                 used[mark] = None
-                # Brackets say on paper what colour says on a terminal.
-                shown = piece if console.is_terminal or mark in ("", "special", "padding") else f"«{piece}»"
-                text.append(shown, STYLES.get(mark, ""))
+                text.append(piece if console.is_terminal else bracketed(piece, mark), STYLES.get(mark, ""))
                 text.append(" ")
             console.print(text)
     legend = Text("\n")
     for mark in used:
         if mark in LEGEND:
-            legend.append(f" {LEGEND[mark]} ", STYLES[mark])
+            said = LEGEND[mark] if console.is_terminal else bracketed(LEGEND[mark], mark)
+            legend.append(f" {said} ", STYLES[mark])
             legend.append("  ")
     console.print(legend)
     return 0
+
+
+def bracketed(piece: str, mark: str) -> str:
+    """The piece as it stands on paper, where there is no colour."""
+    left, right = BRACKETS.get(mark, ("", ""))
+    return f"{left}{piece}{right}"

@@ -58,7 +58,10 @@ def render(
         lines += ["| metric | value |", "|---|---|"]
         lines += [f"| {cell(key)} | {number(value)} |" for key, value in card.metrics.items()]
         if "eval_loss" in card.metrics:
-            lines += ["", "Losses are means in nats per predicted token, over documents that training did not see."]
+            lines += [
+                "", "Losses are means in nats per prediction, over documents that training did not see; `eval_loss` is "
+                "what training minimises: the weighted sum of the others, averaged over batches.",
+            ]
     else:
         lines += ["No evaluation was recorded."]
     lines += ["", "## Use", ""]

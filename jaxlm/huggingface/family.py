@@ -117,7 +117,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError(f"{folder} has no config.json; is it a folder that Transformers saved?")
+        raise UserError(
+            f"{folder} has no config.json: it is neither a folder that Transformers saved nor a run that has begun."
+        )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ class Progress:
     def __init__(self, steps: int, first: int, enabled: bool = True) -> None:
         self.steps, self.first = steps, first
         self.enabled = enabled
-        self.start = time.perf_counter()
+        self.timed: tuple[int, float] | None = None
         self.last_plain = 0.0
         self.bar: RichProgress | None = None
         if enabled and sys.stdout.isatty():
@@ -54,8 +54,12 @@ class Progress:
         now = time.perf_counter()
         if now - self.last_plain >= PLAIN_SECONDS or step in (self.first + 1, self.steps):
             self.last_plain = now
-            left = (now - self.start) / (step - self.first) * (self.steps - step)
-            print(f"step {step:,}/{self.steps:,}  {text}  {_clock(left)} left", flush=True)
+            left = ""
+            if self.timed:  # the first step, which compiles, says nothing about the others
+                seconds = (now - self.timed[1]) / (step - self.timed[0]) * (self.steps - step)
+                left = f"  {_clock(seconds)} left"
+            print(f"step {step:,}/{self.steps:,}  {text}{left}", flush=True)
+        self.timed = self.timed or (step, now)
 
     def note(self, text: str) -> None:
         """A line that stays."""

@@ -146,8 +146,9 @@ def check_facts(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """UserError when the data is not what the run has learnt from."""
     if saved.get("data") != now["data"]:
         raise UserError(
-            f"the text has changed since this run began: its store was {saved.get('data')}, and {now['source']} now "
-            f"gives {now['data']}; bring the old text back, or choose another --run-dir."
+            f"the text has changed since this run began: it has learnt from {saved.get('source', 'other text')} (store "
+            f"{str(saved.get('data'))[:12]}), and {now['source']} now gives {now['data'][:12]}; bring the old text "
+            "back, or choose another --run-dir."
         )
 
 
