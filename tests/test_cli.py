@@ -48,8 +48,9 @@ def preset(tmp_path_factory):
         (["--mesh.fsdp", "-1"], "only one mesh axis can be -1"),
     ],
 )
-def test_mistakes_in_fields(preset, tmp_path, capsys, arguments, words):
+def test_mistakes_in_fields(preset, tmp_path, capsys, monkeypatch, arguments, words):
     run = tmp_path / "run"
+    monkeypatch.setenv("COLUMNS", "60")  # however narrow the terminal is
     assert main(["pretrain", str(preset), "--run-dir", str(run), *arguments]) == 2
     said = capsys.readouterr()
     assert words in said.err
