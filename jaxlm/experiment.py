@@ -166,10 +166,12 @@ def load_preset(path: str) -> Experiment:
         if (Path(path) / "config.json").is_file():
             return load_config(Path(path) / "config.json")
         given = Path(path).parent
+        presets = {p.stem: p for folder in (Path("configs"), given) for p in sorted(folder.glob("*.py"))}
+        close = [str(presets[name]) for name in difflib.get_close_matches(Path(path).stem, presets, n=3, cutoff=0.5)]
+        # What else lies in the working directory is rarely a preset.
         folder = given if given != Path(".") and given.is_dir() else Path("configs")
         names = sorted(p.stem for p in folder.glob("*.py"))
-        close = difflib.get_close_matches(Path(path).stem, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(str(folder / f'{name}.py') for name in close)}?" if close else (
+        hint = f"did you mean {' or '.join(close)}?" if close else (
             f"{folder} has {', '.join(names)}." if names else "run it from the project's folder, where configs/ is."
         )
         raise UserError(f"there is no preset {path}; {hint}")
