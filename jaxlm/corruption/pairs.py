@@ -1,4 +1,5 @@
-"""Sentence pairs for next-sentence prediction (BERT, Devlin et al. 2018, section 3.1, Task #2)."""
+"""Rows of one or two segments from rows of text: sentence pairs for next-sentence prediction (BERT, Devlin et al. 2018,
+section 3.1, Task #2), and the short rows among them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Pairs(NamedTuple):
 
     input_ids, token_type_ids, attention_mask: int32 [batch, length + 3]; type 1 from the first token of B to the end.
     is_random: int32 [batch], 1 where B comes from another row (BERT's label order: 0 = is next, 1 = random).
-    has_pair: int32 [batch], 0 for rows too short to be cut in two.
+    has_pair: int32 [batch], 0 for rows too short to be cut in two and for those that stay one segment.
     """
 
     input_ids: Array
@@ -26,22 +27,39 @@ class Pairs(NamedTuple):
     has_pair: Array
 
 
+def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> TokenBatch:
+    """With probability `rate` a row is cut after a number of tokens drawn evenly from `least` to the batch's width: a
+    model that only ever saw full rows is poor at short texts (BERT's short_seq_prob).
+    """
+    tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
+    rows, length = tokens.shape
+    key_which, key_size = jax.random.split(key)
+    size = jax.random.randint(key_size, (rows,), min(least, length), length + 1)
+    size = jnp.where(jax.random.bernoulli(key_which, rate, (rows,)), size, length)
+    kept = jnp.arange(length)[None, :] < size[:, None]
+    return TokenBatch(jnp.where(kept, tokens, 0), jnp.where(kept, segment_ids, 0))
+
+
 def sentence_pairs(
-    key: jax.Array, batch: TokenBatch, *, cls: int, sep: int, pad: int, random_rate: float = 0.5
+    key: jax.Array, batch: TokenBatch, *, cls: int, sep: int, pad: int, random_rate: float = 0.5,
+    single_rate: float = 0.0,
 ) -> Pairs:
     """Cuts each row in half and, with probability random_rate, takes the second half of another row instead.
 
     Rows of like size are partners, two by two, drawn anew for every batch. Both are cut around their middles to what
     the shorter one has, whether they swap or not: otherwise the sizes of the halves would tell what was swapped, to a
     model that reads no text. With random_rate 0 nothing is cut.
+
+    With probability single_rate a row stays one segment, `[CLS] A [SEP]` (ELECTRA).
     """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
-    key_swap, key_order = jax.random.split(key)
+    key_swap, key_order, key_single = jax.random.split(key, 3)
 
     sizes = jnp.sum(segment_ids > 0, axis=1)
-    middle = sizes // 2
-    has_pair = sizes >= 2
+    single = jax.random.bernoulli(key_single, single_rate, (rows,))
+    middle = jnp.where(single, sizes, sizes // 2)
+    has_pair = (sizes >= 2) & ~single
     own = jnp.arange(rows)
     partner = _partners(key_order, jnp.where(has_pair, sizes - middle, 0)) if random_rate > 0 else own
     # A row swaps only with a row that has a second half of its own.
@@ -59,7 +77,7 @@ def sentence_pairs(
     b = jnp.take_along_axis(other, jnp.clip(p - 2 - size_a + start_b, 0, length - 1), axis=1)
     end_a, end_b = 1 + size_a, 2 + size_a + size_b
     ids = jnp.select([p == 0, p < end_a, p == end_a, p < end_b, p == end_b], [cls, a, sep, b, sep], pad)
-    real = (p <= end_b) & (sizes[:, None] > 0)
+    real = (p <= jnp.where(single[:, None], end_a, end_b)) & (sizes[:, None] > 0)
     ids = jnp.where(real, ids, pad).astype(jnp.int32)
     return Pairs(
         input_ids=ids,

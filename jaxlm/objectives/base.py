@@ -88,6 +88,12 @@ def require_positions(length: int, positions: int) -> None:
         )
 
 
+def require_share(name: str, value: float) -> None:
+    """UserError where objective.`name` is no share of something."""
+    if not 0.0 <= value <= 1.0:
+        raise UserError(f"objective.{name} is {value}; it must be in [0, 1].")
+
+
 def require_masking(vocabulary: Vocabulary, length: int, positions: int, purpose: str) -> None:
     """UserError where `[CLS] text [SEP]` with masks cannot be made, or is too long for the model or short of text."""
     vocabulary.require("mask", "cls", "sep", "pad", purpose=purpose)

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
-from jaxlm.corruption.pairs import sentence_pairs, single_segments
+from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.errors import UserError
 from jaxlm.models import bert
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy, sums, weighted_mean
 from jaxlm.types import TokenBatch, Vocabulary
@@ -36,12 +36,15 @@ class BertPretraining:
     """Mask all tokens of a word together."""
     next_sentence: bool = True
     """Predict whether the second half follows the first."""
+    short_rate: float = 0.1
+    """Share of rows cut to a random shorter length, so that the model meets short texts too."""
     vocabulary: Any = None
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mask_rate < 1.0:
             raise UserError(f"objective.mask_rate is {self.mask_rate}; it must lie between 0 and 1.")
+        require_share("short_rate", self.short_rate)
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1.0:
             raise UserError(
                 f"objective.mask_share {self.mask_share} and random_share {self.random_share} must be at least 0 and "
@@ -68,7 +71,8 @@ class BertPretraining:
         [batch, predictions]; with next-sentence prediction next_sentence_labels, next_sentence_weights [batch]."""
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
-        key_pairs, key_mask = jax.random.split(key)
+        key_short, key_pairs, key_mask = jax.random.split(key, 3)
+        batch = shorten(key_short, batch, rate=self.short_rate, least=2)
         example: Example = {}
         if self.next_sentence:
             pairs = sentence_pairs(key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad)

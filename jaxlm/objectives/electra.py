@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens
-from jaxlm.corruption.pairs import sentence_pairs, single_segments
+from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.corruption.replaced import max_replacements, write_tokens
 from jaxlm.errors import UserError
 from jaxlm.models import electra
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking
+from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import binary_cross_entropy, sums, weighted_mean
 from jaxlm.types import TokenBatch, Vocabulary
@@ -40,6 +40,10 @@ class Electra:
     """Temperature at which the generator's tokens are drawn."""
     two_segments: bool = True
     """Cut each row into two consecutive segments, so that both segment types are learnt; else one segment."""
+    single_rate: float = 0.1
+    """With two segments: the share of rows that stay one all the same."""
+    short_rate: float = 0.05
+    """Share of rows cut to a random shorter length, so that the model meets short texts too."""
     with_replacement: bool = False
     """Draw positions with replacement, as the original code does: fewer distinct ones, and two tokens drawn for the
     same position become the mean of their ids."""
@@ -49,8 +53,8 @@ class Electra:
     def __post_init__(self) -> None:
         if not 0.0 < self.mask_rate < 1.0:
             raise UserError(f"objective.mask_rate is {self.mask_rate}; it must lie between 0 and 1.")
-        if not 0.0 <= self.mask_share <= 1.0:
-            raise UserError(f"objective.mask_share is {self.mask_share}; it must be in [0, 1].")
+        for name in ("mask_share", "single_rate", "short_rate"):
+            require_share(name, getattr(self, name))
         if min(self.generator_weight, self.discriminator_weight) < 0:
             raise UserError(
                 f"objective.generator_weight {self.generator_weight} and discriminator_weight "
@@ -95,9 +99,12 @@ class Electra:
         generator itself."""
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
-        key_pairs, key_mask = jax.random.split(key)
+        key_short, key_pairs, key_mask = jax.random.split(key, 3)
+        batch = shorten(key_short, batch, rate=self.short_rate, least=5)
         if self.two_segments:  # always text and what follows it: no second half is ever swapped
-            pairs = sentence_pairs(key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad, random_rate=0.0)
+            pairs = sentence_pairs(
+                key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad, random_rate=0.0, single_rate=self.single_rate
+            )
             ids, token_type_ids, attention_mask = pairs.input_ids, pairs.token_type_ids, pairs.attention_mask
         else:
             ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)

@@ -7,8 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import scipy.stats
 
-from jaxlm.corruption.pairs import sentence_pairs, single_segments
+from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.types import TokenBatch
 
 PAD, CLS, SEP = 0, 1, 2
@@ -112,3 +114,55 @@ def test_single_segments():
     ids, mask = single_segments(device, cls=CLS, sep=SEP, pad=PAD)
     assert ids.tolist() == [[1, 1000, 1001, 1002, 1003, 1004, 2], [0] * 7, [1, 3000, 3001, 3002, 2, 0, 0]]
     assert mask.tolist() == [[1] * 7, [0] * 7, [1] * 5 + [0] * 2]
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.1, 2), (0.05, 5), (1.0, 2), (0.0, 2)])
+def test_short_rows(rate, least):
+    """BERT's short_seq_prob of 0.1 from 2 tokens on, ELECTRA's 0.05 from 5; each length as often as any other."""
+    width, rows, draws = 29, 64, 200
+    b = batch([width] * rows, width)
+    cut = jax.jit(lambda key: shorten(key, b, rate=rate, least=least))
+    sizes = []
+    for seed in range(draws):
+        short = jax.device_get(cut(jax.random.key(seed)))
+        size = (short.segment_ids > 0).sum(1)
+        kept = np.arange(width) < size[:, None]
+        np.testing.assert_array_equal(short.tokens, np.where(kept, b.tokens, PAD))
+        np.testing.assert_array_equal(short.segment_ids, kept)
+        sizes.append(size)
+    sizes = np.concatenate(sizes)
+    assert sizes.min() >= least
+    counts = np.bincount(sizes, minlength=width + 1)[least:]
+    expected = np.full(len(counts), rate / len(counts))
+    expected[-1] += 1 - rate  # the whole width is one of the lengths drawn
+    assert (abs(counts - len(sizes) * expected) <= 4.5 * np.sqrt(len(sizes) * expected * (1 - expected))).all()
+    if rate == 1:
+        chi = ((counts - len(sizes) * expected) ** 2 / (len(sizes) * expected)).sum()
+        assert chi < scipy.stats.chi2.ppf(0.999, len(counts) - 1)
+
+
+def test_short_rows_of_rows_that_are_short_already():
+    b = batch([3, 0, 29], 29)
+    for seed in range(40):
+        short = shorten(jax.random.key(seed), b, rate=1.0, least=5)
+        sizes = (np.asarray(short.segment_ids) > 0).sum(1)
+        assert sizes[:2].tolist() == [3, 0] and sizes[2] >= 5
+
+
+def test_some_rows_stay_one_segment():
+    """ELECTRA's one in ten: [CLS] text [SEP], nothing lost, all of the first type, and never swapped."""
+    b = batch([29, 29, 10, 2], 29)
+    make = jax.jit(functools.partial(sentence_pairs, cls=CLS, sep=SEP, pad=PAD, random_rate=0.0, single_rate=0.1))
+    single = 0
+    for seed in range(400):
+        p = jax.device_get(make(jax.random.key(seed), b))
+        for row, size in enumerate([29, 29, 10, 2]):
+            ids = p.input_ids[row][p.attention_mask[row] > 0].tolist()
+            text = b.tokens[row][:size].tolist()
+            assert [i for i in ids if i not in (CLS, SEP)] == text
+            if ids.count(SEP) == 1:
+                single += 1
+                assert ids == [CLS, *text, SEP] and not p.token_type_ids[row].any() and not p.has_pair[row]
+            else:
+                assert ids == expected_row(b, row, row)[0] and p.has_pair[row]
+    assert abs(single - 160) < 4 * np.sqrt(1600 * 0.1 * 0.9)

@@ -48,6 +48,18 @@ def compiled(length: int = 32, next_sentence: bool = True):
     return objective, params, jax.jit(objective.corrupt), jax.jit(objective.loss, static_argnames="train")
 
 
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_one_row_in_ten_is_short(next_sentence):
+    """SPEC 6.2, step 3, also without sentence pairs."""
+    objective, _, corrupt, _ = compiled(next_sentence=next_sentence)
+    rows, raw = 4000, objective.raw_length(32)
+    batch = TokenBatch(np.full((rows, raw), 120, np.int32), np.ones((rows, raw), np.int32))
+    sizes = np.asarray(corrupt(jax.random.key(3), batch)["attention_mask"]).sum(1) - (32 - raw)
+    rate = 0.1 * (raw - 2) / (raw - 1)  # the whole width may be drawn too
+    # Pairs are as long as the shorter partner: rows of like size are partners, so one odd row at most differs.
+    assert abs((sizes < raw - 1).mean() - rate) < 4 * np.sqrt(rate / rows) + 1 / rows
+
+
 def log_softmax(x: np.ndarray) -> np.ndarray:
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))

@@ -192,7 +192,7 @@ def reference_corruption(rng, ids: list[int], mask_rate: float, slots: int):
 def test_selection_and_masking_against_a_reference(size):
     """How often each position, and each pair of neighbours, is chosen; how often it is masked; nothing else changes."""
     rows, length = 4000, 40
-    objective = bound(length)
+    objective = bound(length, short_rate=0.0, single_rate=0.0)  # every row the same: those rates are tested below
     text = np.random.default_rng(0).integers(107, 160, size).astype(np.int32)
     tokens = np.zeros((rows, objective.raw_length(length)), np.int32)
     tokens[:, :size] = text
@@ -226,6 +226,18 @@ def test_selection_and_masking_against_a_reference(size):
         error = np.sqrt((p * (1 - p) + q * (1 - q)) / rows)
         assert (np.abs(p - q) <= 5 * error).all()
     assert abs(masked.sum() / chosen.sum() - 0.85) < 5 * np.sqrt(0.85 * 0.15 / chosen.sum())
+
+
+def test_some_rows_are_short_and_some_have_one_segment():
+    """SPEC section 11: one row in twenty is cut short, one in ten stays one segment."""
+    objective = bound()
+    rows, raw = 8000, objective.raw_length(40)
+    batch = TokenBatch(np.full((rows, raw), 120, np.int32), np.ones((rows, raw), np.int32))
+    example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(3), batch))
+    single = (example["original_ids"] == VOCABULARY.sep).sum(1) == 1
+    short = (example["original_ids"] == 120).sum(1) < raw
+    for found, rate in ((single, 0.1), (short, 0.05 * (raw - 5) / (raw - 4))):  # the whole width may be drawn too
+        assert abs(found.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / rows)
 
 
 def test_samples_replace_as_often_as_the_generator_errs(monkeypatch):

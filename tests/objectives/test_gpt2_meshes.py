@@ -20,7 +20,7 @@ from jaxlm.parallel.rules import batch_sharding
 from jaxlm.training.step import make_init, make_train_step
 from jaxlm.types import TokenBatch, Vocabulary
 
-MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "mixed": (2, 2, 2)}
+MESHES = {"one": (1, 1, 1), "mixed": (2, 2, 2)}  # each alone: test_meshes.py, with BERT
 LENGTH, ROWS = 24, 8
 
 
@@ -54,16 +54,15 @@ def results() -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("mesh", ["data", "fsdp", "mixed"])
-def test_the_same_on_every_mesh(results, mesh):
-    one, many = results["one"], results[mesh]
+def test_the_same_where_everything_is_split(results):
+    one, many = results["one"], results["mixed"]
     assert many["loss"] == pytest.approx(one["loss"], abs=1e-5)
     assert many["targets"] == one["targets"] > 100
     assert many["params"] == pytest.approx(one["params"], rel=1e-4, abs=1e-5)
 
 
 def test_parameters_are_really_split(results):
-    assert results["fsdp"]["split"] == [[2, 16, 16], [2, 2, 16]]
+    assert results["one"]["split"] == [[2, 16, 16], [2, 16, 16]]
     assert results["mixed"]["split"] == [[2, 16, 16], [2, 8, 8]]
 
 
