@@ -16,20 +16,18 @@ from jax.experimental import multihost_utils
 
 from jaxlm.errors import UserError
 from jaxlm.experiment import Experiment
-from jaxlm.parallel.hosts import local_rows, main_first, place_rows
+from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import peak_flops
-from jaxlm.parallel.rules import batch_sharding
 from jaxlm.paths import local_folder
-from jaxlm.text.batches import Batches
 from jaxlm.text.data import prepare
 from jaxlm.training import run_folder
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.feed import Feed
 from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals, draw_curves, headline, last_evaluation
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.training.progress import Progress
 from jaxlm.training.step import TrainState, make_eval_step, make_init, make_train_step
-from jaxlm.types import TokenBatch
 
 Report = Callable[[str], None]
 
@@ -73,9 +71,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     objective = run_folder.bind(folder, experiment, prepared.tokenizer.vocabulary)
     store = prepared.store
     facts = {"data": store.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "source": experiment.data.source}
-    raw_length = objective.raw_length(data.length)
-    batches = Batches(store, "train", t.batch_size, raw_length, objective.packing, t.seed)
-    held_out = Batches(store, "held_out", t.batch_size, raw_length, objective.packing, t.seed)
+    feed = Feed(experiment, store, objective, mesh)
 
     # The state's shapes and where they live; from here on the folder is this run's.
     optimizer = make_optimizer(experiment.optimizer, t.steps)
@@ -102,7 +98,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     first = int(state.step)
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params))
     report(
-        f"{type(objective).__name__}: {parameters:,} parameters, batches of {t.batch_size} x {data.length}, "
+        f"{type(objective).__name__}: {parameters:,} parameters, batches of {feed}, "
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )
@@ -117,17 +113,10 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         report(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {steps_before:,}")
     train_step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
     eval_step = make_eval_step(objective, mesh, layout, seed=t.seed)
-    sharding = batch_sharding(mesh)
-    rows = local_rows(sharding, t.batch_size, raw_length)
-    place = place_rows(sharding, t.batch_size, rows)
-
-    def on_device(stream: Iterator[TokenBatch]) -> Iterator[TokenBatch]:
-        for batch in stream:
-            yield TokenBatch(place(np.asarray(batch.tokens)), place(np.asarray(batch.segment_ids)))
 
     def evaluate(state: TrainState) -> dict[str, float]:
         totals = Totals()
-        for index, batch in enumerate(on_device(held_out.evaluation(t.batch_size, t.eval_batches, rows))):
+        for index, batch in enumerate(feed.held_out()):
             totals.add(eval_step(state.params, batch, np.int32(index)))
         return totals.means()
 
@@ -136,13 +125,11 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         stack.callback(writer.close)
     progress = stack.enter_context(Progress(t.steps, first, enabled=main))
     stop = stack.enter_context(_stop_signals())
-    step_flops = 3 * objective.flops(data.length) * t.batch_size
     peak = peak_flops(mesh.devices.flat[0]) * mesh.size
     evaluation: dict[str, float] = {}
     clock, clock_step = time.perf_counter(), first
-    stream = batches.stream(first, rows)
-    stack.callback(stream.close)
-    source = on_device(stream)
+    source = feed.after(first)
+    stack.callback(source.close)
 
     def not_finite(step: int, what: str) -> NotFinite:
         with contextlib.suppress(UserError):
@@ -176,7 +163,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         means["learning_rate"] = _on_host(learning_rate, step - 1)
         means["tokens_per_second"] = speed * t.batch_size * data.length
         if peak:
-            means["mfu"] = speed * step_flops / peak
+            means["mfu"] = speed * feed.flops(step) / peak
         if writer and due:
             writer.write(step, means | {f"eval_{name}": value for name, value in evaluation.items()})
         progress.show(step, means)
@@ -196,7 +183,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
             continue
         read(*pending)
         pending, figures, paused = None, {}, time.perf_counter()
-        if evaluating and held_out.num_rows:
+        if evaluating and feed.has_held_out:
             figures = evaluation = evaluate(state)
             if not math.isfinite(figures["loss"]):
                 raise not_finite(step, "the held-out loss")

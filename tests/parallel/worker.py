@@ -19,7 +19,7 @@ from jaxlm.objectives.bert import BertPretraining
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, path_string
-from jaxlm.training import loop
+from jaxlm.training import feed, loop
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step
 from jaxlm.types import TokenBatch, Vocabulary
@@ -99,7 +99,7 @@ def resumed(preset: str, folder: Path) -> dict:
              "--objective.model.dropout", "0", "--objective.model.attention-dropout", "0"]
     meshes = (["--mesh.data", "8"], ["--mesh.data", "1", "--mesh.fsdp", "4", "--mesh.tensor", "2"])
     losses, seen = {}, {}
-    real_batch = loop.Batches.batch
+    real_batch = feed.Batches.batch
 
     def go(name: str, mesh: list[str], stop: int) -> None:
         loop._stop_signals = lambda: contextlib.nullcontext(lambda step: step == stop)
@@ -112,7 +112,7 @@ def resumed(preset: str, folder: Path) -> dict:
         seen.setdefault(step, set()).add(hashlib.sha256(np.ascontiguousarray(batch.tokens).tobytes()).hexdigest())
         return batch
 
-    loop.Batches.batch = watched
+    feed.Batches.batch = watched
     go("alone", meshes[0], -1)
     go("moved", meshes[0], 5)
     go("moved", meshes[1], -1)

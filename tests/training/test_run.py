@@ -41,6 +41,19 @@ def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
     assert_same_arrays(open_run(run).params(), open_run(finished).params())
 
 
+def test_short_rows_first(preset, tmp_path, capsys):
+    """Also across the change of shapes a run in pieces is the run in one piece."""
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    flags = [str(preset), "--train.short-steps", "6", "--train.short-length", "16"]
+    assert main(["pretrain", *flags, "--run-dir", str(whole)]) == 0
+    assert "batches of 16 x 16 for 6 steps, then 8 x 32" in capsys.readouterr().out
+    for steps in (5, 7, 12):
+        assert stopped_after(steps, ["pretrain", *flags, "--run-dir", str(pieces)]) == 0
+    assert facts(pieces, 12) == facts(whole, 12) and metrics(pieces) == metrics(whole)
+    assert main(["pretrain", *flags, "--run-dir", str(pieces), "--train.short-steps", "5"]) == 2
+    assert "train.short_steps" in capsys.readouterr().err
+
+
 def stopped_after(step: int, arguments: list[str]) -> int:
     """The command with a stop signal that arrives during `step`."""
     import contextlib

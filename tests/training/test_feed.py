@@ -1,0 +1,80 @@
+"""What each step reads: short rows first, the same after any stop."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.experiment import Experiment, TrainConfig
+from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.text.batches import Batches
+from jaxlm.text.data import DataConfig
+from jaxlm.training.feed import Feed
+from jaxlm.types import Vocabulary
+from tests.text.stand_ins import store_of
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    documents = ["".join(chr(97 + (7 * i + j) % 26) for j in range(20 + i)) for i in range(60)]
+    return store_of(tmp_path_factory.mktemp("store") / "store", documents, held_out=0.2)
+
+
+def feed_of(store, short_steps: int = 3, short_length: int = 8) -> Feed:
+    objective = CausalLM(model=Gpt2Config(hidden_size=16, num_layers=1, num_heads=2, max_positions=32))
+    experiment = Experiment(
+        objective, data=DataConfig(length=32),
+        train=TrainConfig(batch_size=4, eval_batches=2, short_steps=short_steps, short_length=short_length, seed=3),
+    )
+    experiment.validate()
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    return Feed(experiment, store, objective.bind(Vocabulary.stand_in(300), 32), mesh)
+
+
+def tokens(feed: Feed, after: int, count: int) -> list[np.ndarray]:
+    source = feed.after(after)
+    found = [np.asarray(batch.tokens) for batch in itertools.islice(source, count)]
+    source.close()
+    return found
+
+
+def test_short_rows_first_and_as_many_tokens(store):
+    feed = feed_of(store)
+    found = tokens(feed, 0, 6)
+    assert [t.shape for t in found] == [(16, 9)] * 3 + [(4, 33)] * 3
+    for split, first, length, rows in ((found[:3], 0, 9, 16), (found[3:], 0, 33, 4)):
+        expected = Batches(store, "train", rows, length, feed._objective.packing, 3)
+        for step, ours in enumerate(split, first):
+            np.testing.assert_array_equal(ours, expected.batch(step).tokens)
+    assert [np.asarray(b.tokens).shape for b in feed.held_out()] == [(4, 33)] * 2
+    assert str(feed) == "16 x 8 for 3 steps, then 4 x 32"
+
+
+@pytest.mark.parametrize("done", [1, 2, 3, 4])
+def test_the_same_after_any_stop(store, done):
+    feed = feed_of(store)
+    for ours, theirs in zip(tokens(feed, done, 6 - done), tokens(feed, 0, 6)[done:], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_flops_are_of_the_rows_that_are_read(store):
+    feed, objective = feed_of(store), feed_of(store)._objective
+    assert feed.flops(1) == feed.flops(3) == 3 * 16 * objective.flops(8)
+    assert feed.flops(4) == 3 * 4 * objective.flops(32)
+
+
+def test_without_short_steps_all_rows_are_alike(store):
+    feed = feed_of(store, short_steps=0)
+    assert [t.shape for t in tokens(feed, 0, 2)] == [(4, 33)] * 2 and str(feed) == "4 x 32"
+
+
+@pytest.mark.parametrize(("length", "says"), [(12, "does not divide data.length 32"), (1, "is too short: ")])
+def test_lengths_that_will_not_do(store, length, says):
+    with pytest.raises(UserError, match=f"train.short_length {length} {says}"):
+        feed_of(store, short_length=length)
