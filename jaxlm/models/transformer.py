@@ -56,7 +56,7 @@ REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
-UNROLLED_ON_CPU = 8
+WRITTEN_OUT_ON_CPU = 8
 """Layers up to which a CPU's program repeats the layer instead of looping: what the loop stacks up for the backward
 pass is written once less, a tenth of a step. Deeper stacks would take long to compile."""
 
@@ -302,7 +302,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """`num_layers` blocks, compiled once and scanned; parameters carry the layer as their first dimension."""
+    """`num_layers` blocks; parameters carry the layer as their first dimension, so that one block can be scanned."""
 
     config: StackConfig
 
@@ -326,45 +326,45 @@ class Stack(nn.Module):
         cache, and with a mask that is the same for all queries.
         """
         c = self.config
-        block: Any = Block
-        if c.remat != "none":
-            block = nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=False)
-        # Without the loop the compiler could merge what remat recomputes with what it was to save.
-        unrolled = devices().platform == "cpu" and c.num_layers <= UNROLLED_ON_CPU and c.remat == "none"
-        layers = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(0, *([nn.broadcast] * 5)),
-            length=c.num_layers,
-            unroll=c.num_layers if unrolled else 1,
-        )(c, deterministic, name="layers")
         if positions is not None:
             assert bias is None and cache is None and not c.causal and (mask is None or mask.shape[-2] == 1)
-        if positions is not None and unrolled and not self.is_initializing():
-            x = self._few_at_the_end(x, mask, positions, deterministic)
+        block = Block(c, deterministic, parent=None)
+
+        def layer(x, xs, positions=None):
+            params, old_cache, key = xs
+            rngs = None if key is None else {"dropout": key}
+            inputs = (place(x), old_cache, memory, mask, memory_mask, bias, index, positions)
+            return block.apply({"params": params}, *inputs, rngs=rngs)
+
+        if self.is_initializing():
+            def init(key):
+                return Block(c, parent=None).init(key, x, cache, memory, mask, memory_mask, bias, index)["params"]
+
+            self.param("layers", lambda key: jax.vmap(init)(jax.random.split(key, c.num_layers)))
+        params = self.variables["params"]["layers"]
+        keys = None if deterministic else jax.random.split(self.make_rng("dropout"), c.num_layers)
+        if c.remat != "none":
+            loop = jax.checkpoint(layer, policy=REMAT_POLICIES[c.remat], prevent_cse=False)
+            x, cache = jax.lax.scan(loop, x, (params, cache, keys))
+        elif devices().platform != "cpu" or c.num_layers > WRITTEN_OUT_ON_CPU:
+            x, cache = jax.lax.scan(layer, x, (params, cache, keys))
         else:
-            x, cache = layers(place(x), cache, memory, mask, memory_mask, bias, index)
-            x = x if positions is None else at_positions(x, positions)
+            # Written out, of the last layer only what is asked for: its other places would be read by nobody. (A last
+            # layer apart from a loop would mean to copy all other layers' parameters out of the whole. With remat the
+            # compiler could merge what is computed again with what it was to save, without the loop.)
+            split = jax.tree.map(lambda p: jax.lax.split(p, [1] * c.num_layers), params)  # its gradient is one array
+            caches = []
+            for number in range(c.num_layers):
+                own = jax.tree.map(lambda p, parts, n=number: parts[n][0], params, split)
+                old, key = jax.tree.map(lambda p, n=number: p[n], (cache, keys))
+                x, new = layer(x, (own, old, key), positions if number == c.num_layers - 1 else None)
+                caches.append(new)
+            cache, positions = jax.tree.map(lambda *layers: jnp.stack(layers), *caches), None
+        if positions is not None:
+            x = at_positions(x, positions)
         if c.final_norm:
             x = Norm(c.norm, c.norm_eps, c.dtype, name="final_norm")(x)
         return x, cache
-
-    def _few_at_the_end(self, x, mask, positions, deterministic):
-        """The layers one by one, of the last only what is asked for: its other places would be read by nobody. (For
-        the loop of deep stacks this would mean to copy all other layers' parameters out of the whole.)"""
-        c = self.config
-        layers = self.variables["params"]["layers"]
-        split = jax.tree.map(lambda p: jax.lax.split(p, [1] * c.num_layers), layers)  # its gradient is one array again
-        key = None if deterministic else self.make_rng("dropout")
-        for number in range(c.num_layers):
-            params = jax.tree.map(lambda p, parts, n=number: parts[n][0], layers, split)
-            last = number == c.num_layers - 1
-            rngs = None if key is None else {"dropout": jax.random.fold_in(key, number)}
-            x, _ = Block(c, deterministic, parent=None).apply(
-                {"params": params}, place(x), None, None, mask, None, None, None, positions if last else None, rngs=rngs
-            )
-        return x
 
 
 def at_positions(
