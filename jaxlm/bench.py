@@ -133,6 +133,8 @@ def bench(
     objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
     batch = synthetic_batch(objective, t.batch_size, length)
 
+    if t.short_steps:
+        report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
     report(f"Compiling {type(objective).__name__} for {mesh.size} x {mesh.devices.flat[0].device_kind} …")
     run, first, parameters = our_step(experiment, objective, mesh, batch)
     corruption = _corruption(objective, mesh, batch, t.seed)

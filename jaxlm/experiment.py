@@ -102,7 +102,10 @@ class Experiment:
         if t.batch_size % t.accumulate:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
         if t.short_steps and (t.short_length < 1 or self.data.length % t.short_length):
-            raise UserError(f"train.short_length {t.short_length} does not divide data.length {self.data.length}.")
+            raise UserError(
+                f"train.short_length {t.short_length} does not divide data.length {self.data.length}; choose another "
+                "one, or train.short_steps 0."
+            )
         for name in ("learning_rate", "eps"):
             if not (getattr(o, name) > 0 and math.isfinite(getattr(o, name))):
                 raise UserError(f"optimizer.{name} is {getattr(o, name)}; it must be above 0, and finite.")

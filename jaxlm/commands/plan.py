@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     vocabulary = planning.run_vocabulary(options.config)
     if options.topology:
         result = planning.plan(experiment, options.topology, vocabulary)
-        print(json.dumps(result.to_json()) if options.json else report(result))
+        print(json.dumps(result.to_json()) if options.json else report(result) + short_rows(experiment))
         return 0
     if options.json:
         print(json.dumps({"topologies": [_row_json(experiment, name, vocabulary) for name in planning.TABLE]}))
@@ -57,7 +57,17 @@ def main(arguments: list[str]) -> int:
             print(heading(experiment, planning.described(experiment.objective, vocabulary)))
         first = False
         print(table_row(row), flush=True)
+    print(short_rows(experiment), end="\n" if experiment.train.short_steps else "")
     return 0
+
+
+def short_rows(experiment) -> str:
+    """That there are steps which the plan is not of."""
+    t, length = experiment.train, experiment.data.length
+    return (
+        f"\nPlanned are the steps over rows of {length}; the first {t.short_steps:,} read rows of {t.short_length}."
+        if t.short_steps else ""
+    )
 
 
 def _row_json(experiment, name: str, vocabulary) -> dict:

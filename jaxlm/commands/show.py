@@ -38,20 +38,17 @@ def main(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from jaxlm.text.batches import Batches
     from jaxlm.text.data import prepare
     from jaxlm.training import run_folder
+    from jaxlm.training.feed import stage_after, stages_of
     from jaxlm.training.step import corruption_key
 
     # A run has a tokenizer of its own, and may have an imported model; at a preset's path there is neither.
     folder = Path(options.config)
     prepared = prepare(run_folder.data_of(folder, experiment.data), print)
     objective = run_folder.bind(folder, experiment, prepared.tokenizer.vocabulary)
-    batches = Batches(
-        prepared.store, "train", experiment.train.batch_size, objective.raw_length(experiment.data.length),
-        objective.packing, experiment.train.seed,
-    )
-    batch = batches.batch(options.step)
+    stage = stage_after(stages_of(experiment, prepared.store, objective), options.step)
+    batch = stage.batches.batch(options.step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, options.step), batch))
     real = float(np.mean(np.asarray(batch.segment_ids) > 0))
 

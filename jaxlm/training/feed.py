@@ -29,51 +29,65 @@ class Stage(NamedTuple):
     batches: Batches
 
 
+def stages_of(experiment: Experiment, store: Store, objective: Objective) -> list[Stage]:
+    """The short rows, where they are asked for, and the full ones. Raises UserError for a text or a
+    `train.short_length` too short for the objective."""
+    t, length = experiment.train, experiment.data.length
+    full = Stage(t.short_steps, None, length, batches_of(experiment, store, objective, "train"))
+    if not t.short_steps:
+        return [full]
+    try:
+        objective.bind(objective.vocabulary, t.short_length)
+    except UserError as error:
+        raise UserError(f"train.short_length will not do as a data.length: {error}") from None
+    rows = t.batch_size * length // t.short_length
+    short = Batches(store, "train", rows, objective.raw_length(t.short_length), objective.packing, t.seed)
+    return [Stage(0, t.short_steps, t.short_length, short), full]
+
+
+def stage_after(stages: list[Stage], step: int) -> Stage:
+    """The one that the step after `step` belongs to."""
+    return next(s for s in stages if s.last is None or step < s.last)
+
+
+def batches_of(experiment: Experiment, store: Store, objective: Objective, split: str) -> Batches:
+    """The batches of `data.length`."""
+    t, raw_length = experiment.train, objective.raw_length(experiment.data.length)
+    return Batches(store, split, t.batch_size, raw_length, objective.packing, t.seed)
+
+
 class Feed:
     """The batches of a run on its devices; each process reads the rows of its own. A batch is a function of the step.
 
-    Raises UserError for a text or a `train.short_length` too short for the objective.
+    Raises UserError as `stages_of` does.
     """
 
     def __init__(self, experiment: Experiment, store: Store, objective: Objective, mesh: Mesh) -> None:
-        t, length = experiment.train, experiment.data.length
+        self._experiment, self._objective = experiment, objective
         self._sharding = batch_sharding(mesh)
-        self._objective = objective
-
-        def batches(split: str, length: int, rows: int) -> Batches:
-            return Batches(store, split, rows, objective.raw_length(length), objective.packing, t.seed)
-
-        self._stages = [Stage(t.short_steps, None, length, batches("train", length, t.batch_size))]
-        if t.short_steps:
-            try:
-                objective.bind(objective.vocabulary, t.short_length)
-            except UserError as error:
-                raise UserError(f"train.short_length {t.short_length} is too short: {error}") from None
-            rows = t.batch_size * length // t.short_length
-            short = Stage(0, t.short_steps, t.short_length, batches("train", t.short_length, rows))
-            self._stages.insert(0, short)
-        self._held_out = batches("held_out", length, t.batch_size)
-        self._evaluation = t.batch_size, t.eval_batches
+        self._stages = stages_of(experiment, store, objective)
+        self._held_out = batches_of(experiment, store, objective, "held_out")
 
     def __str__(self) -> str:
+        done = [s for s in self._stages if s.first < self._experiment.train.steps]
         return ", then ".join(
-            f"{s.batches.batch_size} x {s.length}" + (f" for {s.last:,} steps" if s.last else "") for s in self._stages
+            f"{s.batches.batch_size} x {s.length}" + (f" for {s.last:,} steps" if s is not done[-1] else "")
+            for s in done
         )
 
     def after(self, step: int) -> Iterator[TokenBatch]:
         """The batches of the steps after `step`, without end, some read ahead."""
-        for stage in self._stages:
-            if stage.last is not None and step >= stage.last:
-                continue
+        while True:
+            stage = stage_after(self._stages, step)
             rows = self._rows(stage.batches)
             with contextlib.closing(stage.batches.stream(step - stage.first, rows)) as stream:
                 count = None if stage.last is None else stage.last - step
                 yield from self._placed(itertools.islice(stream, count), stage.batches, rows)
-            step = stage.last or step
+            step = stage.last  # the last stage has no end
 
     def flops(self, step: int) -> float:
         """Of a step: three times the forward pass's by the objective's formula."""
-        stage = next(s for s in self._stages if s.last is None or step <= s.last)
+        stage = stage_after(self._stages, step - 1)
         return 3 * self._objective.flops(stage.length) * stage.batches.batch_size
 
     @property
@@ -82,8 +96,8 @@ class Feed:
 
     def held_out(self) -> Iterator[TokenBatch]:
         """The same batches each time."""
-        rows = self._rows(self._held_out)
-        return self._placed(self._held_out.evaluation(*self._evaluation, rows), self._held_out, rows)
+        t, rows = self._experiment.train, self._rows(self._held_out)
+        return self._placed(self._held_out.evaluation(t.batch_size, t.eval_batches, rows), self._held_out, rows)
 
     def _rows(self, batches: Batches) -> slice:
         return local_rows(self._sharding, batches.batch_size, batches.raw_length)

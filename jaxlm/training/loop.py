@@ -109,6 +109,11 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
         return last_evaluation(folder)
 
+    if t.short_steps >= t.steps:
+        report(
+            f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
+            "not meant, choose more train.steps or fewer train.short_steps."
+        )
     if first and steps_before not in (None, t.steps) and experiment.optimizer.schedule in ("linear", "cosine"):
         report(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {steps_before:,}")
     train_step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)

@@ -94,9 +94,10 @@ def make_train_step(
             grads, metrics = _accumulated(gradients, state.params, example, key, accumulate)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        real = example.get("attention_mask", batch.segment_ids) > 0  # what the model reads, where it is told
         metrics |= {
             "grad_norm": (optax.tree.norm(grads), jnp.ones(())),
-            "real_tokens": (jnp.sum(batch.segment_ids > 0).astype(jnp.float32), jnp.float32(batch.tokens.size)),
+            "real_tokens": (jnp.sum(real).astype(jnp.float32), jnp.float32(real.size)),
         }
         return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -14,13 +14,11 @@ import pytest
 from tests.training.support import write_preset
 
 
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory):
+def worker(folder: Path, *trained: str) -> dict:
     """What tests/parallel/worker.py found on eight virtual devices."""
-    folder = tmp_path_factory.mktemp("eight")
     preset = write_preset(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.parallel.worker", str(preset), str(folder)],
+        [sys.executable, "-m", "tests.parallel.worker", str(preset), str(folder), *trained],
         env=os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"},
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600,
     )
@@ -28,6 +26,11 @@ def eight(tmp_path_factory):
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["devices"] == 8
     return result
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    return worker(tmp_path_factory.mktemp("eight"), "mixed")
 
 
 SPLIT = ("data", "fsdp", "tensor", "2x4", "mixed")
@@ -44,11 +47,20 @@ def test_the_same_start(eight):
     assert eight["same_start"]
 
 
-@pytest.mark.parametrize("mesh", [mesh for mesh in SPLIT if mesh != "2x4"])
-def test_the_same_losses(eight, mesh):
-    one, other = eight["meshes"]["one"], eight["meshes"][mesh]
-    assert one["losses"][-1] != one["losses"][0]
-    np.testing.assert_allclose(other["losses"], one["losses"], atol=1e-5)
+def same_losses(one: list[float], other: list[float]) -> None:
+    assert one[-1] != one[0]
+    np.testing.assert_allclose(other, one, atol=1e-5)
+
+
+def test_the_same_losses_where_everything_is_split(eight):
+    same_losses(eight["meshes"]["one"]["losses"], eight["meshes"]["mixed"]["losses"])
+
+
+@pytest.mark.slow
+def test_the_same_losses_on_each_axis_alone(tmp_path):
+    found = worker(tmp_path, "data", "fsdp", "tensor")["meshes"]
+    for mesh in ("data", "fsdp", "tensor"):
+        same_losses(found["one"]["losses"], found[mesh]["losses"])
 
 
 # Sizes: width 32, feed-forward 64, 2 layers, vocabulary 162.

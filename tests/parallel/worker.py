@@ -71,7 +71,8 @@ def shards(tree) -> dict[str, list[list[int]]]:
     }
 
 
-def trained(name: str) -> dict:
+def on_mesh(name: str, train: bool) -> dict:
+    """Corrupted batches and shapes of the parts of the state; with `train` the losses of STEPS steps too."""
     mesh = mesh_of(name)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=2), STEPS)
     init, _, layout = make_init(OBJECTIVE, optimizer, mesh)
@@ -81,21 +82,23 @@ def trained(name: str) -> dict:
     else:  # saves a compilation
         state = jax.device_put(INITIAL["one"], layout)
     before = shards(state)
-    step = make_train_step(OBJECTIVE, optimizer, mesh, layout, seed=SEED)
     corrupt = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(batch_sharding(mesh), batch_sharding(mesh))))
-    losses = []
     examples = [digest(corrupt(corruption_key(SEED, number), batch_on(mesh, number))) for number in range(STEPS)]
-    for number in range(STEPS if name != "2x4" else 0):  # of a sixth train step the other five say all
-        batch = batch_on(mesh, number)
-        state, metrics = step(state, batch)
-        losses.append(float(metrics["loss"][0]))
-    assert shards(state) == before, "a step leaves everything where it was"
-    return {"losses": losses, "examples": examples, "shards": before}
+    result = {"examples": examples, "shards": before}
+    if train:
+        step = make_train_step(OBJECTIVE, optimizer, mesh, layout, seed=SEED)
+        result["losses"] = []
+        for number in range(STEPS):
+            state, metrics = step(state, batch_on(mesh, number))
+            result["losses"].append(float(metrics["loss"][0]))
+        assert shards(state) == before, "a step leaves everything where it was"
+    return result
 
 
 def resumed(preset: str, folder: Path) -> dict:
-    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (1, 4, 2)."""
+    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (1, 4, 2), with longer rows."""
     flags = ["--train.steps", "9", "--train.log-every", "1", "--data.held-out", "0",
+             "--train.short-steps", "5", "--train.short-length", "16",
              "--objective.model.dropout", "0", "--objective.model.attention-dropout", "0"]
     meshes = (["--mesh.data", "8"], ["--mesh.data", "1", "--mesh.fsdp", "4", "--mesh.tensor", "2"])
     losses, seen = {}, {}
@@ -109,23 +112,27 @@ def resumed(preset: str, folder: Path) -> dict:
 
     def watched(self, step, rows=slice(None)):
         batch = real_batch(self, step, rows)
-        seen.setdefault(step, set()).add(hashlib.sha256(np.ascontiguousarray(batch.tokens).tobytes()).hexdigest())
+        read = seen.setdefault((self.raw_length, step), set())
+        read.add(hashlib.sha256(np.ascontiguousarray(batch.tokens).tobytes()).hexdigest())
         return batch
 
     feed.Batches.batch = watched
     go("alone", meshes[0], -1)
     go("moved", meshes[0], 5)
     go("moved", meshes[1], -1)
-    return {"losses": losses, "batches": [len(found) for step, found in sorted(seen.items()) if step < 9]}
+    raw = {length: OBJECTIVE.raw_length(length) for length in (16, 32)}
+    done = [(raw[16], step) for step in range(5)] + [(raw[32], step) for step in range(4)]
+    return {"losses": losses, "batches": [len(seen[batch]) for batch in done]}
 
 
-def main(preset: str, folder: str) -> None:
+def main(preset: str, folder: str, *trained: str) -> None:
+    """Of all meshes the corruption, of one device and the `trained` ones the losses too."""
     with contextlib.redirect_stdout(sys.stderr):
         result = {
             "devices": jax.device_count(),
-            "meshes": {name: trained(name) for name in MESHES},
+            "meshes": {name: on_mesh(name, name in ("one", *trained)) for name in MESHES},
             "same_start": digest(INITIAL["one"]) == digest(INITIAL["mixed"]),
-            "resumed": resumed(preset, Path(folder)),
+            "resumed": resumed(preset, Path(folder)) if "mixed" in trained else None,
         }
     print(json.dumps(result))
 

@@ -15,7 +15,7 @@ from jaxlm.objectives.gpt2 import CausalLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.text.batches import Batches
 from jaxlm.text.data import DataConfig
-from jaxlm.training.feed import Feed
+from jaxlm.training.feed import Feed, stage_after
 from jaxlm.types import Vocabulary
 from tests.text.stand_ins import store_of
 
@@ -63,6 +63,14 @@ def test_the_same_after_any_stop(store, done):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_each_step_has_its_stage(store):
+    """As `jaxlm show` finds the batch of a step."""
+    feed = feed_of(store)
+    for step, ours in enumerate(tokens(feed, 0, 6)):
+        stage = stage_after(feed._stages, step)
+        np.testing.assert_array_equal(stage.batches.batch(step - stage.first).tokens, ours)
+
+
 def test_flops_are_of_the_rows_that_are_read(store):
     feed, objective = feed_of(store), feed_of(store)._objective
     assert feed.flops(1) == feed.flops(3) == 3 * 16 * objective.flops(8)
@@ -74,7 +82,7 @@ def test_without_short_steps_all_rows_are_alike(store):
     assert [t.shape for t in tokens(feed, 0, 2)] == [(4, 33)] * 2 and str(feed) == "4 x 32"
 
 
-@pytest.mark.parametrize(("length", "says"), [(12, "does not divide data.length 32"), (1, "is too short: ")])
+@pytest.mark.parametrize(("length", "says"), [(12, "does not divide data.length 32"), (1, "will not do")])
 def test_lengths_that_will_not_do(store, length, says):
     with pytest.raises(UserError, match=f"train.short_length {length} {says}"):
         feed_of(store, short_length=length)

@@ -52,6 +52,13 @@ def test_short_rows_first(preset, tmp_path, capsys):
     assert facts(pieces, 12) == facts(whole, 12) and metrics(pieces) == metrics(whole)
     assert main(["pretrain", *flags, "--run-dir", str(pieces), "--train.short-steps", "5"]) == 2
     assert "train.short_steps" in capsys.readouterr().err
+    for step, rows in ((5, "rows of 13 tokens"), (6, "rows of 29 tokens")):  # --step counts from 0
+        assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
+        assert rows in capsys.readouterr().out
+    ended = [*flags, "--run-dir", str(tmp_path / "short"), "--train.steps", "6"]
+    assert main(["pretrain", *ended]) == 0
+    said = capsys.readouterr().out
+    assert "batches of 16 x 16, 1 cpu" in said and "All 6 steps read rows of 16 tokens" in said
 
 
 def stopped_after(step: int, arguments: list[str]) -> int:
