@@ -23,7 +23,7 @@ MODEL = BertConfig(
     hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_positions=LENGTH, dropout=0.0,
     attention_dropout=0.0,
 )
-OBJECTIVE = BertPretraining(model=MODEL).bind(Vocabulary.stand_in(160), LENGTH)
+OBJECTIVE = BertPretraining(model=MODEL, short_rate=0.0).bind(Vocabulary.stand_in(160), LENGTH)
 MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 
 
