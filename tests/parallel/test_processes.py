@@ -56,7 +56,14 @@ def test_two_processes_do_what_one_does(preset, tmp_path):
         assert set(ours) == set(theirs)
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
 
-    # What two have saved one can go on with, and the other way round.
+
+@pytest.mark.slow
+def test_what_two_have_saved_one_goes_on_with(preset, tmp_path):
+    """And the other way round; a damaged checkpoint is set aside once, a signal to one of them ends both."""
+    run = tmp_path / "run"
+    both = pair(tmp_path, ["pretrain", preset, "--run-dir", run])
+    for command in both:
+        assert command.wait() == 0, command.output
     single = Command(["pretrain", run, "--train.steps", 18], tmp_path / "one.log")
     assert single.wait() == 0 and "resumed at step 12" in single.output, single.output
     assert saved_steps(run)[-2:] == [16, 18]
