@@ -15,6 +15,6 @@ from jaxlm.text.data import DataConfig
 experiment = Experiment(
     objective=BertPretraining(model=BertConfig.published("base", dtype="bfloat16")),
     data=DataConfig(length=128, vocab_size=30522),
-    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
     train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),
 )

@@ -153,24 +153,26 @@ def bench(
         theirs.run(WARM_UP)
         sides.append(theirs.run)
     report(f"Timing {ROUNDS} rounds of {count} step{'s' * (count > 1)}{' of each, in turns' if peer else ''} …")
+    device = mesh.devices.flat[0]
+    dtype = compute_dtype(objective)
+    peak = known_peak = peak_flops(device)
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(ROUNDS):
+        if not known_peak:  # in every round: of one moment in which the machine was busy, the MFU would be too high
+            peak = max(peak, measured_flops(device, dtype))
         for side, timed in zip(sides, seconds, strict=True):
             timed.append(side(count) / count)
     tries = min(count, 20)
     corruption_seconds = statistics.median(corruption(tries) / tries for _ in range(3))
 
-    device = mesh.devices.flat[0]
-    dtype = compute_dtype(objective)
-    peak = peak_flops(device)
     memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return Bench(
         objective=type(objective).__name__, device=device.device_kind, devices=mesh.size, dtype=dtype,
         batch_size=t.batch_size, length=length, vocabulary=described(experiment.objective, vocabulary),
         parameters=parameters, step_flops=3.0 * objective.flops(length) * t.batch_size,
         # The devices of one CPU share its cores, so each can reach its share of what one alone is measured to do.
-        peak_flops=peak or measured_flops(device, dtype) / (mesh.size if device.platform == "cpu" else 1),
-        peak_is_measured=not peak, steps=count, corruption_seconds=corruption_seconds,
+        peak_flops=peak / (mesh.size if device.platform == "cpu" else 1),
+        peak_is_measured=not known_peak, steps=count, corruption_seconds=corruption_seconds,
         ours=Side("jaxlm", experiment.optimizer.name, seconds[0], first, memory),
         peer=theirs and Side(
             theirs.name, theirs.optimizer_name, seconds[1], their_first, theirs.peak_memory(), theirs.note

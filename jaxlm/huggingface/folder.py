@@ -103,7 +103,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
 
     family: the one that is wanted ("bert"), if only one will do. seed: of the heads that the folder lacks.
     Weights stored in half precision become float32. UserError: no such folder, files missing or damaged, another
-    family or one that jaxlm does not have, a configuration that the model cannot follow, weights in a pickle only,
+    family or one that jaxlm does not have, a configuration that the model cannot follow, no weights in safetensors,
     tensors missing, not known or of another shape.
     """
     folder = local_folder(hf_dir, "Transformers folders")

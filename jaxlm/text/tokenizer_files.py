@@ -1,6 +1,6 @@
 """Reads every form of tokenizer file into one definition: a SentencePiece model or a `tokenizer.json`, and roles.
 
-Only text, JSON and SentencePiece's protocol buffer are read; a pickle is never opened.
+Only text, JSON and SentencePiece's protocol buffer are read, and nothing in them is ever run.
 """
 
 from __future__ import annotations

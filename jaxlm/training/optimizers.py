@@ -53,12 +53,23 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         )
     else:
         rule = optax.scale_by_adam(config.b1, config.b2, config.eps)
+        if not config.bias_correction:
+            rule = uncorrected(rule, config.eps)
         if config.weight_decay:
             rule = optax.chain(rule, optax.add_decayed_weights(config.weight_decay, mask=matrices))
         if config.name == "lamb":
             rule = optax.chain(rule, optax.masked(per_layer(optax.scale_by_trust_ratio()), matrices))
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     return optax.chain(*clip, rule, optax.scale_by_learning_rate(schedule))
+
+
+def uncorrected(adam: optax.GradientTransformation, eps: float) -> optax.GradientTransformation:
+    """Adam's update from the moments as they are, m / (√v + eps), as BERT's and ELECTRA's authors have it."""
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        _, state = adam.update(updates, state, params)
+        return jax.tree.map(lambda m, v: m / (jax.numpy.sqrt(v) + eps), state.mu, state.nu), state
+
+    return optax.GradientTransformation(adam.init, update)
 
 
 def matrices(params: Any) -> Any:

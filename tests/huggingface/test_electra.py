@@ -49,7 +49,7 @@ def objective_of(name: str, tokenizer, **changes) -> Electra:
 def random_params(objective: Electra, seed: int):
     """Biases and norms random too, since zeros and ones would hide a mix-up."""
     rng = np.random.default_rng(seed)
-    params = objective.init(jax.random.key(seed))
+    params = jax.jit(objective.init)(jax.random.key(seed))
     return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)), params)
 
 

@@ -35,13 +35,16 @@ def filler():
         vocab_size=SIZE, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40, init_std=0.5
     )
     objective = BertPretraining(config, next_sentence=False)
-    return objective, objective.init(jax.random.key(0))
+    return objective, jax.jit(objective.init)(jax.random.key(0))
 
 
 def direct(objective, params, row):
     """Probabilities [length, vocab] from the plain forward pass over one unpadded row."""
-    hidden = bert.encode(objective.model, params, jnp.asarray([row]))
-    return np.asarray(jax.nn.softmax(bert.predict_tokens(objective.model, params, hidden)))[0]
+    @jax.jit
+    def probabilities(params, ids):
+        return jax.nn.softmax(bert.predict_tokens(objective.model, params, bert.encode(objective.model, params, ids)))
+
+    return np.asarray(probabilities(params, jnp.asarray([row])))[0]
 
 
 def test_matches_the_model_asked_directly(filler, monkeypatch):

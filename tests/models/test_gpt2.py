@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -49,7 +50,7 @@ def test_parameter_counts(size, parameters, without_embeddings):
 def test_initial_spread():
     """The law of SPEC section 4: 0.02, 0.01 for positions, and 0.02 / sqrt(2 layers) where the residual is written."""
     config = Gpt2Config(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)
-    params = gpt2.init(config, jax.random.key(0))
+    params = jax.jit(lambda key: gpt2.init(config, key))(jax.random.key(0))
     layers = params["decoder"]["layers"]
     wanted = {
         0.02: [params["embeddings"]["word"]["embedding"], layers["attention"]["query"]["kernel"],
@@ -61,7 +62,8 @@ def test_initial_spread():
         for array in arrays:
             assert np.std(array) == pytest.approx(std, rel=0.02)
             assert np.max(np.abs(array)) > 3 * std  # a normal that is not cut
-    other = gpt2.init(Gpt2Config(**{**config.__dict__, "residual_init_scale": 1.0}), jax.random.key(0))
+    plain = dataclasses.replace(config, residual_init_scale=1.0)
+    other = jax.jit(lambda key: gpt2.init(plain, key))(jax.random.key(0))
     assert np.std(other["decoder"]["layers"]["mlp"]["wo"]["kernel"]) == pytest.approx(0.02, rel=0.02)
 
 
@@ -134,9 +136,10 @@ def test_recomputation_changes_no_gradient():
 def test_dropout_acts_with_a_key_only():
     config = Gpt2Config(**{**SMALL.__dict__, "dropout": 0.3, "attention_dropout": 0.3})
     params, ids = random_params(config), jnp.arange(6)[None]
-    plain = gpt2.decode_hidden(config, params, ids)
-    np.testing.assert_array_equal(plain, gpt2.decode_hidden(SMALL, params, ids))
-    dropped = gpt2.decode_hidden(config, params, ids, dropout_key=jax.random.key(1))
+    decode = jax.jit(gpt2.decode_hidden, static_argnums=0)
+    plain = decode(config, params, ids)
+    np.testing.assert_array_equal(plain, decode(SMALL, params, ids))
+    dropped = decode(config, params, ids, dropout_key=jax.random.key(1))
     assert np.abs(dropped - plain).max() > 0.1
 
 

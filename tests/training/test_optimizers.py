@@ -102,6 +102,23 @@ def test_adamw_is_torchs_without_decay_on_biases_and_norms():
         np.testing.assert_allclose(ours, theirs[name].detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+def test_adamw_without_bias_correction():
+    """The optimizer of BERT's and ELECTRA's own code, written out: m / (√v + eps) + decay · w, times the rate."""
+    config = OptimizerConfig(learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=False)
+    rate = make_schedule(config, STEPS)
+    params = flat(parameters())
+    m = {name: np.zeros_like(p) for name, p in params.items()}
+    v = {name: np.zeros_like(p) for name, p in params.items()}
+    for step in range(STEPS):
+        for name, g in clipped(flat(gradients(step)), config.clip_norm).items():
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g**2
+            decay = config.weight_decay if name.endswith(("kernel", "embedding")) else 0.0
+            params[name] -= float(rate(step)) * (m[name] / (np.sqrt(v[name]) + config.eps) + decay * params[name])
+    for name, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, params[name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
 def test_adafactor_factors_matrices_and_treats_layers_apart():
     """Layer 0 of the stack moves exactly as it would if it were a parameter of its own."""
     # Factoring begins at 128 rows and columns.
