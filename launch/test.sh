@@ -11,4 +11,5 @@ make_environment test,tpu torch==2.13.0
 
 export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 "$BIN/ruff" check .
-exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" -m "not slow" "$@"
+# Neighbours share what they have compiled, so they stay with one worker until the other has nothing left.
+exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" --dist worksteal -m "not slow" "$@"
