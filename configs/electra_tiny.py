@@ -24,6 +24,6 @@ experiment = Experiment(
     data=DataConfig(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=600, short_steps=450, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=200
+        steps=450, short_steps=350, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=150
     ),
 )

@@ -21,5 +21,5 @@ experiment = Experiment(
     optimizer=OptimizerConfig(
         learning_rate=3e-3, warmup_steps=50, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
     ),
-    train=TrainConfig(steps=400, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
+    train=TrainConfig(steps=300, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
 )
