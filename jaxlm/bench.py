@@ -141,6 +141,8 @@ def bench(
     corruption(WARM_UP)
     run(WARM_UP)
     once = run(1)
+    device = mesh.devices.flat[0]
+    memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     count = steps or max(1, min(MOST_STEPS, math.ceil(ROUND_SECONDS / once)))
     sides = [run]
     theirs, their_first = None, 0.0
@@ -153,19 +155,17 @@ def bench(
         theirs.run(WARM_UP)
         sides.append(theirs.run)
     report(f"Timing {ROUNDS} rounds of {count} step{'s' * (count > 1)}{' of each, in turns' if peer else ''} …")
-    device = mesh.devices.flat[0]
     dtype = compute_dtype(objective)
     peak = known_peak = peak_flops(device)
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(ROUNDS):
-        if not known_peak:  # in every round: of one moment in which the machine was busy, the MFU would be too high
+        if not known_peak:  # anew in each round: measured once, while the machine was busy, it would be far too low
             peak = max(peak, measured_flops(device, dtype))
         for side, timed in zip(sides, seconds, strict=True):
             timed.append(side(count) / count)
     tries = min(count, 20)
     corruption_seconds = statistics.median(corruption(tries) / tries for _ in range(3))
 
-    memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return Bench(
         objective=type(objective).__name__, device=device.device_kind, devices=mesh.size, dtype=dtype,
         batch_size=t.batch_size, length=length, vocabulary=described(experiment.objective, vocabulary),

@@ -105,7 +105,8 @@ def require_torch(objective: Any) -> None:
 
 
 def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any, str]:
-    """(Ours as PyTorch has it, at the peak learning rate; its name.) AdamW for lamb, which PyTorch does not have."""
+    """(Ours as PyTorch has it, at the peak learning rate; its name.) AdamW for lamb, which PyTorch does not have, and
+    with bias correction in any case, whose cost does not show."""
     import torch
 
     if config.name == "adafactor":

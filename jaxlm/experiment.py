@@ -39,7 +39,7 @@ class OptimizerConfig:
     eps: float = 1e-6
     """Added outside the square root (adamw, lamb)."""
     bias_correction: bool = True
-    """Divide the moments by 1 - b^step (adamw, lamb). BERT and ELECTRA did without: larger first steps."""
+    """Divide the moments by 1 - b^step (adamw, lamb). BERT and ELECTRA did without."""
     weight_decay: float = 0.01
     """Decoupled weight decay, on matrices only: never on biases and norms."""
     clip_norm: float = 1.0

@@ -69,7 +69,8 @@ def report(b: Bench) -> str:
         )
     if b.peer:
         lines += [f"ratio{b.ratio:>43.2f}", f"peer: {b.peer.note}"]
-    peak = "measured here by a large matrix product" if b.peak_is_measured else "bfloat16, data sheet"
+    measured = "measured here by a large matrix product, the best of all rounds"
+    peak = measured if b.peak_is_measured else "bfloat16, data sheet"
     lines += [
         "",
         f"MFU = {MFU_FORMULA}; peak {b.peak_flops / 1e12:,.3f} TFLOP/s a device ({peak})",

@@ -39,6 +39,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
     adamw: Loshchilov & Hutter 2019, decay on kernels and embeddings only, as BERT excludes biases and norms.
     lamb: You et al. 2020, algorithm 2; the trust ratio is taken layer by layer, and biases and norms go without it.
+    Both as `bias_correction` says.
     adafactor: Shazeer & Stern 2018 as T5 uses it: factored second moments with decay 1 - step^-0.8, updates clipped to
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
     """

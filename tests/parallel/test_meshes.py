@@ -33,7 +33,7 @@ def eight(tmp_path_factory):
     return worker(tmp_path_factory.mktemp("eight"), "mixed")
 
 
-@pytest.mark.parametrize("mesh", ["data", "2x4"])
+@pytest.mark.parametrize("mesh", ["data", "2x4", "mixed"])
 def test_the_same_masks_bit_for_bit(eight, mesh):
     examples = eight["meshes"]["one"]["examples"]
     assert len(set(examples)) == len(examples), "each step has its own"
@@ -42,6 +42,12 @@ def test_the_same_masks_bit_for_bit(eight, mesh):
 
 def test_the_same_start(eight):
     assert eight["same_start"]
+
+
+def test_the_same_batches_also_where_short_rows_come_first(eight):
+    assert eight["fed"]["mixed"]["digests"] == eight["fed"]["one"]["digests"]
+    assert len(set(eight["fed"]["one"]["digests"])) == 4
+    assert eight["fed"]["mixed"]["parts"] == [[[16, 13], [4, 13]]] * 2 + [[[8, 29], [2, 29]]] * 2
 
 
 def same_losses(one: list[float], other: list[float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from jaxlm.objectives.bert import BertPretraining
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, path_string
+from jaxlm.text.data import prepare
 from jaxlm.training import feed, loop
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step
@@ -35,7 +37,7 @@ OBJECTIVE = BertPretraining(
 MESHES = {
     "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "2x4": (2, 4, 1), "mixed": (2, 2, 2),
 }
-CORRUPTED = ("one", "data", "2x4")
+CORRUPTED = ("one", "data", "2x4", "mixed")
 
 INITIAL: dict[str, object] = {}
 
@@ -126,6 +128,16 @@ def resumed(preset: str, folder: Path) -> dict:
     return {"losses": losses, "batches": [len(seen[step]) for step in range(9)]}
 
 
+def fed(preset: str, name: str) -> dict:
+    """Two steps of short rows and two of long ones: the batches, and the shapes of each device's part of them."""
+    experiment = override(load_preset(preset), ["--train.short-steps", "2", "--train.short-length", "16"], "")
+    prepared = prepare(experiment.data, lambda text: None)
+    objective = experiment.objective.bind(prepared.tokenizer.vocabulary, experiment.data.length)
+    with contextlib.closing(feed.Feed(experiment, prepared.store, objective, mesh_of(name)).after(0)) as source:
+        batches = [batch._asdict() for batch in itertools.islice(source, 4)]
+    return {"digests": [digest(batch) for batch in batches], "parts": [shards(batch)["tokens"] for batch in batches]}
+
+
 def main(preset: str, folder: str, *trained: str) -> None:
     """Of all meshes the parts, of one device and the `trained` ones the losses too."""
     with contextlib.redirect_stdout(sys.stderr):
@@ -133,6 +145,7 @@ def main(preset: str, folder: str, *trained: str) -> None:
             "devices": jax.device_count(),
             "meshes": {name: on_mesh(name, name in ("one", *trained)) for name in MESHES},
             "same_start": digest(INITIAL["one"]) == digest(INITIAL["mixed"]),
+            "fed": {name: fed(preset, name) for name in ("one", "mixed")},
             "resumed": resumed(preset, Path(folder)) if "mixed" in trained else None,
         }
     print(json.dumps(result))

@@ -60,9 +60,12 @@ def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
     return {name: g * min(1.0, most / norm) for name, g in grads.items()}
 
 
-def test_lamb_layer_by_layer():
+@pytest.mark.parametrize("corrected", [True, False])
+def test_lamb_layer_by_layer(corrected):
     """You et al. 2020, algorithm 2, written out for one layer's matrix at a time."""
-    config = OptimizerConfig(name="lamb", learning_rate=0.05, warmup_steps=2, weight_decay=0.1)
+    config = OptimizerConfig(
+        name="lamb", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=corrected
+    )
     rate = make_schedule(config, STEPS)
     params = flat(parameters())
     m = {name: np.zeros_like(p) for name, p in params.items()}
@@ -71,7 +74,8 @@ def test_lamb_layer_by_layer():
         for name, g in clipped(flat(gradients(step)), config.clip_norm).items():
             m[name] = 0.9 * m[name] + 0.1 * g
             v[name] = 0.999 * v[name] + 0.001 * g**2
-            update = (m[name] / (1 - 0.9 ** (step + 1))) / (np.sqrt(v[name] / (1 - 0.999 ** (step + 1))) + config.eps)
+            bias = [1 - b ** (step + 1) if corrected else 1.0 for b in (0.9, 0.999)]
+            update = m[name] / bias[0] / (np.sqrt(v[name] / bias[1]) + config.eps)
             if name.endswith(("kernel", "embedding")):
                 update = update + config.weight_decay * params[name]
                 for layer in range(2) if "layers" in name else [...]:

@@ -32,9 +32,9 @@ def test_what_a_run_leaves_behind(finished):
 
 
 def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
-    """A run in two pieces, which do not end where metrics are logged, is the run in one piece."""
+    """A run in three pieces, which do not end where metrics are logged, is the run in one piece."""
     run = tmp_path / "pieces"
-    for steps in (5, 12):
+    for steps in (5, 7, 12):
         assert stopped_after(steps, ["pretrain", str(preset), "--run-dir", str(run), "--train.eval-every", "4"]) == 0
     assert facts(run, 12) == facts(finished, 12)
     assert metrics(run) == metrics(finished)
