@@ -207,6 +207,11 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
         raise UserError(f"{path} does not exist: {Path(path).parent} is not a jaxlm run folder.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not readable as JSON ({error}); the run folder is damaged.") from None
+    if isinstance(value, dict) and "type" not in value:
+        raise UserError(
+            f"{path} is no configuration of a jaxlm run"
+            + (", but of a Transformers folder; `jaxlm import` makes a run of it." if "model_type" in value else ".")
+        )
     experiment = from_json(value, str(path))
     if not isinstance(experiment, Experiment):
         raise UserError(f"{path} does not hold a jaxlm Experiment.")

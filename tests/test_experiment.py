@@ -62,3 +62,6 @@ def test_a_run_folders_configuration_is_checked_too(tmp_path):
     path.write_text(json.dumps(to_json(changed(BERT, "optimizer.name", "sgd"))))
     with pytest.raises(UserError, match=r"optimizer\.name is 'sgd'"):
         load_config(path)
+    path.write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="but of a Transformers folder; `jaxlm import` makes a run of it"):
+        load_config(path)

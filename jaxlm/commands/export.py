@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jaxlm.commands.common import Parser, start_jax
+
+if TYPE_CHECKING:
+    from jaxlm.experiment import Experiment
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +32,7 @@ def main(arguments: list[str]) -> int:
         data_fingerprint=run.facts.get("data", ""),
         tokenizer=f"{run.tokenizer.vocabulary.size:,} ids, fingerprint {run.tokenizer.fingerprint[:16]}",
         settings={
-            "Sequence length": experiment.data.length,
+            "Sequence length": _lengths(experiment, step),
             "Batch size": experiment.train.batch_size,
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
             **({"Held-out evaluation": f"of step {evaluated:,}"} if earlier else {}),
@@ -41,3 +46,9 @@ def main(arguments: list[str]) -> int:
         loss += f" at step {evaluated:,}"
     print(f"Wrote step {step:,}{loss} to {out}; its README.md says how Transformers loads it.")
     return 0
+
+
+def _lengths(experiment: Experiment, step: int) -> str:
+    t, length = experiment.train, experiment.data.length
+    short = min(t.short_steps, step)
+    return f"{length}, in the first {short:,} steps {t.short_length}" if short else str(length)

@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
         stop_ids = loaded.tokenizer.encode_with_symbols(options.stop)
         if len(stop_ids) != 1:
             raise UserError(
-                f"--stop {options.stop!r} is {len(stop_ids)} tokens of this vocabulary; give one symbol, such as </s>."
+                f"--stop {options.stop!r} is no symbol of this vocabulary (it is {len(stop_ids)} tokens); give one, "
+                "such as </s>."
             )
     prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
     answers = generate(

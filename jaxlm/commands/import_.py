@@ -27,7 +27,8 @@ def main(arguments: list[str]) -> int:
     imported = import_folder(options.hf_dir, seed=options.seed)
     # A length that the model has positions for, so that the run can be used and trained as it is.
     length = min(DataConfig.length, family_of(imported.objective).max_length(imported.objective))
-    experiment = Experiment(objective=imported.objective, data=DataConfig(length=length))
+    # Which text it goes on with, nobody but the user knows.
+    experiment = Experiment(objective=imported.objective, data=DataConfig(source="", length=length))
     write_imported_run(out, experiment, imported.params, imported.tokenizer, str(options.hf_dir))
     print(f"Imported {imported.architecture or imported.model_type} from {options.hf_dir} into {out}.")
     if imported.fresh:

@@ -124,7 +124,7 @@ class CausalLM:
             if len(prompt) + max_new_tokens - 1 > room:
                 raise UserError(
                     f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones do not fit the model's {room} "
-                    f"positions; ask for {room + 1 - len(prompt)} new tokens at most."
+                    f"positions; ask for {room + 1 - len(prompt)} new tokens at most (the last one needs no position)."
                 )
         return prompts
 

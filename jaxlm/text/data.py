@@ -60,8 +60,6 @@ class DataConfig:
 
     def validate(self) -> None:
         """Raises UserError for a value out of range."""
-        if not self.source.strip():
-            raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
         if not self.text_field:
             raise UserError("--data.text-field is empty; give the name of the field that holds the text.")
         if self.length < 8:
@@ -95,7 +93,7 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
     config.validate()
     cache = cache_folder(config.cache_dir)
     loaded = None if config.tokenizer == "auto" else Tokenizer.load(config.tokenizer)
-    corpus = open_corpus(config.source, config.text_field)
+    corpus = _corpus(config)
     text = _survey(cache, corpus, report)
     tokenizer = loaded or _trained_tokenizer(cache, config, corpus, text, report)
     fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, config.held_out)
@@ -115,6 +113,12 @@ def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepar
             f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
         )
     return Prepared(tokenizer, store)
+
+
+def _corpus(config: DataConfig) -> Corpus:
+    if not config.source.strip():  # as `jaxlm import` leaves it; what needs no text does without
+        raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
+    return open_corpus(config.source, config.text_field)
 
 
 def _progress(total: int, report: Callable[[str], None]) -> Callable[[int], None]:
@@ -138,7 +142,7 @@ def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print)
     if config.tokenizer != "auto":
         return Tokenizer.load(config.tokenizer)
     cache = cache_folder(config.cache_dir)
-    corpus = open_corpus(config.source, config.text_field)
+    corpus = _corpus(config)
     return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
 
 

@@ -277,7 +277,8 @@ def _field(line: str, text_field: str, place: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: this is not JSON ({error}); every line must be one JSON object.") from error
+        what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise UserError(f"{place}: this is not JSON ({what}); every line must be one JSON object.") from error
     if not isinstance(record, dict):
         raise UserError(f"{place}: expected an object with the field {text_field!r}, found {type(record).__name__}.")
     if text_field not in record:

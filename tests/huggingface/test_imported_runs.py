@@ -41,6 +41,8 @@ def test_spare_rows_and_few_positions(padded_bert, text, capsys):
         assert main(["fill-mask", str(path), "the [MASK] sat"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+    assert main(["pretrain", str(run)]) == 2
+    assert "--data.source is empty" in capsys.readouterr().err
     assert main(["show", str(run), "--data.source", str(text), "--examples", "1"]) == 0
     assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 0
     assert "batches of 4 x 40" in capsys.readouterr().out

@@ -135,7 +135,7 @@ def test_the_cache_folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("source", " "), ("text_field", ""), ("length", 4), ("tokenizer", ""), ("tokenizer_kind", "word"),
+        ("text_field", ""), ("length", 4), ("tokenizer", ""), ("tokenizer_kind", "word"),
         ("vocab_size", 100), ("vocab_size", 1 << 22), ("held_out", -0.1), ("held_out", 0.9),
         ("held_out", float("nan")), ("workers", -1),
     ],
@@ -144,6 +144,14 @@ def test_values_out_of_range(field, value):
     DataConfig().validate()
     with pytest.raises(UserError, match="--data." + field.replace("_", "-")):
         dataclasses.replace(DataConfig(), **{field: value}).validate()
+
+
+@pytest.mark.parametrize("reads", [prepare, prepare_tokenizer])
+def test_a_source_is_needed_where_text_is(reads):
+    """Not before: an imported run has none yet, and can be planned and asked all the same."""
+    DataConfig(source=" ").validate()
+    with pytest.raises(UserError, match=r"--data\.source is empty"):
+        reads(DataConfig(source=" "), lambda line: None)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n\t\n"])

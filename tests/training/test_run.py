@@ -55,6 +55,8 @@ def test_short_rows_first(preset, tmp_path, capsys):
     for step, rows in ((5, "rows of 13 tokens"), (6, "rows of 29 tokens")):  # --step counts from 0
         assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
         assert rows in capsys.readouterr().out
+    assert main(["export", str(whole), str(tmp_path / "out")]) == 0
+    assert "| Sequence length | 32, in the first 6 steps 16 |" in (tmp_path / "out" / "README.md").read_text()
     ended = [*flags, "--run-dir", str(tmp_path / "short"), "--train.steps", "6"]
     assert main(["pretrain", *ended]) == 0
     said = capsys.readouterr().out
@@ -236,6 +238,7 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
     loss = next(line["eval_mlm_loss"] for line in lines if line["step"] == 8)
     assert main(["export", str(finished), str(tmp_path / "earlier")]) == 0
     assert f"Wrote step 12, held-out mlm_loss {loss:.4f} at step 8 to" in capsys.readouterr().out
+    assert "| Sequence length | 32 |" in (tmp_path / "earlier" / "README.md").read_text()
     assert "| Held-out evaluation | of step 8 |" in (tmp_path / "earlier" / "README.md").read_text()
 
 
