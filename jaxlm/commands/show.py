@@ -38,16 +38,17 @@ def main(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from jaxlm.text.data import prepare
+    from jaxlm.text.data import prepare_store, prepare_tokenizer
     from jaxlm.training import run_folder
     from jaxlm.training.feed import stage_after, stages_of
     from jaxlm.training.step import corruption_key
 
     # A run has a tokenizer of its own, and may have an imported model; at a preset's path there is neither.
     folder = Path(options.config)
-    prepared = prepare(run_folder.data_of(folder, experiment.data), print)
-    objective = run_folder.bind(folder, experiment, prepared.tokenizer.vocabulary)
-    stage = stage_after(stages_of(experiment, prepared.store, objective), options.step)
+    data = run_folder.data_of(folder, experiment.data)
+    tokenizer = prepare_tokenizer(data, print)
+    objective = run_folder.bind(folder, experiment, tokenizer.vocabulary)
+    stage = stage_after(stages_of(experiment, prepare_store(data, tokenizer, print), objective), options.step)
     batch = stage.batches.batch(options.step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, options.step), batch))
     real = float(np.mean(np.asarray(batch.segment_ids) > 0))
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"\nrow {row}", style="bold")
         for line in objective.describe(batch, example, row):
             text = Text(f"{line.title:>12}  ", style="cyan")
-            for piece, mark in zip(prepared.tokenizer.pieces(line.ids), line.marks, strict=True):
+            for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
                 used[mark] = None
                 text.append(piece if console.is_terminal else bracketed(piece, mark), STYLES.get(mark, ""))
                 text.append(" ")

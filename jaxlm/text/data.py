@@ -76,43 +76,45 @@ class DataConfig:
             raise UserError(f"--data.workers must be 0 (all cores) or more, not {self.workers}.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """What training needs of the text."""
+def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print) -> Tokenizer:
+    """Finds or trains the tokenizer. `report` is told in one line what takes time.
 
-    tokenizer: Tokenizer
-    store: Store
+    A trained one is kept under the cache folder by the fingerprint of what it was made from, so that every objective
+    and every run over the same text with the same settings shares it. Raises UserError for what the user can mend.
+    """
+    config.validate()
+    if config.tokenizer != "auto":
+        return Tokenizer.load(config.tokenizer)
+    cache = cache_folder(config.cache_dir)
+    corpus = _corpus(config)
+    return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
 
 
-def prepare(config: DataConfig, report: Callable[[str], None] = print) -> Prepared:
-    """Finds or trains the tokenizer, finds or builds the token store. `report` is told in one line what takes time.
+def prepare_store(config: DataConfig, tokenizer: Tokenizer, report: Callable[[str], None] = print) -> Store:
+    """Finds or builds the token store of this text by this tokenizer, kept and shared as `prepare_tokenizer` does.
 
-    Both are kept under the cache folder by the fingerprints of what they were made from, so that every objective and
-    every run over the same text with the same settings shares them. Raises UserError for what the user can mend.
+    Apart from it because a corpus takes long: what the tokenizer lacks can be told before. Raises UserError.
     """
     config.validate()
     cache = cache_folder(config.cache_dir)
-    loaded = None if config.tokenizer == "auto" else Tokenizer.load(config.tokenizer)
     corpus = _corpus(config)
     text = _survey(cache, corpus, report)
-    tokenizer = loaded or _trained_tokenizer(cache, config, corpus, text, report)
     fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, config.held_out)
     folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
     if is_finished(folder):
-        store = Store(folder)
-    else:
-        report(f"Tokenising {config.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
-        start = time.monotonic()
-        store = build_store(
-            folder, corpus.pieces(), text, tokenizer, config.held_out, source=config.source, workers=config.workers,
-            progress=_progress(text.bytes, report),
-        )
-        seconds = time.monotonic() - start
-        report(
-            f"Token store: {store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out "
-            f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
-        )
-    return Prepared(tokenizer, store)
+        return Store(folder)
+    report(f"Tokenising {config.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
+    start = time.monotonic()
+    store = build_store(
+        folder, corpus.pieces(), text, tokenizer, config.held_out, source=config.source, workers=config.workers,
+        progress=_progress(text.bytes, report),
+    )
+    seconds = time.monotonic() - start
+    report(
+        f"Token store: {store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out "
+        f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
+    )
+    return store
 
 
 def _corpus(config: DataConfig) -> Corpus:
@@ -134,16 +136,6 @@ def _progress(total: int, report: Callable[[str], None]) -> Callable[[int], None
             report(f"Tokenised {done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s")
 
     return progress
-
-
-def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print) -> Tokenizer:
-    """The tokenizer alone, found or trained as `prepare` does."""
-    config.validate()
-    if config.tokenizer != "auto":
-        return Tokenizer.load(config.tokenizer)
-    cache = cache_folder(config.cache_dir)
-    corpus = _corpus(config)
-    return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
 
 
 def cache_folder(chosen: str = "") -> epath.Path:

@@ -20,7 +20,7 @@ from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.paths import local_folder
-from jaxlm.text.data import prepare
+from jaxlm.text.data import prepare_store, prepare_tokenizer
 from jaxlm.training import run_folder
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
@@ -65,12 +65,12 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     mesh = make_mesh(experiment.mesh)
     check_batch(t.batch_size, t.accumulate, mesh)
 
-    # The text, and the objective that knows its vocabulary.
+    # The objective that knows the vocabulary, then the text: the order of what a mistake costs to find.
     data = run_folder.data_of(folder, experiment.data)
-    prepared = main_first(lambda: prepare(data, report))
-    objective = run_folder.bind(folder, experiment, prepared.tokenizer.vocabulary)
-    store = prepared.store
-    facts = {"data": store.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "source": experiment.data.source}
+    tokenizer = main_first(lambda: prepare_tokenizer(data, report))
+    objective = run_folder.bind(folder, experiment, tokenizer.vocabulary)
+    store = main_first(lambda: prepare_store(data, tokenizer, report))
+    facts = {"data": store.fingerprint, "tokenizer": tokenizer.fingerprint, "source": experiment.data.source}
     feed = Feed(experiment, store, objective, mesh)
 
     # The state's shapes and where they live; from here on the folder is this run's.
@@ -78,7 +78,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     learning_rate = make_schedule(experiment.optimizer, t.steps)
     init, shapes, layout = make_init(objective, optimizer, mesh)
     steps_before = run_folder.recorded_steps(folder)
-    main_first(lambda: run_folder.claim(folder, experiment, prepared.tokenizer, facts), everywhere=False)
+    main_first(lambda: run_folder.claim(folder, experiment, tokenizer, facts), everywhere=False)
 
     # The state: restored, imported, or fresh.
     checkpoints = Checkpoints(folder / "checkpoints", t.keep_checkpoints)

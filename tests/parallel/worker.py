@@ -20,7 +20,7 @@ from jaxlm.objectives.bert import BertPretraining
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, path_string
-from jaxlm.text.data import prepare
+from jaxlm.text.data import prepare_store, prepare_tokenizer
 from jaxlm.training import feed, loop
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step
@@ -131,9 +131,10 @@ def resumed(preset: str, folder: Path) -> dict:
 def fed(preset: str, name: str) -> dict:
     """Two steps of short rows and two of long ones: the batches, and the shapes of each device's part of them."""
     experiment = override(load_preset(preset), ["--train.short-steps", "2", "--train.short-length", "16"], "")
-    prepared = prepare(experiment.data, lambda text: None)
-    objective = experiment.objective.bind(prepared.tokenizer.vocabulary, experiment.data.length)
-    with contextlib.closing(feed.Feed(experiment, prepared.store, objective, mesh_of(name)).after(0)) as source:
+    tokenizer = prepare_tokenizer(experiment.data, lambda text: None)
+    store = prepare_store(experiment.data, tokenizer, lambda text: None)
+    objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
+    with contextlib.closing(feed.Feed(experiment, store, objective, mesh_of(name)).after(0)) as source:
         batches = [batch._asdict() for batch in itertools.islice(source, 4)]
     return {"digests": [digest(batch) for batch in batches], "parts": [shards(batch)["tokens"] for batch in batches]}
 

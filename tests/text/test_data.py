@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,10 +13,23 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.text import build, data
 from jaxlm.text.batches import Batches
-from jaxlm.text.data import DataConfig, prepare, prepare_tokenizer
+from jaxlm.text.data import DataConfig, prepare_store, prepare_tokenizer
+from jaxlm.text.store import Store
+from jaxlm.text.tokenizer import Tokenizer
 
 DATA = os.environ.get("JAXLM_DATA", "")
 VOCABULARY = os.path.join(DATA, "tokenizers", "bert-base-uncased", "vocab.txt")
+
+
+class Prepared(NamedTuple):
+    tokenizer: Tokenizer
+    store: Store
+
+
+def prepare(config, report):
+    """Both, as a run has them made."""
+    tokenizer = prepare_tokenizer(config, report)
+    return Prepared(tokenizer, prepare_store(config, tokenizer, report))
 
 
 def write_words(path, count, seed=0):
@@ -146,12 +160,14 @@ def test_values_out_of_range(field, value):
         dataclasses.replace(DataConfig(), **{field: value}).validate()
 
 
-@pytest.mark.parametrize("reads", [prepare, prepare_tokenizer])
-def test_a_source_is_needed_where_text_is(reads):
+def test_a_source_is_needed_where_text_is(config):
     """Not before: an imported run has none yet, and can be planned and asked all the same."""
-    DataConfig(source=" ").validate()
+    sourceless, report = dataclasses.replace(config, source=" "), [].append
+    sourceless.validate()
     with pytest.raises(UserError, match=r"--data\.source is empty"):
-        reads(DataConfig(source=" "), lambda line: None)
+        prepare_tokenizer(sourceless, report)
+    with pytest.raises(UserError, match=r"--data\.source is empty"):
+        prepare_store(sourceless, prepare_tokenizer(config, report), report)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n\t\n"])
