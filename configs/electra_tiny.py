@@ -16,7 +16,7 @@ from jaxlm.text.data import DataConfig
 experiment = Experiment(
     objective=Electra(
         model=ElectraConfig(
-            embedding_size=128, hidden_size=128, num_layers=3, num_heads=4, intermediate_size=512,
+            vocab_size=8192, embedding_size=128, hidden_size=128, num_layers=3, num_heads=4, intermediate_size=512,
             generator_hidden_size=64, generator_num_layers=3, generator_num_heads=4, generator_intermediate_size=256,
             dropout=0.0, attention_dropout=0.0, init_std=0.08,
         )

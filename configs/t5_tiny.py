@@ -13,8 +13,8 @@ from jaxlm.text.data import DataConfig
 experiment = Experiment(
     objective=T5Pretraining(
         model=T5Config(
-            hidden_size=128, num_layers=2, num_heads=2, head_dim=64, intermediate_size=384, activation="gated-gelu",
-            tied_head=False, scaled_head=False, dropout=0.0, attention_dropout=0.0,
+            vocab_size=8192, hidden_size=128, num_layers=2, num_heads=2, head_dim=64, intermediate_size=384,
+            activation="gated-gelu", tied_head=False, scaled_head=False, dropout=0.0, attention_dropout=0.0,
         )
     ),
     data=DataConfig(source="python-docs", length=128, vocab_size=8192),

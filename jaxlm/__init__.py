@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from jaxlm.text.tokenizer import Tokenizer
 
 
@@ -16,8 +18,13 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(path: str) -> Loaded:
-    """Opens a run folder (its newest checkpoint) or a Transformers folder. UserError when it is neither."""
+def load(path: str, needs: Collection[str] = ()) -> Loaded:
+    """Opens a run folder (its newest checkpoint) or a Transformers folder. UserError when it is neither.
+
+    A Transformers folder may lack heads, which are then initialised afresh: a warning names them. needs: what the
+    caller reads, by the first names of its parameters ("mlm_head"); UserError where one of those would be afresh.
+    """
+    import warnings
     from pathlib import Path
 
     from jaxlm.errors import UserError
@@ -29,7 +36,17 @@ def load(path: str) -> Loaded:
         from jaxlm.training.run_folder import open_run
 
         run = open_run(folder)
-        return Loaded(run.objective, run.params()[0], run.tokenizer)
-    from jaxlm.huggingface import load_folder
+        params, step = run.params()
+        loaded = Loaded(run.objective, params, run.tokenizer)
+        fresh = run.facts.get("fresh", []) if step == 0 else []
+    else:
+        from jaxlm.huggingface import import_folder
 
-    return Loaded(*load_folder(folder))
+        imported = import_folder(folder)
+        loaded, fresh = Loaded(imported.objective, imported.params, imported.tokenizer), imported.fresh_heads
+    missing = ", ".join(name for name in fresh if name in needs)
+    if missing:
+        raise UserError(f"{path} has no {missing}, so it would answer at random; `jaxlm import` and train it first.")
+    if fresh and not needs:
+        warnings.warn(f"{path} has no {', '.join(fresh)}: initialised afresh.", stacklevel=2)
+    return loaded

@@ -26,11 +26,13 @@ class Recipe:
     """How a family is pretrained with Transformers.
 
     inputs: (objective, our corrupted batch) -> the arrays that the models take: made once, so the peer is spared the
-    corruption that our step does. loss: (objective, models, those arrays as tensors) -> the scalar.
+    corruption that our step does. loss: (objective, models, those arrays as tensors) -> the scalar. share: lets fresh
+    models share the parameters that ours share, and no others.
     """
 
     inputs: Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]
     loss: Callable[[Any, list[Any], dict[str, Any]], Any]
+    share: Callable[[Any, list[Any]], None] = lambda objective, models: None
 
 
 def masked_labels(example: dict[str, np.ndarray]) -> np.ndarray:
@@ -62,6 +64,22 @@ def t5_inputs(_: T5Pretraining, example: dict[str, np.ndarray]) -> dict[str, np.
     return {"input_ids": example["input_ids"], "attention_mask": example["attention_mask"], "labels": labels}
 
 
+def t5_share(objective: T5Pretraining, models: list[Any]) -> None:
+    """Transformers ties the head of every T5 that is made from a configuration; a file may hold another."""
+    import torch
+
+    if not objective.model.tied_head:
+        weight = models[0].shared.weight.detach() * objective.model.hidden_size**-0.5  # the spread of a head's own
+        models[0].lm_head.weight = torch.nn.Parameter(weight)
+
+
+def electra_share(objective: Electra, models: list[Any]) -> None:
+    discriminator, generator = models
+    if objective.model.share_embeddings:
+        generator.electra.embeddings = discriminator.electra.embeddings
+        generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
+
+
 def electra_inputs(_: Electra, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     inputs = {name: example[name] for name in ("input_ids", "token_type_ids", "attention_mask", "original_ids")}
     return inputs | {"labels": masked_labels(example)}
@@ -87,8 +105,8 @@ def electra_loss(objective: Electra, models: list[Any], inputs: dict[str, Any]) 
 RECIPES: dict[type, Recipe] = {
     BertPretraining: Recipe(bert_inputs, own_loss),
     CausalLM: Recipe(causal_inputs, own_loss),
-    T5Pretraining: Recipe(t5_inputs, own_loss),
-    Electra: Recipe(electra_inputs, electra_loss),
+    T5Pretraining: Recipe(t5_inputs, own_loss, t5_share),
+    Electra: Recipe(electra_inputs, electra_loss, electra_share),
 }
 
 
@@ -155,6 +173,7 @@ class Peer:
             config = dict(part.config)
             config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
             self.models.append(getattr(transformers, part.architecture)(config).to(self.device).train())
+        self.recipe.share(objective, self.models)
         self.name = " + ".join(part.architecture for part in parts)
         self.callable = [torch.compile(model) for model in self.models]
         self.compiled = True
@@ -162,7 +181,7 @@ class Peer:
             name: torch.from_numpy(np.array(value, np.int64)).to(self.device)
             for name, value in self.recipe.inputs(objective, example).items()
         }
-        self.parameters = [p for model in self.models for p in model.parameters()]
+        self.parameters = list(dict.fromkeys(p for model in self.models for p in model.parameters()))
         self.clip = experiment.optimizer.clip_norm
         self.optimizer, self.optimizer_name = make_optimizer(experiment.optimizer, self.parameters)
         self.ours, self.accumulate = experiment.optimizer.name, experiment.train.accumulate

@@ -187,7 +187,7 @@ def load_preset(path: str) -> Experiment:
         hint = f"did you mean {' or '.join(close)}?" if close else (
             f"{folder} has {', '.join(names)}." if names else "run it from the project's folder, where configs/ is."
         )
-        raise UserError(f"there is no preset {path}; {hint}")
+        raise UserError(f"there is no preset or run folder {path}; {hint}")
     try:
         experiment = runpy.run_path(str(found)).get("experiment")
     except UserError:

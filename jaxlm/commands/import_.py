@@ -29,9 +29,18 @@ def main(arguments: list[str]) -> int:
     length = min(DataConfig.length, family_of(imported.objective).max_length(imported.objective))
     # Which text it goes on with, nobody but the user knows.
     experiment = Experiment(objective=imported.objective, data=DataConfig(source="", length=length))
-    write_imported_run(out, experiment, imported.params, imported.tokenizer, str(options.hf_dir))
+    write_imported_run(
+        out, experiment, imported.params, imported.tokenizer,
+        {"imported_from": str(options.hf_dir), "fresh": imported.fresh_heads},
+    )
     print(f"Imported {imported.architecture or imported.model_type} from {options.hf_dir} into {out}.")
     if imported.fresh:
-        print(f"It had no {', '.join(sorted({path.split('/')[0] for path in imported.fresh}))}: initialised afresh.")
-    print(f"Go on training with `jaxlm pretrain {out} --data.source TEXT --train.steps N`.")
+        print(f"It had no {', '.join(imported.fresh_heads)}: initialised afresh.")
+    rows, known = imported.objective.model.vocab_size, imported.tokenizer.vocabulary.size
+    if known < 0.9 * rows:
+        print(f"Its tokenizer has {known:,} tokens for the model's {rows:,} rows; is it the model's own?")
+    print(
+        f"Go on training with `jaxlm pretrain {out} --data.source TEXT --train.steps N --train.batch-size B "
+        "--optimizer.warmup-steps W`."
+    )
     return 0

@@ -136,7 +136,9 @@ def read_objective(source: Source) -> Electra:
         generator, share = default_generator(discriminator), True
     shape = {f"generator_{key}": generator[key] for key in SHAPE}
     model = ElectraConfig(**discriminator, **shape, share_embeddings=share)
-    return Electra(model=model, two_segments=model.type_vocab_size > 1)
+    # ELECTRA-large masks a quarter of the tokens; the configuration does not say it.
+    large = (model.num_layers, model.embedding_size, model.hidden_size) == PUBLISHED["large"][:3]
+    return Electra(model=model, two_segments=model.type_vocab_size > 1, mask_rate=0.25 if large else Electra.mask_rate)
 
 
 def read_network(source: Source) -> dict[str, object]:

@@ -124,6 +124,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}); copy the folder again.") from error
+    if isinstance(config, dict) and {"objective", "train"} <= config.keys():
+        raise UserError(
+            f"{folder} is a run of jaxlm, of which `jaxlm export` makes a Transformers folder once it has a checkpoint."
+        )
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(
             f'{file} names no "model_type", so it is not a Transformers folder; if you know the family, write it '

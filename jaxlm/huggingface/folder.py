@@ -51,6 +51,11 @@ class Imported:
     architecture: str
     """The class that config.json names; "" where it names none."""
 
+    @property
+    def fresh_heads(self) -> list[str]:
+        """First names of the fresh parameters ("mlm_head"), sorted."""
+        return sorted({path.split("/")[0] for path in self.fresh})
+
 
 def export_folder(
     out: str | os.PathLike[str],
@@ -116,7 +121,13 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
         objective = found.read_objective(source)
         tokenizer = Tokenizer.load(folder)
         rows = found.parts(objective)[0].config["vocab_size"]
-        objective = dataclasses.replace(objective, vocabulary=_with_rows(tokenizer.vocabulary, rows, folder))
+        if tokenizer.vocabulary.size > rows:
+            raise UserError(
+                f"{folder}: its tokenizer has {tokenizer.vocabulary.size} ids but the model only {rows} rows; put the "
+                "tokenizer there that the model was trained with."
+            )
+        # It may well have fewer: published embeddings are often padded. Rows that no token has are never written.
+        objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
         template = _template(objective)
         params: Params = {}
         for part in found.stored_parts(objective, source) if found.stored_parts else found.parts(objective):
@@ -127,12 +138,6 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
         put(params, path, leaf)
     architecture = next(iter(config.get("architectures") or [""]))
     return Imported(objective, _in_order(params, template), tokenizer, fresh, found.model_type, architecture)
-
-
-def load_folder(hf_dir: str | os.PathLike[str]) -> tuple[Any, Params, Tokenizer]:
-    """(objective, parameters, tokenizer) of a Transformers folder; see `import_folder`."""
-    imported = import_folder(hf_dir)
-    return imported.objective, imported.params, imported.tokenizer
 
 
 def is_transformers_folder(path: str | os.PathLike[str]) -> bool:
@@ -158,20 +163,6 @@ def _check_params(params: Params, template: Params, parts: tuple[Part, ...]) -> 
     named = {path for part in parts for entry in part.table.entries for path in entry.ours}
     if named != set(shapes):
         raise AssertionError(f"the table of {parts[0].architecture} does not match its model: {named ^ set(shapes)}")
-
-
-def _with_rows(vocabulary: Vocabulary, rows: int, folder: Path) -> Vocabulary:
-    """The vocabulary with as many ids as the embedding has rows: published embeddings are often padded, and the rows
-    beyond the tokenizer's ids stand for no text."""
-    extra = rows - vocabulary.size
-    if extra < 0:
-        raise UserError(
-            f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; put the tokenizer "
-            "there that the model was trained with."
-        )
-    special = np.concatenate([vocabulary.special, np.ones(extra, bool)])
-    word_start = np.concatenate([vocabulary.word_start, np.zeros(extra, bool)])
-    return dataclasses.replace(vocabulary, size=rows, special=special, word_start=word_start)
 
 
 @contextlib.contextmanager

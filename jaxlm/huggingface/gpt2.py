@@ -46,8 +46,10 @@ def table(num_layers: int) -> Table:
 def parts(objective: CausalLM) -> tuple[Part]:
     m, v = objective.model, objective.vocabulary
     eos = symbol(v, "eos")
-    # In the stream of documents a text begins after an end symbol, so that symbol is also GPT-2's "begin".
-    symbols = {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": symbol(v, "pad")}
+    # In the plain stream a text begins after an end symbol, so that symbol is also GPT-2's "begin". Where documents
+    # stand alone, nothing was ever predicted from it.
+    bos = eos if objective.plain_stream else None
+    symbols = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": symbol(v, "pad")}
     config = {
         "model_type": "gpt2",
         "vocab_size": m.vocab_size,
@@ -78,6 +80,9 @@ def read_objective(source: Source) -> CausalLM:
     source.refuse("scale_attn_by_inverse_layer_idx", False)
     source.refuse("add_cross_attention", False)
     source.refuse("tie_word_embeddings", True)
+    # Dropout after the embeddings and on the residual branches is one rate here.
+    dropout = source.number("resid_pdrop", 0.1)
+    source.refuse("embd_pdrop", dropout)
     hidden, layers = source.number("n_embd", 768), source.number("n_layer", 12)
     model = Gpt2Config(
         vocab_size=source.number("vocab_size", 50257),
@@ -87,13 +92,12 @@ def read_objective(source: Source) -> CausalLM:
         intermediate_size=source.number("n_inner", 4 * hidden),
         max_positions=source.number("n_positions", 1024),
         activation=activation(source, "activation_function", "gelu_new"),
-        # Dropout after the embeddings and on the residual branches is one rate here; files have them equal.
-        dropout=source.number("resid_pdrop", 0.1),
+        dropout=dropout,
         attention_dropout=source.number("attn_pdrop", 0.1),
         norm_eps=source.number("layer_norm_epsilon", 1e-5),
         init_std=source.number("initializer_range", 0.02),
     )
-    return CausalLM(model=model)
+    return CausalLM(model=model, plain_stream=source.config.get("bos_token_id") is not None)
 
 
 GPT2 = Family(

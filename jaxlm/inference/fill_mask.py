@@ -50,7 +50,8 @@ def fill_mask(
     """
     if not hasattr(objective, "token_logits"):
         raise UserError(
-            f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT."
+            f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT, or "
+            "`jaxlm generate`."
         )
     vocabulary = tokenizer.vocabulary
     vocabulary.require("mask", "cls", "sep", "pad", purpose="filling masks")

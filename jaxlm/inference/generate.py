@@ -25,6 +25,8 @@ State = Any
 
 PROMPT_MULTIPLE = 32
 """Prompts are padded to a multiple of this, so that a session does not compile anew for each length."""
+LEAST_TEMPERATURE = 1e-6
+"""Below it, logits divided by it leave float32's range; above 0 it always takes the likeliest token anyway."""
 
 
 class Generative(Protocol):
@@ -96,7 +98,7 @@ def generate(
     tokens, counts = _generate(
         objective, max_new_tokens, temperature > 0, 0 < top_k < vocabulary.size or top_p < 1.0,
         params, ids, mask, jnp.asarray(stops, jnp.int32), jax.random.key(seed),
-        jnp.float32(temperature), jnp.int32(top_k or vocabulary.size), jnp.float32(top_p),
+        jnp.float32(temperature), jnp.int32(min(top_k or vocabulary.size, vocabulary.size)), jnp.float32(top_p),
     )
     return [row[:count].tolist() for row, count in zip(np.asarray(tokens), np.asarray(counts), strict=True)]
 
@@ -160,8 +162,11 @@ def _check(
 ) -> None:
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
-    if not (temperature >= 0 and math.isfinite(temperature)):
-        raise UserError(f"temperature is {temperature}; it must be 0 (the likeliest token) or above.")
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise UserError(
+            f"temperature is {temperature}; it must be 0 (the likeliest token) or at least {LEAST_TEMPERATURE}, and "
+            "finite."
+        )
     if top_k < 0:
         raise UserError(f"top_k is {top_k}; it must be at least 1, or 0 for all tokens.")
     if not 0 < top_p <= 1:

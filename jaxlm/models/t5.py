@@ -59,7 +59,8 @@ class T5Config:
     dropout: float = 0.1
     """Dropout after the embeddings, inside the feed-forward layers, on each sublayer and on each stack's output."""
     attention_dropout: float = 0.1
-    """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
+    """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training.
+    Transformers has one rate for both, so an export says `dropout`."""
     norm_eps: float = 1e-6
     """Epsilon of RMSNorm."""
     dtype: DType = "float32"

@@ -114,6 +114,11 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
             f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
             "not meant, choose more train.steps or fewer train.short_steps."
         )
+    if experiment.optimizer.warmup_steps >= t.steps:
+        report(
+            f"The learning rate rises over {experiment.optimizer.warmup_steps:,} steps and this run has {t.steps:,}; "
+            "if that is not meant, lower optimizer.warmup_steps."
+        )
     if first and steps_before not in (None, t.steps) and experiment.optimizer.schedule in ("linear", "cosine"):
         report(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {steps_before:,}")
     train_step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)

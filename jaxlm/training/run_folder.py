@@ -195,9 +195,10 @@ def _temporary(path: Path) -> Path:
 
 
 def write_imported_run(
-    folder: Path, experiment: Experiment, params: Any, tokenizer: Tokenizer, imported_from: str
+    folder: Path, experiment: Experiment, params: Any, tokenizer: Tokenizer, facts: dict[str, Any]
 ) -> None:
-    """A run that has done no step: its checkpoint, of step 0, holds parameters alone."""
+    """A run that has done no step: its checkpoint, of step 0, holds parameters alone. facts: `imported_from`, the
+    folder, and `fresh`, the first names of the parameters that it lacked."""
     from jaxlm.training.checkpoints import Checkpoints
 
     create(folder)
@@ -207,7 +208,7 @@ def write_imported_run(
         checkpoints.save_params(params, {})
         checkpoints.wait()
         checkpoints.close()
-        write_json(folder / "data.json", {"imported_from": imported_from})
+        write_json(folder / "data.json", facts)
         write_json(folder / "config.json", configuration.to_json(experiment))
 
 

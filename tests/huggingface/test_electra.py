@@ -186,3 +186,13 @@ def test_default_generator_is_the_published_one(size):
         hidden_size=c.generator_hidden_size, num_layers=c.generator_num_layers, num_heads=c.generator_num_heads,
         intermediate_size=c.generator_intermediate_size,
     )
+
+
+def test_an_imported_large_one_masks_a_quarter(tmp_path, tokenizer, monkeypatch):
+    """Here the small model passes for large, whose weights would take a gigabyte."""
+    objective = objective_of("both project", tokenizer)
+    m = objective.model
+    folder = export_folder(tmp_path / "out", objective, random_params(objective, 2), tokenizer, ModelCard())
+    assert import_folder(folder).objective.mask_rate == 0.15
+    monkeypatch.setitem(electra.PUBLISHED, "large", (m.num_layers, m.embedding_size, m.hidden_size, 256))
+    assert import_folder(folder).objective.mask_rate == 0.25

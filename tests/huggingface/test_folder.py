@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, export_folder, import_folder, is_transformers_folder, load_folder
+from jaxlm.huggingface import ModelCard, export_folder, import_folder, is_transformers_folder
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.bert import BertPretraining
 from tests.huggingface.support import VOCAB, minilm, random_params, read_json, save_torch, torch_bert
@@ -56,9 +56,9 @@ def test_exported_folder_is_complete_and_its_tokenizer_agrees(tmp_path, params, 
     answers = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out))("the [MASK] sat .")
     assert len(answers) == 5
     # What AutoTokenizer loads is what we load back.
-    _, again, own = load_folder(out)
-    assert own.encode("the cat sat") == tokenizer.encode("the cat sat")
-    jax.tree.map(np.testing.assert_array_equal, again, params)
+    again = import_folder(out)
+    assert again.tokenizer.encode("the cat sat") == tokenizer.encode("the cat sat")
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
 def test_model_card(tmp_path, params, tokenizer):
@@ -211,6 +211,7 @@ def test_other_families_and_other_folders(copy, tmp_path):
     assert is_transformers_folder(copy) and not is_transformers_folder(tmp_path)
     for content, message in [
         ({"model_type": "llama"}, "family 'llama'; jaxlm imports these families: .*bert"),
+        ({"objective": {}, "train": {}}, "is a run of jaxlm, of which `jaxlm export` makes"),
         ({"hidden_size": 3}, 'names no "model_type"'),
         ([], 'names no "model_type"'),
     ]:
@@ -233,13 +234,11 @@ def test_fine_tuned_heads_are_named(tmp_path, vocab_file):
         import_folder(save_torch(model, tmp_path / "hf", vocab_file))
 
 
-def test_padded_embeddings_become_symbols_without_text(tmp_path, vocab_file, tokenizer):
+def test_padded_embeddings_keep_rows_that_no_token_has(tmp_path, vocab_file, tokenizer):
     model = torch_bert("gelu", vocab_size=len(VOCAB) + 6)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
-    vocabulary = imported.objective.vocabulary
-    assert vocabulary.size == imported.objective.model.vocab_size == len(VOCAB) + 6
-    assert vocabulary.special[-6:].all() and not vocabulary.word_start[-6:].any()
-    np.testing.assert_array_equal(vocabulary.special[:-6], tokenizer.vocabulary.special)
+    assert imported.objective.vocabulary == imported.tokenizer.vocabulary
+    assert (imported.objective.vocabulary.size, imported.objective.model.vocab_size) == (len(VOCAB), len(VOCAB) + 6)
     # And out again with all rows.
     out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
     assert read_json(out / "config.json")["vocab_size"] == len(VOCAB) + 6

@@ -166,7 +166,7 @@ def test_older_files(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("key, value", [
     ("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True), ("scale_attn_weights", False),
-    ("activation_function", "silu"), ("n_layer", "two"),
+    ("activation_function", "silu"), ("embd_pdrop", 0.3), ("n_layer", "two"),
 ])
 def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
     folder = save_torch(torch_gpt2("a", tokenizer), tmp_path / "hf", tokenizer)
@@ -211,3 +211,13 @@ def test_exported_generation_settings(tmp_path, tokenizer):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id == tokenizer.vocabulary.eos
     assert model.generation_config.pad_token_id is not None
+
+
+@pytest.mark.parametrize("plain_stream", [False, True])
+def test_a_text_begins_after_an_end_symbol_only_where_that_was_trained(plain_stream, tmp_path, tokenizer):
+    objective = dataclasses.replace(our_objective("a", tokenizer), plain_stream=plain_stream)
+    export_folder(tmp_path / "out", objective, random_params(objective), tokenizer, ModelCard())
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    begin = tokenizer.vocabulary.eos if plain_stream else None
+    assert (model.config.bos_token_id, model.generation_config.bos_token_id) == (begin, begin)
+    assert import_folder(tmp_path / "out").objective.plain_stream == plain_stream

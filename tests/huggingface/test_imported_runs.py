@@ -25,17 +25,17 @@ def text(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def padded_bert(tmp_path, vocab_file) -> tuple[Path, Path]:
+def padded_bert(tmp_path, vocab_file, capsys) -> tuple[Path, Path]:
     """(Transformers folder, run) of a model with 300 rows that no token has, and 40 positions."""
     folder, run = save_torch(torch_bert("gelu", vocab_size=ROWS), tmp_path / "hf", vocab_file), tmp_path / "run"
     assert main(["import", str(folder), str(run)]) == 0
+    assert f"Its tokenizer has {len(VOCAB)} tokens for the model's {ROWS} rows" in capsys.readouterr().out
     return folder, run
 
 
 def test_spare_rows_and_few_positions(padded_bert, text, capsys):
     """The embedding keeps its rows, and the run's length is one that the model has positions for."""
     folder, run = padded_bert
-    capsys.readouterr()
     answers = []
     for path in padded_bert:
         assert main(["fill-mask", str(path), "the [MASK] sat"]) == 0
@@ -45,7 +45,8 @@ def test_spare_rows_and_few_positions(padded_bert, text, capsys):
     assert "--data.source is empty" in capsys.readouterr().err
     assert main(["show", str(run), "--data.source", str(text), "--examples", "1"]) == 0
     assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 0
-    assert "batches of 4 x 40" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "batches of 4 x 40" in said and "rises over 10,000 steps and this run has 1;" in said
     loaded = jaxlm.load(str(run))
     assert loaded.objective.model.vocab_size == len(loaded.params["embeddings"]["word"]["embedding"]) == ROWS
     assert main(["export", str(run), str(folder.parent / "out")]) == 0
@@ -69,6 +70,38 @@ def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, cap
     said = capsys.readouterr()
     assert "has no <extra_id_0>, which span corruption needs" in said.err
     assert "Tokenising" not in said.out  # told before the corpus is read, which may take an hour
+
+
+@pytest.mark.parametrize(
+    ("kept", "mask", "lacks"),
+    [("bert", "[MASK]", "mlm_head"), ("electra", "[MASK]", "generator, mlm_head"), ("t5", None, "lm_head")],
+)
+def test_what_lacks_the_head_that_answers_is_not_asked(kept, mask, lacks, tmp_path, vocab_file, text, capsys):
+    if kept == "bert":
+        folder = save_torch(torch_bert("gelu").bert, tmp_path / "hf", vocab_file)
+    elif kept == "electra":
+        config = transformers.ElectraConfig(
+            vocab_size=len(VOCAB), embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=24, max_position_embeddings=40,
+        )
+        folder = save_torch(transformers.ElectraForPreTraining(config), tmp_path / "hf", vocab_file)
+    else:
+        config = transformers.T5Config(
+            vocab_size=len(VOCAB), d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, tie_word_embeddings=False
+        )
+        folder = save_torch(transformers.T5Model(config), tmp_path / "hf", vocab_file)
+    run = tmp_path / "run"
+    assert main(["import", str(folder), str(run)]) == 0
+    assert "initialised afresh" in capsys.readouterr().out
+    command = ["fill-mask", "the [MASK] sat"] if mask else ["generate", "the cat"]
+    for path in (folder, run):
+        assert main([command[0], str(path), command[1]]) == 2
+        assert f"{path} has no {lacks}, so it would answer at random" in capsys.readouterr().err
+        with pytest.warns(UserWarning, match=f"has no .*{lacks.split()[-1]}"):
+            jaxlm.load(str(path))
+    if mask:
+        assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 0
+        assert main([command[0], str(run), command[1]]) == 0
 
 
 def test_how_an_import_is_trained_may_change_but_not_what_it_is(padded_bert, text, capsys):

@@ -227,6 +227,17 @@ def change_config(folder: Path, **changes) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
+def test_rows_that_no_token_has_are_never_written(spm, tmp_path):
+    """Published embeddings are padded; here the spare rows would always win."""
+    model = torch_t5("1.1", vocab_size=ROWS + 64)
+    with torch.no_grad():
+        model.lm_head.weight[spm.vocabulary.size :] *= 100.0
+    imported = import_folder(save(model, spm, tmp_path / "hf"))
+    (answer,) = generate(imported.objective, imported.params, [[7, 8, 9]], max_new_tokens=12, stop_ids=[])
+    assert max(answer) < spm.vocabulary.size
+    assert len(imported.params["shared"]["embedding"]) == ROWS + 64
+
+
 def test_what_the_model_cannot_do_is_refused(spm, tmp_path):
     folder = save(torch_t5("1.0"), spm, tmp_path / "hf")
     with pytest.raises(UserError, match="holds a model of the family 't5'; 'bert' is wanted here"):

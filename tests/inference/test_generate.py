@@ -144,6 +144,11 @@ def test_rows_beyond_the_vocabulary_are_never_written(bound):
         assert max(max(row) for row in rows) < 130
 
 
+def test_more_likeliest_tokens_than_there_are_is_all(bound, params):
+    everything = generate(bound, params, PROMPTS, max_new_tokens=5, temperature=1.0, top_p=0.9)
+    assert generate(bound, params, PROMPTS, max_new_tokens=5, temperature=1.0, top_p=0.9, top_k=10**12) == everything
+
+
 def test_nothing_asked_nothing_done(bound, params):
     assert generate(bound, params, []) == []
 
@@ -152,6 +157,7 @@ def test_nothing_asked_nothing_done(bound, params):
     ([[7, 8]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
     ([[7, 8]], {"temperature": -0.5}, "temperature is -0.5"),
     ([[7, 8]], {"temperature": float("nan")}, "temperature is nan"),
+    ([[7, 8]], {"temperature": 1e-39}, "at least 1e-06"),
     ([[7, 8]], {"top_k": -1}, "top_k is -1"),
     ([[7, 8]], {"top_p": 0.0}, "top_p is 0.0"),
     ([[7, 8]], {"top_p": 1.5}, "top_p is 1.5"),
