@@ -9,6 +9,7 @@ Result:      published, OpenWebText: held-out loss about 2.85 after 300 billion 
 The published vocabulary: --data.tokenizer FOLDER, with GPT-2's encoder.json and vocab.bpe in it.
 Steps, schedule, betas and decay are those of nanoGPT, whose batch is 480 rows; the original trained 512 rows at a time
 and did not publish the rest.
+Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
 """
 
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig

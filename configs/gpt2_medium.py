@@ -8,6 +8,7 @@ Result:      published, OpenWebText: 2.84 for the released weights (karpathy/nan
 
 The published vocabulary: --data.tokenizer FOLDER, with GPT-2's encoder.json and vocab.bpe in it.
 The learning rate is GPT-3's for this size; the rest is nanoGPT's recipe for 124M.
+Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
 """
 
 from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig

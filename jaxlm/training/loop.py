@@ -114,7 +114,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
             f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
             "not meant, choose more train.steps or fewer train.short_steps."
         )
-    if experiment.optimizer.warmup_steps >= t.steps:
+    if experiment.optimizer.warmup_steps >= t.steps and experiment.optimizer.schedule != "inverse-sqrt":
         report(
             f"The learning rate rises over {experiment.optimizer.warmup_steps:,} steps and this run has {t.steps:,}; "
             "if that is not meant, lower optimizer.warmup_steps."

@@ -245,6 +245,7 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
 def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
     run = tmp_path / "run"
     arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", "linear"]
+    arguments += ["--optimizer.warmup-steps", "1"]
     assert main([*arguments, "--train.steps", "2"]) == 0
     assert "learning rate" not in capsys.readouterr().out
     assert main([*arguments, "--train.steps", "3"]) == 0
