@@ -207,7 +207,7 @@ def run_vocabulary(config: str) -> Vocabulary | None:
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:
     """For a report: how large the vocabulary is that a model is planned or measured with, and whose."""
     if vocabulary is None:
-        return f"vocabulary of {vocabulary_size(objective):,}: the preset's published one"
+        return f"vocabulary of {vocabulary_size(objective):,}: the preset's own"
     return f"vocabulary of {vocabulary.size:,}: the run's own"
 
 

@@ -201,7 +201,7 @@ def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, t
     assert out["vocabulary"] == "vocabulary of 400: the run's own"
     # 200 more rows of the embedding (16 wide) and of the output's bias.
     assert out["parameters"] == result.parameters + 200 * 17
-    assert result.vocabulary == "vocabulary of 200: the preset's published one" and result.vocabulary in report(result)
+    assert result.vocabulary == "vocabulary of 200: the preset's own" and result.vocabulary in report(result)
     assert run_vocabulary(preset) is None
     # An import keeps its spare rows when it is trained, so they are measured too.
     assert run_vocabulary(str(tmp_path / "run")).rows(600) == 600 and tokenizer.vocabulary.rows(600) == 400

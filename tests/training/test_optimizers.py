@@ -60,30 +60,29 @@ def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
     return {name: g * min(1.0, most / norm) for name, g in grads.items()}
 
 
-@pytest.mark.parametrize("corrected", [True, False])
-def test_lamb_layer_by_layer(corrected):
-    """You et al. 2020, algorithm 2, written out for one layer's matrix at a time."""
-    config = OptimizerConfig(
-        name="lamb", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=corrected
-    )
+@pytest.mark.parametrize(("name", "corrected"), [("lamb", True), ("lamb", False), ("adamw", False)])
+def test_updates_written_out(name, corrected):
+    """Adam's from the moments, with decay on matrices (without correction: BERT's and ELECTRA's own code); LAMB's is
+    scaled one layer's matrix at a time (You et al. 2020, algorithm 2)."""
+    config = OptimizerConfig(name=name, learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=corrected)
     rate = make_schedule(config, STEPS)
     params = flat(parameters())
-    m = {name: np.zeros_like(p) for name, p in params.items()}
-    v = {name: np.zeros_like(p) for name, p in params.items()}
+    m = {path: np.zeros_like(p) for path, p in params.items()}
+    v = {path: np.zeros_like(p) for path, p in params.items()}
     for step in range(STEPS):
-        for name, g in clipped(flat(gradients(step)), config.clip_norm).items():
-            m[name] = 0.9 * m[name] + 0.1 * g
-            v[name] = 0.999 * v[name] + 0.001 * g**2
+        for path, g in clipped(flat(gradients(step)), config.clip_norm).items():
+            m[path] = 0.9 * m[path] + 0.1 * g
+            v[path] = 0.999 * v[path] + 0.001 * g**2
             bias = [1 - b ** (step + 1) if corrected else 1.0 for b in (0.9, 0.999)]
-            update = m[name] / bias[0] / (np.sqrt(v[name] / bias[1]) + config.eps)
-            if name.endswith(("kernel", "embedding")):
-                update = update + config.weight_decay * params[name]
-                for layer in range(2) if "layers" in name else [...]:
-                    ratio = np.linalg.norm(params[name][layer]) / np.linalg.norm(update[layer])
-                    update[layer] *= ratio
-            params[name] = params[name] - float(rate(step)) * update
-    for name, ours in flat(run(config)).items():
-        np.testing.assert_allclose(ours, params[name], rtol=2e-5, atol=2e-6, err_msg=name)
+            update = m[path] / bias[0] / (np.sqrt(v[path] / bias[1]) + config.eps)
+            if path.endswith(("kernel", "embedding")):
+                update = update + config.weight_decay * params[path]
+                if name == "lamb":
+                    for layer in range(2) if "layers" in path else [...]:
+                        update[layer] *= np.linalg.norm(params[path][layer]) / np.linalg.norm(update[layer])
+            params[path] = params[path] - float(rate(step)) * update
+    for path, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, params[path], rtol=2e-5, atol=2e-6, err_msg=path)
 
 
 def test_adamw_is_torchs_without_decay_on_biases_and_norms():
@@ -104,23 +103,6 @@ def test_adamw_is_torchs_without_decay_on_biases_and_norms():
         optimizer.step()
     for name, ours in flat(run(config)).items():
         np.testing.assert_allclose(ours, theirs[name].detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
-
-
-def test_adamw_without_bias_correction():
-    """The optimizer of BERT's and ELECTRA's own code, written out: m / (√v + eps) + decay · w, times the rate."""
-    config = OptimizerConfig(learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=False)
-    rate = make_schedule(config, STEPS)
-    params = flat(parameters())
-    m = {name: np.zeros_like(p) for name, p in params.items()}
-    v = {name: np.zeros_like(p) for name, p in params.items()}
-    for step in range(STEPS):
-        for name, g in clipped(flat(gradients(step)), config.clip_norm).items():
-            m[name] = 0.9 * m[name] + 0.1 * g
-            v[name] = 0.999 * v[name] + 0.001 * g**2
-            decay = config.weight_decay if name.endswith(("kernel", "embedding")) else 0.0
-            params[name] -= float(rate(step)) * (m[name] / (np.sqrt(v[name]) + config.eps) + decay * params[name])
-    for name, ours in flat(run(config)).items():
-        np.testing.assert_allclose(ours, params[name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_adafactor_factors_matrices_and_treats_layers_apart():
