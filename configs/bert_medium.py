@@ -7,10 +7,10 @@ Parameters:  41,668,412 with the published vocabulary of 30,522
 Result:      published, GLUE average: 73.5 (google-research/bert, README)
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.masked_lm import BertPretraining
 
 experiment = Experiment(
     objective=BertPretraining(model=BertConfig.published("medium", dtype="bfloat16")),

@@ -8,10 +8,10 @@ Result:      published, GLUE average of the uncased model of this size: 65.8 (go
 Nearly half of the steps read rows of 16 tokens: over 128 the model would not get beyond which words are common.
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.masked_lm import BertPretraining
 
 experiment = Experiment(
     objective=BertPretraining(model=BertConfig.published("mini")),

@@ -9,10 +9,10 @@ Hardware:    two CPU cores
 Parameters:  4,433,468 with the published vocabulary of 30,522; 1,024,514 with the 4,096 trained here
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.masked_lm import BertPretraining
 
 experiment = Experiment(
     objective=BertPretraining(

@@ -6,10 +6,10 @@ Parameters:  109,483,009 in the discriminator, 119,386,427 in training, with the
 Result:      published, GLUE test average: 82.7 (google-research/electra, README)
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.electra import ElectraConfig
-from jaxlm.objectives.electra import Electra
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.replaced_tokens import Electra
 
 experiment = Experiment(
     objective=Electra(model=ElectraConfig.published("base", dtype="bfloat16", remat="dots")),

@@ -6,10 +6,10 @@ Parameters:  13,549,057 in the discriminator, 14,196,219 in training, with the p
 Result:      published, GLUE test average: 77.4 (google-research/electra, README)
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.electra import ElectraConfig
-from jaxlm.objectives.electra import Electra
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.replaced_tokens import Electra
 
 experiment = Experiment(
     objective=Electra(model=ElectraConfig.published("small", dtype="bfloat16")),

@@ -8,10 +8,10 @@ Without dropout, and from weights of the spread 1/sqrt(width), so small a model 
 and over rows of 16 tokens it finds out what a neighbour is, which takes many times as long over rows of 128.
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.electra import ElectraConfig
-from jaxlm.objectives.electra import Electra
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.replaced_tokens import Electra
 
 experiment = Experiment(
     objective=Electra(

@@ -11,10 +11,10 @@ The learning rate is GPT-3's for this size; the rest is nanoGPT's recipe for 124
 Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.objectives.gpt2 import CausalLM
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.causal_lm import CausalLM
 
 experiment = Experiment(
     objective=CausalLM(model=Gpt2Config.published("medium", dtype="bfloat16", remat="dots")),

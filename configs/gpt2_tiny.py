@@ -6,10 +6,10 @@ Hardware:    two CPU cores
 Parameters:  1,858,304 with the vocabulary of 8,192 trained here
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.objectives.gpt2 import CausalLM
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.causal_lm import CausalLM
 
 experiment = Experiment(
     objective=CausalLM(

@@ -11,11 +11,11 @@ The learning rate is GPT-3's for this size; the rest is nanoGPT's recipe for 124
 Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig
-from jaxlm.text.data import DataConfig
 
 experiment = Experiment(
     objective=CausalLM(model=Gpt2Config.published("xl", dtype="bfloat16", remat="full")),

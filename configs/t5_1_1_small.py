@@ -8,10 +8,10 @@ Adafactor at 1/sqrt(max(step, 10,000)), batches of 256 and z-loss as in T5X's pr
 steps, as the 1.0 models had.
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.t5 import T5Pretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.span_corruption import T5Pretraining
 
 experiment = Experiment(
     objective=T5Pretraining(

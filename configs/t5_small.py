@@ -8,10 +8,10 @@ Adafactor at 1/sqrt(max(step, 10,000)), a million steps of 2,048 sequences, as t
 those mixed supervised tasks in, this is the unsupervised part.
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.t5 import T5Pretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.span_corruption import T5Pretraining
 
 experiment = Experiment(
     objective=T5Pretraining(model=T5Config.published("small", dtype="bfloat16")),

@@ -5,10 +5,10 @@ Hardware:    two CPU cores
 Parameters:  3,081,856 with the vocabulary of 8,192 trained here
 """
 
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
 from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.t5 import T5Pretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.span_corruption import T5Pretraining
 
 experiment = Experiment(
     objective=T5Pretraining(

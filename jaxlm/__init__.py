@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from jaxlm.text.tokenizer import Tokenizer
+    from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 class Loaded(NamedTuple):
@@ -33,7 +33,7 @@ def load(path: str, needs: Collection[str] = ()) -> Loaded:
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
-        from jaxlm.training.run_folder import open_run
+        from jaxlm.runs.folder import open_run
 
         run = open_run(folder)
         params, step = run.params()

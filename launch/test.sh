@@ -2,7 +2,7 @@
 # Makes the environment with everything that the tests need, then runs them. Arguments go to pytest:
 #   ./launch/test.sh                     the suite
 #   ./launch/test.sh -m slow             the long checks
-#   ./launch/test.sh tests/text -k gz    a part
+#   ./launch/test.sh tests/data -k gz    a part
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 

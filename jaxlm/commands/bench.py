@@ -17,7 +17,7 @@ from jaxlm.commands.common import Parser, start_jax
 from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxlm.bench import Bench
+    from jaxlm.analysis.bench import Bench
 
 
 def main(arguments: list[str]) -> int:
@@ -36,15 +36,15 @@ def main(arguments: list[str]) -> int:
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
 
-    from jaxlm.experiment import load_preset
-    from jaxlm.flags import override
+    from jaxlm.config.experiment import load_preset
+    from jaxlm.config.flags import override
 
     experiment = override(load_preset(options.config), rest, f"jaxlm bench {options.config}")
     if options.peer:  # PyTorch needs what jax would otherwise take of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     start_jax()
-    from jaxlm.bench import bench
-    from jaxlm.plan import run_vocabulary
+    from jaxlm.analysis.bench import bench
+    from jaxlm.analysis.plan import run_vocabulary
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     result = bench(experiment, options.peer, options.steps, say, run_vocabulary(options.config))
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 def report(b: Bench) -> str:
     """The result for people."""
-    from jaxlm.bench import MFU_FORMULA
+    from jaxlm.analysis.bench import MFU_FORMULA
 
     lines = [
         f"{b.objective}, {b.parameters:,} parameters, batch {b.batch_size} x {b.length}, {b.vocabulary}; {b.dtype}, "

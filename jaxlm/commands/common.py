@@ -19,8 +19,8 @@ def start_jax() -> None:
     """Joins the processes of a cluster and turns on the persistent compilation cache."""
     import jax
 
+    from jaxlm.data.text import compilation_cache
     from jaxlm.parallel.hosts import join_processes
-    from jaxlm.text.data import compilation_cache
 
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", compilation_cache())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jaxlm.commands.common import Parser, start_jax
 
 if TYPE_CHECKING:
-    from jaxlm.experiment import Experiment
+    from jaxlm.config.experiment import Experiment
 
 
 def main(arguments: list[str]) -> int:
@@ -17,8 +17,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
+    from jaxlm.runs.folder import open_run
     from jaxlm.training.metrics import dated_evaluation, headline
-    from jaxlm.training.run_folder import open_run
 
     run = open_run(options.run)
     params, step = run.params()

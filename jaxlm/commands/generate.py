@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxlm.commands.common import Parser, start_jax
 from jaxlm.errors import UserError
-from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 def main(arguments: list[str]) -> int:

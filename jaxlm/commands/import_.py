@@ -18,11 +18,11 @@ def main(arguments: list[str]) -> int:
     if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
     start_jax()
-    from jaxlm.experiment import Experiment
+    from jaxlm.config.experiment import Experiment
+    from jaxlm.data.text import DataConfig
     from jaxlm.huggingface import import_folder
     from jaxlm.huggingface.families import family_of
-    from jaxlm.text.data import DataConfig
-    from jaxlm.training.run_folder import write_imported_run
+    from jaxlm.runs.folder import write_imported_run
 
     imported = import_folder(options.hf_dir, seed=options.seed)
     # A length that the model has positions for, so that the run can be used and trained as it is.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jaxlm.commands.common import Parser
 
 if TYPE_CHECKING:
-    from jaxlm.plan import Plan
+    from jaxlm.analysis.plan import Plan
 
 KINDS = {
     "parameters": "parameters", "optimizer_state": "optimizer state", "batch": "batch",
@@ -34,12 +34,12 @@ def main(arguments: list[str]) -> int:
         return 0
     options, rest = parser.parse_known_args(arguments)
 
-    from jaxlm import plan as planning
+    from jaxlm.analysis import plan as planning
 
     planning.require_compiler()
     planning.prepare_environment()
-    from jaxlm.experiment import load_preset
-    from jaxlm.flags import override
+    from jaxlm.config.experiment import load_preset
+    from jaxlm.config.flags import override
 
     experiment = override(load_preset(options.config), rest, f"jaxlm plan {options.config}")
     vocabulary = planning.run_vocabulary(options.config)
@@ -72,8 +72,8 @@ def short_rows(experiment) -> str:
 
 def _row_json(experiment, name: str, vocabulary) -> dict:
     """A plan as JSON; where the mesh or the batch does not suit a topology, the reason instead."""
+    from jaxlm.analysis.plan import plan, topology_devices
     from jaxlm.errors import UserError
-    from jaxlm.plan import plan, topology_devices
 
     devices = len(topology_devices(name))
     try:
@@ -127,7 +127,7 @@ def report(p: Plan) -> str:
                      "--objective.model.remat full.")
     lines += ["", f"{si(p.flops)}FLOPs a step by formula, {si(p.flops_per_device)}FLOPs a chip."]
     if p.fits and p.seconds:
-        from jaxlm.plan import ASSUMED_MFU
+        from jaxlm.analysis.plan import ASSUMED_MFU
 
         speed = p.batch_size * p.length / p.seconds
         lines.append(

@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     if options.step < 0:
         raise UserError(f"--step is {options.step}; it must be at least 0.")
 
-    from jaxlm.experiment import load_preset
-    from jaxlm.flags import override
+    from jaxlm.config.experiment import load_preset
+    from jaxlm.config.flags import override
 
     experiment = override(load_preset(options.config), rest, f"jaxlm show {options.config}")
     experiment.validate()
@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from jaxlm.text.data import prepare_store, prepare_tokenizer
-    from jaxlm.training import run_folder
+    from jaxlm.data.text import prepare_store, prepare_tokenizer
+    from jaxlm.runs import folder as run_folder
     from jaxlm.training.feed import stage_after, stages_of
     from jaxlm.training.step import corruption_key
 

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     parent = next(folder for folder in (out, *out.parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out} cannot be made: {parent} is not a folder that can be written to; choose another.")
-    from jaxlm.text.data import DataConfig, prepare_tokenizer
+    from jaxlm.data.text import DataConfig, prepare_tokenizer
 
     config = DataConfig(
         source=options.source, text_field=options.text_field, vocab_size=options.vocab_size,

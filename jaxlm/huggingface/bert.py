@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
+from jaxlm.objectives.masked_lm import BertPretraining
 
 ENCODER = (
     *embedding("embeddings/word", "bert.embeddings.word_embeddings"),

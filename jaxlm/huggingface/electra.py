@@ -14,7 +14,7 @@ from jaxlm.huggingface.family import Family, Part, Source, activation, read_conf
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.huggingface.weights import Weights
 from jaxlm.models.electra import PUBLISHED, ElectraConfig, Network
-from jaxlm.objectives.electra import Electra
+from jaxlm.objectives.replaced_tokens import Electra
 
 GENERATOR = "generator"
 # What the two networks must have in common: their embeddings' shapes, and what one configuration says for both.

@@ -23,7 +23,7 @@ from jaxlm.huggingface.family import Part, Source, read_config
 from jaxlm.huggingface.table import Params, get, listed, paths, put
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
 from jaxlm.paths import local_folder
-from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Vocabulary
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
 from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.objectives.causal_lm import CausalLM
 
 
 def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlm.huggingface.family import Family, Part, Source, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.t5 import T5Pretraining
+from jaxlm.objectives.span_corruption import T5Pretraining
 
 
 def _attention(ours: str, theirs: str) -> tuple[Entry, ...]:

@@ -14,7 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.objectives.base import Params
 
 if TYPE_CHECKING:
-    from jaxlm.text.tokenizer import Tokenizer
+    from jaxlm.tokenizers.tokenizer import Tokenizer
 
 BATCH = 32
 """Texts that go through the model together."""

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models.dropout import dropout
-from jaxlm.models.transformer import (
+from jaxlm.models.layers.dropout import dropout
+from jaxlm.models.layers.stack import (
     ACTIVATIONS,
     AttentionKind,
     DType,

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.models.bert import BertConfig, Embeddings, MaskedLMHead
-from jaxlm.models.transformer import (
+from jaxlm.models.layers.stack import (
     ACTIVATIONS,
     AttentionKind,
     DType,

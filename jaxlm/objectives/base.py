@@ -43,7 +43,7 @@ class Objective(Protocol):
 
     @property
     def packing(self) -> Packing:
-        """How the host cuts the token stream into rows (see jaxlm.text.batches)."""
+        """How the host cuts the token stream into rows (see jaxlm.data.batches)."""
         ...
 
     def bind(self: Self, vocabulary: Vocabulary, length: int) -> Self:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.replaced import sample_tokens
-from jaxlm.models.placement import devices, place
+from jaxlm.models.layers.placement import devices, place
 
 VOCABULARY_MULTIPLE = 128
 """Logits are computed for a multiple of this many tokens: matrix units stumble over GPT-2's 50,257, and mesh axes do

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.batches import Batches
+from jaxlm.data.store import Store
 from jaxlm.errors import UserError
-from jaxlm.experiment import Experiment
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
-from jaxlm.text.batches import Batches
-from jaxlm.text.store import Store
 from jaxlm.types import TokenBatch
 
 

@@ -14,14 +14,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.text import prepare_store, prepare_tokenizer
 from jaxlm.errors import UserError
-from jaxlm.experiment import Experiment
 from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.paths import local_folder
-from jaxlm.text.data import prepare_store, prepare_tokenizer
-from jaxlm.training import run_folder
+from jaxlm.runs import folder as run_folder
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
 from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals, draw_curves, headline, last_evaluation

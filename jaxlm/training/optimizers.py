@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxlm.experiment import OptimizerConfig
+from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.parallel.rules import path_string
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxlm.models.placement import Devices, arrays_placed_by
+from jaxlm.models.layers.placement import Devices, arrays_placed_by
 from jaxlm.objectives.base import Example, Metrics, Objective, Params
 from jaxlm.parallel.rules import batch_sharding, batch_shards, placement, replicated, shardings
 from jaxlm.types import TokenBatch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import VOCAB
 
 

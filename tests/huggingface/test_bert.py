@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models import bert
-from jaxlm.objectives.bert import BertPretraining
-from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import (
     CONFIGS,
     VOCAB,

@@ -17,7 +17,7 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.electra import default_generator
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models import electra
-from jaxlm.objectives.electra import Electra
+from jaxlm.objectives.replaced_tokens import Electra
 from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch, torch_outputs
 
 TOLERANCE = 1e-4

@@ -17,7 +17,7 @@ import transformers
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder, is_transformers_folder
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
+from jaxlm.objectives.masked_lm import BertPretraining
 from tests.huggingface.support import VOCAB, minilm, random_params, read_json, save_torch, torch_bert
 
 SMALL = BertConfig(

@@ -18,8 +18,8 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.generate import generate
 from jaxlm.models import gpt2
-from jaxlm.objectives.gpt2 import CausalLM
-from jaxlm.text.tokenizer import Tokenizer
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import read_json, real
 
 TOLERANCE = 1e-4

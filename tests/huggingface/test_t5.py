@@ -18,9 +18,9 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.generate import generate
 from jaxlm.models import t5
-from jaxlm.objectives.t5 import T5Pretraining
-from jaxlm.text.tokenizer import Tokenizer
-from jaxlm.text.tokenizer_training import train_tokenizer
+from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
 
 TOLERANCE = 1e-4

@@ -11,7 +11,7 @@ from jaxlm.errors import UserError
 from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models import bert
-from jaxlm.objectives.bert import BertPretraining
+from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.types import Vocabulary
 
 SIZE = 150

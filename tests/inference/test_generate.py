@@ -16,8 +16,8 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import filter_logits, generate
 from jaxlm.models import gpt2
 from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.objectives.bert import BertPretraining
-from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.types import Vocabulary
 
 VOCABULARY = Vocabulary.stand_in(130)

@@ -8,7 +8,7 @@ import transformers
 
 from jaxlm.huggingface.electra import parts
 from jaxlm.huggingface.table import get, paths, put
-from jaxlm.objectives.electra import Electra
+from jaxlm.objectives.replaced_tokens import Electra
 
 
 def slow_loss(objective: Electra, example, samples, params):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxlm.models.placement import Devices, arrays_placed_by
+from jaxlm.models.layers.placement import Devices, arrays_placed_by
 from jaxlm.objectives.chunked_loss import CHUNK_TOKENS, chunk_positions, chunked_cross_entropy
 
 

@@ -43,8 +43,8 @@ def test_rules(path, shape, spec):
 
 def test_every_rule_is_the_first_to_match_some_parameter():
     """Of some family, or of its optimizer's state; the last rule takes all."""
-    from jaxlm.experiment import OptimizerConfig
-    from jaxlm.objectives.registry import CLASSES
+    from jaxlm.config.experiment import OptimizerConfig
+    from jaxlm.systems import CLASSES
     from jaxlm.training.optimizers import make_optimizer
     from jaxlm.types import Vocabulary
 
@@ -68,7 +68,7 @@ def test_every_rule_is_the_first_to_match_some_parameter():
 @pytest.mark.parametrize("family", ["bert", "electra", "gpt2", "t5"])
 def test_every_large_parameter_of_every_family_is_split(family):
     """By fsdp and, in the layers, by tensor: nothing that grows with the model stays whole."""
-    from jaxlm.objectives.registry import CLASSES
+    from jaxlm.systems import CLASSES
     from jaxlm.types import Vocabulary
 
     names = {"bert": "BertPretraining", "electra": "Electra", "gpt2": "CausalLM", "t5": "T5Pretraining"}
@@ -108,8 +108,8 @@ def test_the_mesh_is_frozen():
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
 def test_optimizer_states_are_split_like_their_parameters(optimizer):
     """Each moment by the rule of its parameter, through all of optax's wrappers; Adafactor's are whole and small."""
-    from jaxlm.experiment import OptimizerConfig
-    from jaxlm.objectives.bert import BertPretraining
+    from jaxlm.config.experiment import OptimizerConfig
+    from jaxlm.objectives.masked_lm import BertPretraining
     from jaxlm.training.optimizers import make_optimizer
     from jaxlm.types import Vocabulary
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxlm.experiment import OptimizerConfig, load_preset
-from jaxlm.flags import override
+from jaxlm.config.experiment import OptimizerConfig, load_preset
+from jaxlm.config.flags import override
+from jaxlm.data.text import prepare_store, prepare_tokenizer
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
+from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, path_string
-from jaxlm.text.data import prepare_store, prepare_tokenizer
 from jaxlm.training import feed, loop
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step

@@ -15,10 +15,10 @@ import numpy as np
 
 # The schedule is constant so that runs of any number of steps are the same program, compiled once.
 PRESET = """
-from jaxlm.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
-from jaxlm.text.data import DataConfig
+from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.data.text import DataConfig
 
 experiment = Experiment(
     objective=BertPretraining(
@@ -89,7 +89,7 @@ class Command:
     """`jaxlm …` in a process of its own, forked from one that has imported everything already."""
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jaxlm.training.loop", "jaxlm.flags", "tests.training.support"])
+    context.set_forkserver_preload(["jaxlm.training.loop", "jaxlm.config.flags", "tests.training.support"])
 
     def __init__(self, arguments: list[Any], log: Path, **environment: str) -> None:
         self.log = log

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxlm.experiment import OptimizerConfig
+from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.training.optimizers import make_optimizer
 
 EPS1, EPS2 = 1e-30, 1e-3

@@ -153,7 +153,7 @@ def nobody():
 
 def test_a_folder_that_cannot_be_written(tmp_path, request, capsys):
     from jaxlm.errors import UserError
-    from jaxlm.training import run_folder
+    from jaxlm.runs import folder as run_folder
 
     folder = tmp_path / "locked"
     folder.mkdir()

@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.data.batches import Batches
+from jaxlm.data.text import DataConfig
 from jaxlm.errors import UserError
-from jaxlm.experiment import Experiment, TrainConfig
 from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.objectives.gpt2 import CausalLM
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
-from jaxlm.text.batches import Batches
-from jaxlm.text.data import DataConfig
 from jaxlm.training.feed import Feed, stage_after
 from jaxlm.types import Vocabulary
-from tests.text.stand_ins import store_of
+from tests.data.stand_ins import store_of
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import optax
 import pytest
 import torch
 
-from jaxlm.experiment import OptimizerConfig
+from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.training.optimizers import make_optimizer, make_schedule, matrices, per_layer
 
 STEPS = 6

@@ -11,9 +11,9 @@ import pytest
 
 from jaxlm.cli import main
 from jaxlm.errors import UserError
-from jaxlm.training import run_folder
+from jaxlm.runs import folder as run_folder
+from jaxlm.runs.folder import open_run
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.run_folder import open_run
 from tests.training.support import assert_same_arrays, facts, metrics, saved_steps, write_preset, write_text
 
 
@@ -222,7 +222,7 @@ def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch
 def test_show_of_a_run_tokenises_as_the_run_does(finished, capsys, monkeypatch):
     """Though the text has changed since, and with it the tokenizer that would be trained on it."""
     text = write_text(finished.parent / "other.txt", seed=1)
-    monkeypatch.setattr("jaxlm.text.data.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
+    monkeypatch.setattr("jaxlm.data.text.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
     assert main(["show", str(finished), "--data.source", str(text), "--examples", "1"]) == 0
     assert "BertPretraining, step 0" in capsys.readouterr().out
 

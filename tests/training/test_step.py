@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from jaxlm.experiment import OptimizerConfig
+from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.huggingface.bert import parts
 from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.bert import BertPretraining
+from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.training.step import corruption_key, make_eval_step, make_init, make_train_step

@@ -1,0 +1,1 @@
+"""Experiments: their dataclasses, presets, JSON and flags."""

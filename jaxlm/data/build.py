@@ -1,0 +1,211 @@
+"""Text in, token store out: streaming, in parallel, and all or nothing."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from jaxlm.data import arrays, store
+from jaxlm.data.fingerprint import HeldOutRule, Survey, TextHash
+from jaxlm.data.readers import Piece
+from jaxlm.errors import UserError
+
+_GROUP = 1 << 18  # characters that a thread tokenises at a time
+_MOST_THREADS = 8  # more than that wait for Python's lock
+
+
+def build_store(
+    folder: str,
+    pieces: Iterable[Piece],
+    text: Survey,
+    tokenizer: Any,
+    held_out: float,
+    *,
+    source: str = "",
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> store.Store:
+    """Tokenises a text into a new store at `folder`, or returns the finished one that is there.
+
+    pieces: the documents; text: their survey. tokenizer: a `jaxlm.tokenizers.tokenizer.Tokenizer`. held_out: share of
+    documents, chosen by hash, that are kept from training. workers: threads that tokenise, 0 for one a core.
+    progress: called with the bytes of text done.
+    The store is written under a temporary name beside `folder` and renamed when it is complete; builds by several
+    processes at once give the same store. Raises UserError if the text is empty, differs from its survey, or does not
+    fit on the disk.
+    """
+    if store.is_finished(folder):
+        return store.Store(folder)
+    if text.documents == 0:
+        raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
+    with _new_folder(folder) as writing:
+        facts = _write(writing, pieces, text, tokenizer, HeldOutRule.of(held_out, text), workers, progress)
+        manifest = {
+            "format": store.FORMAT,
+            "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out),
+            "text": text.fingerprint,
+            "tokenizer": tokenizer.fingerprint,
+            "held_out": held_out,
+            "source": source,
+            "vocabulary": {
+                "size": tokenizer.vocabulary.size,
+                "pad": tokenizer.vocabulary.pad,
+                "eos": tokenizer.vocabulary.eos,
+            },
+            "parts": facts,
+        }
+        (epath.Path(writing) / store.MANIFEST).write_text(json.dumps(manifest, indent=1))
+    return store.Store(folder)
+
+
+def _write(
+    folder: str,
+    pieces: Iterable[Piece],
+    text: Survey,
+    tokenizer: Any,
+    rule: HeldOutRule,
+    workers: int,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
+    size = tokenizer.vocabulary.size
+    writers = {name: _PartWriter(str(epath.Path(folder) / name), size) for name in store.PARTS}
+    seen = TextHash()
+
+    def groups() -> Iterator[tuple[list[str], list[tuple[bool, bool, int]], int]]:
+        """Texts, for each whether it is held out, whether its document ends, and its bytes; and the bytes so far."""
+        texts: list[str] = []
+        places: list[tuple[bool, bool, int]] = []
+        held = 0
+        for piece in pieces:
+            document, before = seen.documents, seen.bytes
+            route = seen.add(piece)
+            texts.append(piece.text)
+            places.append((rule.holds_out(route, document), piece.last, seen.bytes - before))
+            held += len(piece.text)
+            if held >= _GROUP:
+                yield texts, places, seen.bytes
+                texts, places, held = [], [], 0
+        if texts:
+            yield texts, places, seen.bytes
+
+    def write(encoding: Future, places: list[tuple[bool, bool, int]], done: int) -> None:
+        for ids, (is_held_out, last, size_in_bytes) in zip(encoding.result(), places, strict=True):
+            writers["held_out" if is_held_out else "train"].add(ids, last, size_in_bytes)
+        for writer in writers.values():
+            writer.flush()
+        progress(done)
+
+    threads = workers or min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
+    with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
+        waiting: collections.deque[tuple] = collections.deque()
+        for texts, places, done in groups():
+            waiting.append((pool.submit(tokenizer.encode_arrays, texts, num_threads=1), places, done))
+            if len(waiting) > threads + 1:
+                write(*waiting.popleft())
+        while waiting:
+            write(*waiting.popleft())
+    if seen.fingerprint != text.fingerprint:
+        raise UserError("The text of --data.source changed while it was tokenised; run again when it is complete.")
+    return {name: writer.close() for name, writer in writers.items()}
+
+
+class _PartWriter:
+    """Appends documents, piece by piece, to one part of a store."""
+
+    def __init__(self, folder: str, vocab_size: int) -> None:
+        self._folder = folder
+        self._dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
+        self._tokens = arrays.ArrayWriter(f"{folder}/tokens", self._dtype)
+        self._offsets = arrays.ArrayWriter(f"{folder}/offsets", "int64")
+        self._offsets.append(np.zeros(1, np.int64))
+        self._counts = np.zeros(vocab_size, np.int64)
+        self._pending: list[np.ndarray] = []  # what `flush` will write: ids,
+        self._ends: list[int] = []  # and the ends of documents
+        self._length = 0
+        self._document_start = 0
+        self._text_bytes = 0
+
+    def add(self, ids: Any, last: bool, text_bytes: int) -> None:
+        self._pending.append(np.asarray(ids, self._dtype))
+        self._length += len(self._pending[-1])
+        self._text_bytes += text_bytes
+        if last:
+            if self._length > self._document_start:
+                self._ends.append(self._length)
+            self._document_start = self._length
+
+    def flush(self) -> None:
+        if self._pending:
+            values = np.concatenate(self._pending)
+            self._tokens.append(values)
+            self._counts += np.bincount(values, minlength=len(self._counts))
+            self._offsets.append(np.asarray(self._ends, np.int64))
+            self._pending, self._ends = [], []
+
+    def close(self) -> dict[str, int]:
+        counts = arrays.ArrayWriter(f"{self._folder}/counts", "int64")
+        counts.append(self._counts)
+        counts.close()
+        return {
+            "documents": self._offsets.close() - 1,
+            "tokens": self._tokens.close(),
+            "text_bytes": self._text_bytes,
+            "disk_bytes": store.disk_bytes(self._folder),
+        }
+
+
+@contextlib.contextmanager
+def _new_folder(folder: str) -> Iterator[str]:
+    """A folder to write in, which becomes `folder` if all goes well and is removed if not. A bucket has no rename:
+    there the folder is written in place, and it is its manifest, written last, that makes it count."""
+    if arrays.is_remote(folder):
+        yield folder
+        return
+    parent, name = os.path.split(os.path.abspath(folder))
+    host = socket.gethostname()
+    temporary = os.path.join(parent, f".{name}.{host}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        os.makedirs(parent, exist_ok=True)
+        _remove_abandoned(parent, f".{name}.{host}.")
+        os.makedirs(temporary)
+        yield temporary
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not store.is_finished(folder):
+                raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise arrays.disk_full(folder) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+            raise UserError(
+                f"{error.filename or folder} cannot be written ({error.strerror}); choose another --data.cache-dir."
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_abandoned(parent: str, prefix: str) -> None:
+    """Removes what killed builds of the same store on this machine have left."""
+    for name in os.listdir(parent):
+        if name.startswith(prefix):
+            pid = int(name.removeprefix(prefix).split(".")[0])
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            except PermissionError:  # alive, another user's
+                pass

@@ -1,0 +1,137 @@
+"""The token store: a text, tokenised once, as flat arrays of ids and the offsets of its documents.
+
+A store is a folder: `manifest.json`, and for each of the parts `train` and `held_out` the arrays `tokens` (uint16 or
+uint32), `offsets` (int64, one more than documents) and `counts` (int64, how often each id occurs). It is finished if
+and only if its manifest is there. Nothing about an objective is in it: no special symbols, no windows, no masks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from jaxlm.data import arrays
+from jaxlm.data.arrays import FlatArray, damaged
+from jaxlm.errors import UserError
+
+FORMAT = 2
+"""Of the files. 1 had arrays of one dimension."""
+MANIFEST = "manifest.json"
+PARTS = ("train", "held_out")
+
+
+def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
+    """What a store holds, from the fingerprints of text and tokenizer and its settings. The FORMAT of its files is no
+    part of that: a run goes on over the same tokens in other files."""
+    facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of a store.
+
+    tokens: uint16 or uint32. offsets: int64, one more than documents; document d is tokens offsets[d] to
+    offsets[d + 1] - 1, never empty.
+    """
+
+    name: str
+    documents: int
+    num_tokens: int
+    text_bytes: int
+    tokens: FlatArray
+    offsets: FlatArray
+
+
+class Store:
+    """A finished token store, opened for reading.
+
+    Raises UserError if the folder holds none, one of another version, or a damaged one.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = str(folder)
+        self.manifest = _read_manifest(self.folder)
+        self.fingerprint: str = self.manifest["fingerprint"]
+        self.tokenizer_fingerprint: str = self.manifest["tokenizer"]
+        self.text_fingerprint: str = self.manifest["text"]
+        vocabulary = self.manifest["vocabulary"]
+        self.vocab_size: int = vocabulary["size"]
+        self.pad: int = vocabulary["pad"]
+        self.eos: int = vocabulary["eos"]
+        self._context = arrays.context()
+
+    @functools.cached_property
+    def train(self) -> Part:
+        return self._part("train")
+
+    @functools.cached_property
+    def held_out(self) -> Part:
+        return self._part("held_out")
+
+    def part(self, split: str) -> Part:
+        """split: "train" or "held_out"."""
+        if split not in PARTS:
+            raise UserError(f"A token store has the parts train and held_out, not {split!r}.")
+        return getattr(self, split)
+
+    def counts(self, split: str) -> np.ndarray:
+        """int64 [vocab_size]: how often each id occurs in the part."""
+        return self._array(split, "counts", self.vocab_size).read(0, self.vocab_size)
+
+    def unigram_entropy(self, split: str = "held_out") -> float:
+        """Entropy, in nats, of the distribution of single tokens in the part: what a model that knows only how
+        frequent every token is would lose on each. 0 for an empty part."""
+        counts = self.counts(split)
+        shares = counts[counts > 0] / max(1, counts.sum())
+        return float(-(shares * np.log(shares)).sum())
+
+    def _part(self, split: str) -> Part:
+        facts = self.manifest["parts"][split]
+        return Part(
+            name=split,
+            documents=facts["documents"],
+            num_tokens=facts["tokens"],
+            text_bytes=facts["text_bytes"],
+            tokens=self._array(split, "tokens", facts["tokens"]),
+            offsets=self._array(split, "offsets", facts["documents"] + 1),
+        )
+
+    def _array(self, split: str, name: str, size: int) -> FlatArray:
+        return FlatArray(str(epath.Path(self.folder) / split / name), size, self._context)
+
+
+def is_finished(folder: str) -> bool:
+    return (epath.Path(folder) / MANIFEST).exists()
+
+
+def _read_manifest(folder: str) -> dict[str, Any]:
+    path = epath.Path(folder) / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} holds no finished token store.") from error
+    except ValueError as error:
+        raise damaged(folder, f"{MANIFEST} is not JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"The token store {folder} is of another version of jaxlm; delete that folder to rebuild it.")
+    for split in PARTS:
+        expected = manifest["parts"][split]["disk_bytes"]
+        found = disk_bytes(str(epath.Path(folder) / split))
+        if found != expected:
+            raise damaged(folder, f"{split} takes {found:,} bytes on disk instead of {expected:,}")
+    return manifest
+
+
+def disk_bytes(folder: str) -> int:
+    """The size of all files below a folder."""
+    total = 0
+    for entry in epath.Path(folder).iterdir():
+        total += disk_bytes(str(entry)) if entry.is_dir() else entry.stat().length
+    return total

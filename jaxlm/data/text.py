@@ -1,0 +1,187 @@
+"""From `--data.*` to a tokenizer and a token store, made once and found again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from etils import epath
+
+from jaxlm.data.build import build_store
+from jaxlm.data.corpus import Corpus, open_corpus
+from jaxlm.data.fingerprint import Survey, sample, survey
+from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
+from jaxlm.errors import UserError
+from jaxlm.tokenizers.files import MARKER
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
+
+_SAMPLE = 10_000_000  # bytes of text that a tokenizer is trained on: some 20 seconds of one core
+_PROGRESS_SECONDS = 10.0  # between two lines on how far the tokenising is
+_DEFAULT_CACHE = "~/.cache/jaxlm"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which text to learn from, and how to tokenise it."""
+
+    source: str = "python-docs"
+    """The text: `python-docs` (what every Python carries), a file, folder or glob of .txt (documents separated by blank
+    lines) or .jsonl, each also .gz, .xz or .zst, or `tfds:NAME[/CONFIG][:SPLIT]`; several are separated by commas."""
+
+    text_field: str = "text"
+    """The field that holds the text in .jsonl and in tfds."""
+
+    length: int = 128
+    """Sequence length of the model, special symbols included."""
+
+    tokenizer: str = "auto"
+    """`auto` trains SentencePiece on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
+
+    tokenizer_kind: Literal["unigram", "bpe"] = "unigram"
+    """Which SentencePiece algorithm `auto` trains."""
+
+    vocab_size: int = 8192
+    """Size of the vocabulary that `auto` trains."""
+
+    held_out: float = 0.01
+    """Share of the documents, chosen by a hash of their text, that is kept from training and used to evaluate."""
+
+    cache_dir: str = ""
+    """Where tokenizers and token stores are kept; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
+
+    workers: int = 0
+    """Threads that tokenise; 0: one for each core, up to 8."""
+
+    def validate(self) -> None:
+        """Raises UserError for a value out of range."""
+        if not self.text_field:
+            raise UserError("--data.text-field is empty; give the name of the field that holds the text.")
+        if self.length < 8:
+            raise UserError(f"--data.length must be 8 or more, not {self.length}.")
+        if not self.tokenizer:
+            raise UserError("--data.tokenizer is empty; give `auto` or a tokenizer's folder or file.")
+        if self.tokenizer_kind not in ("unigram", "bpe"):
+            raise UserError(f"--data.tokenizer-kind must be unigram or bpe, not {self.tokenizer_kind!r}.")
+        if not 512 <= self.vocab_size <= 1 << 20:
+            raise UserError(f"--data.vocab-size must be between 512 and {1 << 20:,}, not {self.vocab_size:,}.")
+        if not 0 <= self.held_out <= 0.5:
+            raise UserError(f"--data.held-out is a share between 0 and 0.5, not {self.held_out}.")
+        if self.workers < 0:
+            raise UserError(f"--data.workers must be 0 (all cores) or more, not {self.workers}.")
+
+
+def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print) -> Tokenizer:
+    """Finds or trains the tokenizer. `report` is told in one line what takes time.
+
+    A trained one is kept under the cache folder by the fingerprint of what it was made from, so that every objective
+    and every run over the same text with the same settings shares it. Raises UserError for what the user can mend.
+    """
+    config.validate()
+    if config.tokenizer != "auto":
+        return Tokenizer.load(config.tokenizer)
+    cache = cache_folder(config.cache_dir)
+    corpus = _corpus(config)
+    return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
+
+
+def prepare_store(config: DataConfig, tokenizer: Tokenizer, report: Callable[[str], None] = print) -> Store:
+    """Finds or builds the token store of this text by this tokenizer, kept and shared as `prepare_tokenizer` does.
+
+    Apart from it because a corpus takes long: what the tokenizer lacks can be told before. Raises UserError.
+    """
+    config.validate()
+    cache = cache_folder(config.cache_dir)
+    corpus = _corpus(config)
+    text = _survey(cache, corpus, report)
+    fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, config.held_out)
+    folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
+    if is_finished(folder):
+        return Store(folder)
+    report(f"Tokenising {config.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
+    start = time.monotonic()
+    store = build_store(
+        folder, corpus.pieces(), text, tokenizer, config.held_out, source=config.source, workers=config.workers,
+        progress=_progress(text.bytes, report),
+    )
+    seconds = time.monotonic() - start
+    report(
+        f"Token store: {store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out "
+        f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
+    )
+    return store
+
+
+def _corpus(config: DataConfig) -> Corpus:
+    if not config.source.strip():  # as `jaxlm import` leaves it; what needs no text does without
+        raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
+    return open_corpus(config.source, config.text_field)
+
+
+def _progress(total: int, report: Callable[[str], None]) -> Callable[[int], None]:
+    """A function to call with the bytes tokenised so far, of `total`; now and then it reports them."""
+    start = told = time.monotonic()
+
+    def progress(done: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= _PROGRESS_SECONDS and done < total:
+            told = now
+            speed = done / (now - start)
+            report(f"Tokenised {done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s")
+
+    return progress
+
+
+def cache_folder(chosen: str = "") -> epath.Path:
+    """The folder `chosen`, else $JAXLM_CACHE, else ~/.cache/jaxlm; on a disk or in a bucket."""
+    return epath.Path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE).expanduser()
+
+
+def compilation_cache() -> str:
+    """Where compiled programs are kept: beside the stores, but on a disk even where those are in a bucket."""
+    cache = cache_folder()
+    return str((cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache) / "xla")
+
+
+def _survey(cache: epath.Path, corpus: Corpus, report: Callable[[str], None]) -> Survey:
+    """Reads the text once to know it, or remembers it by the sizes and times of its files."""
+    remembered = cache / "sources" / f"{corpus.stamp[:20]}.json"
+    try:
+        return Survey(**json.loads(remembered.read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    report(f"Reading {corpus.source}")
+    text = survey(corpus.pieces())
+    if text.documents == 0:
+        raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
+    _write_whole(remembered, json.dumps(dataclasses.asdict(text)))
+    return text
+
+
+def _write_whole(path: epath.Path, text: str) -> None:
+    """Another process never sees half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / f".{path.name}.{os.getpid()}"
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another --data.cache-dir.") from error
+
+
+def _trained_tokenizer(
+    cache: epath.Path, config: DataConfig, corpus: Corpus, text: Survey, report: Callable[[str], None]
+) -> Tokenizer:
+    facts = json.dumps([1, text.fingerprint, config.tokenizer_kind, config.vocab_size, _SAMPLE])
+    folder = cache / "tokenizers" / hashlib.sha256(facts.encode()).hexdigest()[:20]
+    if (folder / MARKER).exists():
+        return Tokenizer.load(str(folder))
+    report(f"Training a vocabulary of {config.vocab_size:,} ({config.tokenizer_kind}) on {config.source}")
+    texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
+    return train_tokenizer(texts, str(folder), kind=config.tokenizer_kind, vocab_size=config.vocab_size)

@@ -1,0 +1,153 @@
+"""How a part of a token store is cut into windows of one length, and how many windows are read at once.
+
+Offsets of documents are looked up in two stages: every `_STRIDE`-th is in memory, and so are all of them unless there
+are very many. Both stages are array operations on a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxlm.data.store import Part, Store
+from jaxlm.errors import UserError
+from jaxlm.types import TokenBatch
+
+PACKINGS = ("document", "packed", "packed-eos")
+_STRIDE = 256
+_RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
+_AT_ONCE = 1 << 20  # offsets read at a time when a part is opened
+
+
+class _Offsets:
+    """Offsets of documents by number."""
+
+    def __init__(self, part: Part) -> None:
+        self.documents = part.documents
+        self._array = part.offsets
+        self._held = part.offsets.read(0, part.documents + 1) if part.documents < _RESIDENT else None
+
+    def from_each(self, first: np.ndarray, count: int) -> np.ndarray:
+        """`count` offsets from each document `first` on: int64 [firsts, count]; past the end they repeat the last."""
+        number = first[:, None] + np.arange(count)
+        if self._held is not None:
+            return self._held[np.minimum(number, self.documents)]
+        offsets = self._array.windows(first, count)
+        past = number > self.documents
+        if past.any():
+            offsets[past] = self._array.read(self.documents, self.documents + 1)[0]
+        return offsets
+
+    def every(self, stride: int, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Sums of measure(lengths) over the first k * stride documents, k = 0, 1, ...: int64 [blocks + 1]."""
+        sums = [np.zeros(1, np.int64)]
+        for start in range(0, self.documents, _AT_ONCE):
+            values = measure(np.diff(self._array.read(start, min(start + _AT_ONCE, self.documents) + 1)))
+            sums.append(np.add.reduceat(values, np.arange(0, len(values), stride)))
+        return np.cumsum(np.concatenate(sums))
+
+
+def windows_of(store: Store, split: str, length: int, packing: str) -> DocumentWindows | PackedWindows:
+    part = store.part(split)
+    pad = max(store.pad, 0)
+    if packing == "document":
+        return DocumentWindows(part, length, pad)
+    if packing == "packed-eos" and store.eos < 0:
+        raise UserError(
+            "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
+            "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
+        )
+    return PackedWindows(part, length, pad, store.eos if packing == "packed-eos" else None)
+
+
+class DocumentWindows:
+    """Windows that hold tokens of one document.
+
+    A document of n >= length tokens gives ceil(n / length) windows, the last one anchored to its end so that it is full
+    too; a shorter one gives one window, padded; one under 2 tokens gives none.
+    """
+
+    def __init__(self, part: Part, length: int, pad: int) -> None:
+        self._length, self._pad = length, pad
+        self._tokens = part.tokens
+        self._offsets = _Offsets(part)
+        self._before = self._offsets.every(_STRIDE, self._windows)
+        self.count = int(self._before[-1])
+
+    def _windows(self, lengths: np.ndarray) -> np.ndarray:
+        return np.where(lengths < 2, 0, -(-lengths // self._length))
+
+    def read(self, index: np.ndarray) -> TokenBatch:
+        """index: int [batch], -1 for an empty row. Returns int32 [batch, length] twice."""
+        used = index >= 0
+        start, size = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
+        start[used], size[used] = self._locate(index[used])
+        place = np.arange(self._length)
+        real = place < size[:, None]
+        tokens = self._tokens.windows(start, self._length)
+        return TokenBatch(np.where(real, tokens, self._pad).astype(np.int32), real.astype(np.int32))
+
+    def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where windows begin in the tokens, and how many tokens they hold."""
+        block = np.searchsorted(self._before, index, side="right") - 1
+        near = self._offsets.from_each(block * _STRIDE, _STRIDE + 1)
+        lengths = np.diff(near)
+        ends = self._before[block][:, None] + np.cumsum(self._windows(lengths), axis=1)
+        document = (ends <= index[:, None]).sum(axis=1)
+        rows = np.arange(len(index))
+        length = lengths[rows, document]
+        number = index - (ends[rows, document] - self._windows(length))
+        start = np.minimum(number * self._length, np.maximum(length - self._length, 0))
+        return near[rows, document] + start, np.minimum(length, self._length)
+
+
+class PackedWindows:
+    """Windows of the stream of all documents, with `eos` after each if it is given; without padding.
+
+    What is left at the end of the stream and does not fill a window is left out, unless it is all there is. The eos
+    tokens are not stored: document d begins at offset[d] + d of a stream that has them.
+    """
+
+    def __init__(self, part: Part, length: int, pad: int, eos: int | None) -> None:
+        self._length, self._pad, self._eos = length, pad, eos
+        self._extra = 0 if eos is None else 1
+        self._tokens = part.tokens
+        self._offsets = _Offsets(part)
+        self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
+        self._size = int(self._before[-1])
+        self.count = 0 if self._size < 2 else max(1, self._size // length)
+
+    def read(self, index: np.ndarray) -> TokenBatch:
+        """index: int [batch], -1 for an empty row. Returns int32 [batch, length] twice."""
+        used = index >= 0
+        start = np.where(used, index, 0) * self._length
+        place = np.arange(self._length)
+        real = used[:, None] & (start[:, None] + place < self._size)
+        first, segment, is_end = self._documents(start)
+        tokens = self._tokens.windows(start - self._extra * first, self._length)
+        if self._eos is not None:  # each end before a place moves what is stored by one
+            tokens = np.take_along_axis(tokens, place - (segment - 1), axis=1)
+            tokens = np.where(is_end, self._eos, tokens)
+        return TokenBatch(
+            np.where(real, tokens, self._pad).astype(np.int32), np.where(real, segment, 0).astype(np.int32)
+        )
+
+    def _documents(self, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For windows that begin at `start`: the number of the first document, [batch]; and for every position,
+        [batch, length] each, the number of its document in the window, from 1, and whether it is an eos."""
+        rows = np.arange(len(start))[:, None]
+        block = np.searchsorted(self._before, start, side="right") - 1
+        # A window touches at most `length` documents after its first, for none is empty.
+        count = _STRIDE + self._length + 1
+        number = block[:, None] * _STRIDE + np.arange(count)
+        begins = self._offsets.from_each(block * _STRIDE, count)
+        begins = begins + self._extra * np.minimum(number, self._offsets.documents)
+        relative = begins - start[:, None]
+        first = block * _STRIDE + (relative <= 0).sum(axis=1) - 1
+        marks = np.zeros((len(start), self._length + 1), np.int64)
+        inside = (relative > 0) & (relative <= self._length) & (number <= self._offsets.documents)
+        marks[np.broadcast_to(rows, relative.shape)[inside], relative[inside]] = 1
+        segment = 1 + np.cumsum(marks[:, :-1], axis=1)
+        is_end = (marks[:, 1:] == 1) & (self._extra == 1)
+        return first, segment, is_end

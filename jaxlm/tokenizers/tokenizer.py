@@ -1,0 +1,310 @@
+"""Text to ids and back, the same whichever library does the work, and the same as Transformers after an export."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import tokenizers
+from etils import epath
+
+from jaxlm.errors import UserError
+from jaxlm.tokenizers import files, sentencepiece_json
+from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
+from jaxlm.types import Vocabulary
+
+# Long texts are cut where no token reaches across, and go to the library in groups of about this many characters, so
+# that memory does not grow with the text. SentencePiece sums its scores in float32 from the beginning of a text, so
+# that far into a long one the rounding decides; short segments keep the sums right.
+_LONG = {SENTENCEPIECE: 1 << 12, JSON: 1 << 16}
+_GROUP = 1 << 22
+_between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
+_sentinel = re.compile(r"<extra_id_(\d+)>")
+
+
+class Tokenizer:
+    """An immutable tokenizer. Make one by `Tokenizer.load` or `tokenizer_training.train_tokenizer`.
+
+    vocabulary: the facts that objectives need.
+    fingerprint: SHA-256 (hex) of all that determines the ids of a text.
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        self._definition = definition
+        try:
+            self._load_model()
+        except UserError:
+            raise
+        except Exception as error:  # both libraries raise bare RuntimeError or Exception
+            raise UserError(f"{definition.name} is not a tokenizer that can be read ({error}).") from error
+        self.vocabulary = self._make_vocabulary()
+        self.fingerprint = definition.fingerprint
+
+    def _load_model(self) -> None:
+        definition = self._definition
+        self._processor: sentencepiece.SentencePieceProcessor | None = None
+        self._lines = False
+        if definition.kind == SENTENCEPIECE:
+            proto = sentencepiece_json.parse(definition.data)
+            self._pieces = [piece.piece for piece in proto.pieces]
+            self._special = set(sentencepiece_json.symbol_pieces(proto))
+            self._style = "marks"
+            self._lines = sentencepiece_json.is_ours(proto)
+            self._cuttable = proto.normalizer_spec.remove_extra_whitespaces and proto.normalizer_spec.add_dummy_prefix
+            if self._lines:
+                proto.normalizer_spec.add_dummy_prefix = False  # segments carry their own mark
+            # `tokenizers` joins pieces of BPE twice as fast, and equals the export of BPE by construction.
+            if not (self._lines and sentencepiece_json.is_bpe(proto)):
+                self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+            return
+        facts = json.loads(definition.data)
+        plain = self._plain
+        numbers = plain.get_vocab(with_added_tokens=True)
+        self._pieces = [""] * (max(numbers.values()) + 1)
+        for piece, number in numbers.items():
+            self._pieces[number] = piece
+        self._special = {token["content"] for token in facts.get("added_tokens") or [] if token["special"]}
+        self._special |= set(definition.symbols.values())
+        types = _types(facts.get("pre_tokenizer")) | _types(facts.get("decoder"))
+        self._style = "wordpiece" if facts["model"].get("type") == "WordPiece" else (
+            "bytes" if "ByteLevel" in types else "marks"
+        )
+        self._cuttable = _ids(plain, "so far") == _ids(plain, "so") + _ids(plain, " far")
+
+    def _make_vocabulary(self) -> Vocabulary:
+        numbers = {piece: number for number, piece in enumerate(self._pieces)}
+        ids = {role: numbers.get(piece, -1) for role, piece in self._definition.symbols.items()}
+        if ids.get("pad", -1) < 0 and ids.get("eos", -1) >= 0:
+            ids["pad"] = ids["eos"]  # GPT-2 has no [PAD]; by custom its end symbol fills the rows
+        sentinels = {int(m[1]): numbers[p] for p in self._special if (m := _sentinel.fullmatch(p)) and p in numbers}
+        count = 0
+        while count in sentinels and sentinels[count] == sentinels[0] - count:
+            count += 1
+        special = np.array([piece in self._special for piece in self._pieces])
+        start = np.array([_starts_word(piece, self._style) for piece in self._pieces]) & ~special
+        return Vocabulary(
+            size=len(self._pieces), special=special, word_start=start, sentinel=sentinels[0] if count else -1,
+            num_sentinels=count, name=self._definition.name, **ids,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, lowercase: bool | None = None) -> Tokenizer:
+        """Reads a tokenizer.
+
+        path: a folder written by `save` (or a run folder that has one), a SentencePiece .model (unigram or BPE), a
+            BERT vocab.txt, byte-level BPE files (folder with vocab.json or encoder.json, and merges.txt or vocab.bpe;
+            with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers folder.
+        lowercase: for a vocab.txt only; by default as tokenizer_config.json beside it says, else whether the
+            vocabulary has no capital letter.
+        Raises UserError if there is none, or it is damaged or of an unknown kind.
+        """
+        return cls(files.read(epath.Path(path), lowercase))
+
+    @functools.cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The tokenizers library's form for segments of text, blind to special symbols."""
+        tokenizer = self._to_library(begin_word=False)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    @functools.cached_property
+    def _marked(self) -> tokenizers.Tokenizer:
+        """The same for whole texts, in which special symbols are recognised: what an export holds."""
+        return self._to_library(begin_word=True)
+
+    def _to_library(self, *, begin_word: bool) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(json.dumps(self.to_json(begin_word=begin_word), ensure_ascii=False))
+
+    def to_json(self, *, begin_word: bool = True) -> dict[str, Any]:
+        """The tokenizer as a `tokenizer.json`, without post-processor."""
+        if self._definition.kind == JSON:
+            return json.loads(self._definition.data)
+        proto = sentencepiece_json.parse(self._definition.data)
+        return sentencepiece_json.to_tokenizer_json(proto, begin_word=begin_word)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` alone: none is added, and symbols such as "[MASK]" written in it are plain characters.
+
+        Half surrogate pairs, which no UTF-8 file can hold, become U+FFFD.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], *, num_threads: int = 0) -> list[list[int]]:
+        """`encode` for many texts at once, in parallel threads (num_threads: 0 for all cores; the `tokenizers` library
+        takes its number from RAYON_NUM_THREADS instead)."""
+        return [ids.tolist() for ids in self.encode_arrays(texts, num_threads=num_threads)]
+
+    def encode_arrays(self, texts: Sequence[str], *, num_threads: int = 0) -> list[np.ndarray]:
+        """`encode_batch` with int32 arrays in place of lists: an eighth of the memory."""
+        newline = np.array([self._newline] if self._lines else [], np.int32)
+        parts: list[list[np.ndarray]] = [[] for _ in texts]
+        for group in self._groups(texts):
+            encoded = self._encode_segments([segment for _, segment in group if segment is not None], num_threads)
+            answers = iter(encoded)
+            for number, segment in group:
+                parts[number].append(newline if segment is None else np.asarray(next(answers), np.int32))
+        empty = np.zeros(0, np.int32)
+        return [part[0] if len(part) == 1 else np.concatenate(part) if part else empty for part in parts]
+
+    def _groups(self, texts: Sequence[str]) -> Iterator[list[tuple[int, str | None]]]:
+        """Groups of (number of the text, segment); a segment None is a newline."""
+        group: list[tuple[int, str | None]] = []
+        size = 0
+        for number, text in enumerate(texts):
+            for segment in self._segments(_without_surrogates(text)):
+                group.append((number, segment))
+                size += 1 if segment is None else len(segment)
+                if size >= _GROUP:
+                    yield group
+                    group, size = [], 0
+        yield group
+
+    def _segments(self, text: str) -> Iterator[str | None]:
+        if self._lines:
+            yield from sentencepiece_json.line_segments(text)
+            return
+        start, long = 0, _LONG[self._definition.kind]
+        while self._cuttable and len(text) - start > long:
+            cut = _between_words.search(text, start + long)
+            if cut is None:
+                break
+            yield text[start : cut.start()]
+            start = cut.start()
+        yield text[start:]
+
+    def _encode_segments(self, segments: list[str], num_threads: int) -> list[Sequence[int]]:
+        if not segments:
+            return []
+        if self._processor is not None:
+            return self._processor.encode(segments, num_threads=num_threads or -1, return_type="numpy")
+        return [encoding.ids for encoding in self._plain.encode_batch_fast(segments, add_special_tokens=False)]
+
+    def encode_with_symbols(self, text: str) -> list[int]:
+        """The ids of `text`, in which special symbols such as "[MASK]" are recognised (for fill-mask; never for a
+        corpus). They take the space before them, as the word would that they stand for."""
+        return _ids(self._marked, _without_surrogates(text))
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; special symbols are left out, or written by name. Bytes that are no UTF-8 give U+FFFD."""
+        return self._marked.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each id as a short readable string: "▁" is a space, "⏎" a newline, "<0xE3>" a byte of a longer character."""
+        return [_readable(self._pieces[int(i)], self._style) if 0 <= i < len(self._pieces) else f"<{i}?>" for i in ids]
+
+    @functools.cached_property
+    def _newline(self) -> int:
+        return self._pieces.index("<0x0A>")
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the tokenizer into `folder`, for `load`. The same tokenizer there already is left as it is; another
+        is never overwritten (UserError)."""
+        folder = epath.Path(folder)
+        if (folder / MARKER).exists():
+            if Tokenizer.load(folder).fingerprint == self.fingerprint:
+                return
+            raise UserError(f"{folder} holds another tokenizer; choose another folder, or remove it first.")
+        folder.mkdir(parents=True, exist_ok=True)
+        definition = self._definition
+        facts = {
+            "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
+            "fingerprint": self.fingerprint,
+        }
+        # The marker comes last: a folder without it holds no tokenizer, whatever a crash has left there.
+        write_whole(folder / DATA_FILE[definition.kind], definition.data)
+        write_whole(folder / MARKER, json.dumps(facts, ensure_ascii=False, indent=1).encode())
+
+    def export(self, folder: str | os.PathLike[str], family: str, max_length: int) -> None:
+        """Writes files for `transformers.AutoTokenizer`; see tokenizer_export.export."""
+        from jaxlm.tokenizers import export as tokenizer_export  # which imports this file
+
+        tokenizer_export.export(self, folder, family, max_length)
+
+    def piece(self, number: int) -> str:
+        """The piece of an id as its library writes it; `pieces` is for people."""
+        return self._pieces[number]
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether pieces are of bytes in GPT-2's alphabet."""
+        return self._style == "bytes"
+
+    def __len__(self) -> int:
+        return self.vocabulary.size
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self._definition.name!r}, {len(self)} ids, {self.fingerprint[:12]})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self._definition,)
+
+
+def write_whole(path: epath.Path, data: bytes) -> None:
+    """Writes a file so that it is there whole or not at all."""
+    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({error.strerror or error}).") from error
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        if not text.isascii():
+            text.encode()
+        return text
+    except UnicodeEncodeError:
+        # Pairs that JSON's \u escapes left in halves are joined; a lone half becomes U+FFFD.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _types(part: Any) -> set[str]:
+    """The types of a normalizer, pre-tokenizer or decoder and of all inside it."""
+    if isinstance(part, list):
+        return set().union(*map(_types, part))
+    if not isinstance(part, dict):
+        return set()
+    return {part.get("type", "")} | set().union(*map(_types, part.values()))
+
+
+def _starts_word(piece: str, style: str) -> bool:
+    if style == "wordpiece":
+        return not piece.startswith("##")
+    if style == "bytes":  # the stand-ins for space, newline, tab and carriage return
+        return piece.startswith(("Ġ", "Ċ", "ĉ", "č"))
+    return piece.startswith(sentencepiece_json.SPACE) or piece in ("<0x0A>", "<0x09>", "<0x0D>", "\n", "\t", "\r")
+
+
+@functools.cache
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+def _readable(piece: str, style: str) -> str:
+    if style == "bytes" and all(char in _byte_of_char() for char in piece):
+        data = bytes(_byte_of_char()[char] for char in piece)
+        piece = data.decode("utf-8", "backslashreplace")
+        piece = re.sub(r"\\x([0-9a-f]{2})", lambda m: f"<0x{m[1].upper()}>", piece) if b"\\" not in data else piece
+        piece = piece.replace(" ", sentencepiece_json.SPACE)
+    return {"<0x0A>": "⏎", "<0x09>": "⇥", "<0x0D>": "␍"}.get(piece, piece).replace("\n", "⏎").replace("\t", "⇥")

@@ -1,0 +1,235 @@
+"""Benchmarks: what is reported adds up, and the peer learns from the same batch by its own loss."""
+
+import dataclasses
+import importlib.util
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.analysis.bench import bench, synthetic_batch
+from jaxlm.analysis.plan import run_vocabulary
+from jaxlm.cli import main
+from jaxlm.commands.bench import report
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import DataConfig
+from jaxlm.errors import UserError
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.electra import ElectraConfig
+from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.t5 import T5Config
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.parallel.peaks import measured_flops
+from jaxlm.runs.folder import write_imported_run
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.training.optimizers import make_optimizer
+from jaxlm.training.step import corruption_key
+from jaxlm.types import Vocabulary
+
+SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
+OBJECTIVES = {
+    "bert": BertPretraining(model=BertConfig(**SIZES, intermediate_size=32)),
+    "bert_mlm": BertPretraining(model=BertConfig(**SIZES, intermediate_size=32), next_sentence=False),
+    "electra": Electra(model=ElectraConfig(
+        **SIZES, intermediate_size=32, embedding_size=16, generator_hidden_size=8, generator_num_layers=1,
+        generator_num_heads=1, generator_intermediate_size=16,
+    )),
+    "gpt2": CausalLM(model=Gpt2Config(**SIZES, intermediate_size=32)),
+    "t5": T5Pretraining(model=T5Config(**SIZES, head_dim=8, intermediate_size=32)),
+    "t5_1_1": T5Pretraining(model=T5Config(
+        **SIZES, head_dim=8, intermediate_size=32, activation="gated-gelu", tied_head=False, scaled_head=False
+    )),
+}
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+def experiment_of(name: str) -> Experiment:
+    return Experiment(
+        objective=OBJECTIVES[name], data=DataConfig(length=64), train=TrainConfig(batch_size=4, steps=10),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
+    )
+
+
+experiment = experiment_of("bert")
+
+
+@pytest.fixture
+def preset(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text("from tests.analysis.test_bench import experiment\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def result():
+    with pytest.MonkeyPatch.context() as patch:
+        rates = iter([1e9, 3e9, 2e9, 1e9, 1e9])  # in a busy round the machine reaches less
+        patch.setattr("jaxlm.analysis.bench.measured_flops", lambda device, dtype: next(rates))
+        return bench(experiment, steps=2, report=lambda _: None)
+
+
+def test_figures_add_up(result):
+    out = result.to_json()
+    assert out["peer_tokens_per_second"] is None and out["ratio"] is None
+    assert out["optimizer"] == "adamw" and out["peer_optimizer"] is None
+    assert out["steps_per_round"] == 2 and len(out["step_seconds_by_round"]) == out["rounds"]
+    assert out["tokens_per_second"] == pytest.approx(4 * 64 / np.median(out["step_seconds_by_round"]))
+    assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)
+    peak = out["peak_flops_per_device"] * out["devices"]
+    assert peak == pytest.approx(3e9)
+    assert out["mfu"] == pytest.approx(out["flops_per_step"] / out["step_seconds"] / peak)
+    assert out["peak_is_measured"] and out["corruption_seconds"] > 0
+
+
+def test_the_report_for_people_states_formula_and_peak(result):
+    text = report(result)
+    assert "MFU = 3 x forward FLOPs" in text and "measured here" in text and "Corruption" in text
+    assert f"{result.tokens_per_second(result.ours):,.0f}" in text
+
+
+@needs_torch
+def test_json_is_one_object_and_the_peer_is_timed_beside_ours_even_where_its_compiler_fails(
+    preset, capsys, monkeypatch
+):
+    import torch
+
+    def broken(model):
+        def call(**_):
+            raise RuntimeError("no C++ compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    flags = ["--steps", "1", "--peer", "huggingface", "--json", "--optimizer.name", "lamb"]
+    assert main(["bench", preset, *flags]) == 0
+    captured = capsys.readouterr()
+    out = json.loads(captured.out)
+    assert "no C++ compiler here" in captured.err and "eager" in out["peer_note"]
+    assert out["peer"] == "BertForPreTraining"
+    assert "no LAMB" in captured.err and (out["optimizer"], out["peer_optimizer"]) == ("adamw", "fused AdamW")
+    theirs = np.array(out["peer_step_seconds_by_round"])
+    assert out["peer_tokens_per_second"] == pytest.approx(4 * 64 / np.median(theirs))
+    assert out["ratio"] == pytest.approx(np.median(theirs / np.array(out["step_seconds_by_round"])))
+
+
+@needs_torch
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch):
+    import torch
+
+    from jaxlm.analysis.peer import Peer
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    experiment = experiment_of(name)
+    objective = experiment.objective.bind(Vocabulary.stand_in(200), 64)
+    batch = synthetic_batch(objective, 4, 64)
+    example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
+    peer = Peer(experiment, objective, jax.device_get(example), report=lambda _: None)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(peer.recipe.loss(objective, peer.callable, peer.inputs))
+
+    params = jax.jit(objective.init)(jax.random.key(0))
+    ours = float(jax.jit(lambda p, e: objective.loss(p, e, jax.random.key(1), False)[0])(params, example))
+    assert sum(p.numel() for p in peer.parameters) == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert loss() == pytest.approx(ours, rel=0.15)  # both know nothing yet
+    before = np.mean([loss() for _ in range(3)])
+    peer.first_step()
+    peer.run(9)
+    assert np.mean([loss() for _ in range(3)]) < before - 0.1
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_the_peers_optimizer_is_ours(name):
+    """Three updates of a matrix and of a vector: the same numbers."""
+    import torch
+
+    from jaxlm.analysis import peer as bench_peer
+
+    config = OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0, schedule="constant", clip_norm=0.0)
+    draw = np.random.default_rng(0)
+    sizes = {"kernel": (130, 140), "bias": (140,)}  # Adafactor factors what is at least 128 wide
+    params = {"wi": {leaf: (0.1 * draw.standard_normal(size)).astype(np.float32) for leaf, size in sizes.items()}}
+    tensors = {leaf: torch.nn.Parameter(torch.tensor(value)) for leaf, value in params["wi"].items()}
+    theirs, _ = bench_peer.make_optimizer(config, list(tensors.values()))
+    ours = make_optimizer(config, 10)
+    state, update = ours.init(params), jax.jit(ours.update)
+    for _ in range(3):
+        gradients = {leaf: draw.standard_normal(size).astype(np.float32) for leaf, size in sizes.items()}
+        updates, state = update({"wi": gradients}, state, params)
+        params = jax.tree.map(np.add, params, jax.device_get(updates))
+        for leaf, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradients[leaf])
+        theirs.step()
+    for leaf, tensor in tensors.items():
+        np.testing.assert_allclose(tensor.detach().numpy(), params["wi"][leaf], atol=2e-6)
+
+
+@needs_torch
+def test_the_note_names_both_optimizers_and_the_pieces_of_the_batch(monkeypatch):
+    import torch
+
+    from jaxlm.analysis.peer import Peer
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    plain = experiment_of("t5")
+    experiment = dataclasses.replace(
+        plain, optimizer=OptimizerConfig(name="adafactor"), train=TrainConfig(batch_size=4, accumulate=2)
+    )
+    objective = plain.objective.bind(Vocabulary.stand_in(200), 64)
+    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(0, 0), synthetic_batch(objective, 4, 64)))
+    note = Peer(experiment, objective, example, report=lambda _: None).note
+    assert "Transformers' Adafactor (jaxlm: adafactor)" in note and "in one piece where jaxlm takes 2" in note
+    note = Peer(plain, objective, example, report=lambda _: None).note
+    assert "fused AdamW (jaxlm: adamw)" in note and "piece" not in note
+
+
+def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, tmp_path, capsys):
+    words = tmp_path / "vocab.txt"
+    words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(395))]) + "\n")
+    tokenizer = Tokenizer.load(words)
+    params = {"none": jax.numpy.zeros(1)}
+    write_imported_run(tmp_path / "run", experiment, params, tokenizer, {"imported_from": "nowhere"})
+    assert main(["bench", str(tmp_path / "run"), "--steps", "1", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["vocabulary"] == "vocabulary of 400: the run's own"
+    # 200 more rows of the embedding (16 wide) and of the output's bias.
+    assert out["parameters"] == result.parameters + 200 * 17
+    assert result.vocabulary == "vocabulary of 200: the preset's own" and result.vocabulary in report(result)
+    assert run_vocabulary(preset) is None
+    # An import keeps its spare rows when it is trained, so they are measured too.
+    assert run_vocabulary(str(tmp_path / "run")).rows(600) == 600 and tokenizer.vocabulary.rows(600) == 400
+
+
+def test_a_synthetic_batch_is_full_rows_of_text():
+    objective = OBJECTIVES["bert"].bind(Vocabulary.stand_in(200), 64)
+    batch = synthetic_batch(objective, 3, 64)
+    assert batch.tokens.shape == batch.segment_ids.shape == (3, 61)
+    assert batch.tokens.min() >= 107 and batch.tokens.max() < 200 and (batch.segment_ids == 1).all()
+
+
+def test_missing_torch_and_bad_steps_are_the_users_mistakes(preset, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+    assert main(["bench", preset, "--peer", "huggingface"]) == 2
+    assert "needs torch" in capsys.readouterr().err
+    assert main(["bench", preset, "--steps", "0"]) == 2
+
+
+def test_an_objective_without_a_counterpart_is_refused():
+    from jaxlm.analysis.peer import require_torch
+
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs torch and transformers")
+    with pytest.raises(UserError, match="no counterpart"):
+        require_torch(object())
+
+
+def test_a_measured_peak_is_that_of_a_matrix_product():
+    assert measured_flops(jax.devices()[0], "float32", size=64, tries=2) > 1e6

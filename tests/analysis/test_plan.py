@@ -1,0 +1,196 @@
+"""Plans: sizes against formulas, collectives against what each mesh must need, and answers instead of tracebacks."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxlm.analysis import plan as planning
+from jaxlm.analysis.hlo import Traffic
+from jaxlm.cli import main
+from jaxlm.commands.plan import report
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.data.text import DataConfig
+from jaxlm.errors import UserError
+from jaxlm.models.bert import BertConfig
+from jaxlm.models.electra import ElectraConfig
+from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.parallel.mesh import MeshConfig
+
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+
+MODEL = BertConfig(vocab_size=1024, hidden_size=256, num_layers=3, num_heads=4, intermediate_size=512, max_positions=32,
+                   dropout=0.0, attention_dropout=0.0, dtype="bfloat16", activation="relu")
+EXPERIMENT = Experiment(
+    objective=BertPretraining(model=MODEL, next_sentence=False),
+    data=DataConfig(length=32),
+    train=TrainConfig(batch_size=64, steps=10),
+)
+
+
+def on(mesh: MeshConfig, **train) -> Experiment:
+    return dataclasses.replace(EXPERIMENT, mesh=mesh, train=dataclasses.replace(EXPERIMENT.train, **train))
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name, value in planning.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    before = jax.config.jax_exec_time_optimization_effort
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)  # nobody will run these programs
+    yield
+    jax.config.update("jax_exec_time_optimization_effort", before)
+
+
+def parameter_count() -> int:
+    """By the formula of SPEC 0.1: embeddings, blocks, MLM head with a tied output."""
+    h, f, v, p = 256, 512, 1024, 32
+    block = 4 * (h * h + h) + (h * f + f) + (f * h + h) + 2 * 2 * h
+    return (v + p + 2) * h + 2 * h + 3 * block + (h * h + h) + 2 * h + v
+
+
+def gradient_all_reduces(result: planning.Plan) -> int:
+    return result.traffic["all-reduce"].bytes
+
+
+@needs_compiler
+def test_data_parallel_holds_everything_and_reduces_gradients_only():
+    result = planning.plan(on(MeshConfig()), "v5e:2x2")
+    n = parameter_count()
+    assert result.fits and result.devices == 4 and result.mesh == {"data": 4, "fsdp": 1, "tensor": 1}
+    assert result.parameters == n
+    assert result.hbm_by_kind["parameters"] == 4 * n
+    assert 8 * n <= result.hbm_by_kind["optimizer_state"] <= 8 * n + 64  # two moments and a few counters
+    assert result.hbm_by_kind["batch"] == 2 * 64 * 30 * 4 // 4
+    assert result.hbm_bytes == sum(result.hbm_by_kind.values())
+    assert result.hbm_bytes + result.headroom == result.hbm_limit
+    assert 15 * 2**30 < result.hbm_limit <= 16 * 2**30
+    # Gradients travel in bfloat16 at least and float32 at most; the word embedding's, from two places, perhaps twice.
+    assert 2 * n <= gradient_all_reduces(result) <= 4 * (n + 1024 * 256) + 2**16
+    others = [item.bytes for kind, item in result.traffic.items() if kind != "all-reduce"]
+    assert sum(others) <= 64 * 30 * 4 * 4  # tokens of other rows, for pairs and masks, but no activations
+
+
+@needs_compiler
+def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
+    result = planning.plan(on(MeshConfig(data=1, fsdp=4), batch_size=1024), "v5e:2x2")
+    n = parameter_count()
+    assert 4 * n / 4 <= result.hbm_by_kind["parameters"] <= 4 * n / 4 + 4 * 3 * 4096  # vectors stay whole
+    moved = sum(item.bytes for kind, item in result.traffic.items() if kind != "all-reduce")
+    assert moved >= 2 * (3 * (4 * 256 * 256 + 2 * 256 * 512))  # every layer's matrices at least once
+    # One layer's activations are 1024 x 32 x 256 in bfloat16; moving them would show in every layer.
+    activations = 1024 * 32 * 256 * 2
+    assert sum(item.bytes for item in result.traffic.values()) < 3 * activations
+
+
+@needs_compiler
+def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
+    preset = tmp_path / "big.py"
+    preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
+    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    flags = ["--topology", "v5e:2x2", "--train.batch-size", "65536", "--objective.model.num-layers", "48"]
+    assert main(["plan", str(preset), *flags, "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["fits"] is False
+    assert out["bytes_over"] == out["hbm_bytes_per_chip"] - out["hbm_limit_bytes"] > 0
+    assert out["headroom_bytes"] == 0 and out["collectives"] == {}
+    # At least each layer's input is kept for the backward pass.
+    assert out["hbm_bytes_per_chip"] > 65536 // 4 * 32 * 256 * 2 * 48
+
+
+def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
+    facts = dict(
+        topology="v5e:2x2", devices=4, device_kind="TPU v5 lite", mesh={"data": 4, "fsdp": 1, "tensor": 1},
+        batch_size=8, length=128, parameters=1000, hbm_limit=2**34, hbm_by_kind={"parameters": 4000}, flops=4e12,
+        peak_flops=1e14, vocabulary="vocabulary of 512: the run's own",
+    )
+    fits = planning.Plan(**facts, fits=True, hbm_bytes=2**33, traffic={"all-reduce": Traffic(3, 4096, 2, 2048)})
+    text = report(fits)
+    assert "vocabulary of 512: the run's own" in text
+    assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
+    assert fits.seconds == pytest.approx(1e12 / (0.4 * 1e14)) and "25.00 ms" in text
+    over = planning.Plan(**facts, fits=False, hbm_bytes=2**34 + 12345, traffic={}, message="too much")
+    assert "does not fit" in report(over) and "12,345 bytes" in report(over) and "too much" in report(over)
+    assert over.to_json()["bytes_over"] == 12345 and fits.to_json()["bytes_over"] == 0
+
+
+@needs_compiler
+def test_hbm_limits_differ_by_generation():
+    limits = {name: planning.hbm_limit(planning.topology_devices(name)[0]) for name in ("v5e:2x2", "v5p:2x2x1")}
+    assert limits["v5e:2x2"] < 16 * 2**30 < 90 * 2**30 < limits["v5p:2x2x1"] < 96 * 2**30
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "devices"), [("v4:2x2x2", 8), ("v5e:16x16", 256), ("v6e:1x1", 1), ("V5P:2x2x1", 4)])
+def test_topologies_have_one_device_a_chip(name, devices):
+    assert len(planning.topology_devices(name)) == devices
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["v5e", "v5e:3x3", "v99:2x2", "16", "v5e:16x16x", "a100:8"])
+def test_a_topology_that_does_not_exist_is_the_users_mistake(name):
+    with pytest.raises(UserError) as caught:
+        planning.plan(EXPERIMENT, name)
+    assert name in str(caught.value) and "v5e:16x16" in str(caught.value)
+
+
+@needs_compiler
+def test_a_mesh_or_a_batch_that_does_not_suit_the_devices_is_the_users_mistake():
+    with pytest.raises(UserError, match="does not fit 4 devices"):
+        planning.plan(on(MeshConfig(data=3)), "v5e:2x2")
+    with pytest.raises(UserError, match="not divisible by data x fsdp = 4"):
+        planning.plan(on(MeshConfig(), batch_size=6), "v5e:2x2")
+
+
+def test_without_the_compiler_one_sentence_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
+    assert main(["plan", "configs/bert_tiny.py"]) == 2
+    assert "jaxlm[tpu]" in capsys.readouterr().err
+
+
+def test_a_plan_opens_no_accelerator():
+    code = (
+        "import os, jax; from jaxlm.analysis.plan import prepare_environment; "
+        "prepare_environment(); print(jax.config.jax_platforms, os.environ['JAX_PLATFORMS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["cpu", "cpu"], done.stderr
+
+
+def test_the_vocabulary_is_that_of_the_objectives_model():
+    assert planning.vocabulary_size(EXPERIMENT.objective) == 1024
+    assert planning.vocabulary_size(Electra(model=ElectraConfig(vocab_size=777))) == 777
+
+
+@pytest.mark.parametrize(
+    ("message", "used"),
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (2.50T) exceeds "
+         "available HBM (15.75G).", int(2.5 * 2**40)),
+        ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.50G of "
+         "15.75G hbm. Exceeded hbm capacity by 4.75G.", int(20.5 * 2**30)),
+        ("INTERNAL: Used 2.00G of 1.00G", None),
+        ("RESOURCE_EXHAUSTED: too many open files", None),
+    ],
+)
+def test_the_compilers_messages_are_understood(message, used):
+    assert planning._used_bytes(message) == used
+
+
+def test_presets_for_the_published_sizes_have_their_parameter_counts():
+    from jaxlm.config.experiment import load_preset
+
+    for name, count in (("mini", 11_267_900), ("small", 29_058_876), ("medium", 41_668_412), ("base", 110_106_428),
+                        ("large", 336_226_108)):
+        experiment = load_preset(f"configs/bert_{name}.py")
+        experiment.validate()
+        shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
+        assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == count

@@ -1,0 +1,92 @@
+"""Every preset: it loads, its docstring's parameter count is true, and published recipes are what SPEC says of them."""
+
+import math
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxlm.config.experiment import load_preset
+from jaxlm.training.optimizers import make_schedule
+from jaxlm.types import Vocabulary
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PRESETS = sorted(path.stem for path in CONFIGS.glob("*.py"))
+
+
+def preset(name):
+    return load_preset(str(CONFIGS / f"{name}.py"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_it_loads_and_has_as_many_parameters_as_it_says(name):
+    experiment = preset(name)
+    experiment.validate()
+    data = experiment.data
+    objective = experiment.objective.bind(Vocabulary.stand_in(data.vocab_size), data.length)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    (said,) = re.findall(r"^Parameters:(.*)$", (CONFIGS / f"{name}.py").read_text(), re.M)
+    assert f"{count:,}" in said.replace("; ", " ").split()
+
+
+BERT = dict(name="adamw", learning_rate=1e-4, warmup_steps=10_000, schedule="linear", b1=0.9, b2=0.999, eps=1e-6,
+            bias_correction=False, weight_decay=0.01, clip_norm=1.0)
+GPT2 = dict(name="adamw", warmup_steps=2_000, schedule="cosine", b1=0.9, b2=0.95, weight_decay=0.1, clip_norm=1.0)
+T5 = dict(name="adafactor", schedule="inverse-sqrt", weight_decay=0.0)
+
+# optimizer; steps, batch, length
+RECIPES = {
+    "bert_base": (BERT, 1_000_000, 256, 128),
+    "bert_large": (BERT, 1_000_000, 256, 128),
+    "electra_small": (BERT | dict(learning_rate=5e-4), 1_000_000, 128, 128),
+    "electra_base": (BERT | dict(learning_rate=2e-4), 766_000, 256, 512),
+    "electra_large": (BERT | dict(learning_rate=2e-4), 400_000, 2048, 512),
+    "gpt2": (GPT2 | dict(learning_rate=6e-4), 600_000, 512, 1024),
+    "gpt2_medium": (GPT2, 600_000, 512, 1024),
+    "gpt2_large": (GPT2, 600_000, 512, 1024),
+    "gpt2_xl": (GPT2, 600_000, 512, 1024),
+} | {
+    f"t5_{size}": (T5, 1_000_000, batch, 512)
+    for sizes, batch in (
+        (("small", "base", "large", "3b", "11b"), 2048),
+        (("1_1_small", "1_1_base", "1_1_large", "1_1_xl", "1_1_xxl"), 256),
+    )
+    for size in sizes
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_published_recipes(name):
+    experiment = preset(name)
+    optimizer, steps, batch, length = RECIPES[name]
+    assert {field: getattr(experiment.optimizer, field) for field in optimizer} == optimizer
+    train = experiment.train
+    assert (train.steps, train.batch_size, experiment.data.length, train.short_steps) == (steps, batch, length, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("bert_base", 0.15), ("electra_small", 0.15), ("electra_base", 0.15), ("electra_large", 0.25)]
+)
+def test_masking_rates(name, rate):
+    assert preset(name).objective.mask_rate == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "rate"),
+    [
+        ("t5_base", 5_000, 0.01), ("t5_1_1_xxl", 40_000, 0.005), ("t5_11b", 999_999, 0.001),  # 1/sqrt(max(step, 10^4))
+        ("gpt2", 2_000, 6e-4), ("gpt2", 600_000, 6e-5), ("bert_large", 10_000, 1e-4), ("bert_large", 1_000_000, 0.0),
+    ],
+)
+def test_learning_rates(name, step, rate):
+    experiment = preset(name)
+    found = float(make_schedule(experiment.optimizer, experiment.train.steps)(step))
+    assert found == pytest.approx(rate, rel=1e-4, abs=1e-10)
+
+
+def test_t5_1_1_is_pretrained_without_dropout_and_1_0_with_it():
+    dropout = {name: preset(name).objective.model.dropout for name in PRESETS if name.startswith("t5_")}
+    assert dropout.pop("t5_tiny") == 0.0
+    assert dropout == {name: 0.0 if "1_1" in name else 0.1 for name in dropout}

@@ -1,0 +1,242 @@
+import itertools
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxlm.data import windows
+from jaxlm.data.batches import Batches
+from jaxlm.data.windows import PACKINGS
+from jaxlm.errors import UserError
+from tests.data.stand_ins import EOS, ByteTokenizer, store_of
+
+# Words of one letter each, so that every document can be told from its neighbours.
+DOCUMENTS = ["a" * 1, "bc", "d" * 7 + "ef", "ghijklmnopqrstuvwxyz" * 3, "AB" * 5, "C", "D", "0123456789", "E" * 21]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return store_of(tmp_path_factory.mktemp("store") / "s", DOCUMENTS)
+
+
+def rows_of(batches, epoch=0):
+    """All windows of an epoch, as tuples of (tokens, segment_ids)."""
+    rows = []
+    for place in range(epoch * batches.num_rows, (epoch + 1) * batches.num_rows):
+        batch = batches.batch(place // batches.batch_size)
+        row = place % batches.batch_size
+        rows.append((tuple(batch.tokens[row]), tuple(batch.segment_ids[row])))
+    return rows
+
+
+def expected_windows(documents, length, packing, pad=0):
+    """The definition, written slowly."""
+    ids = [[byte + 16 for byte in text.encode()] for text in documents]
+    if packing == "document":
+        found = []
+        for tokens in ids:
+            if len(tokens) < 2:
+                continue
+            if len(tokens) < length:
+                fill = length - len(tokens)
+                found.append((tuple(tokens + [pad] * fill), tuple([1] * len(tokens) + [0] * fill)))
+                continue
+            for number in range(-(-len(tokens) // length)):
+                start = min(number * length, len(tokens) - length)
+                found.append((tuple(tokens[start : start + length]), (1,) * length))
+        return found
+    stream = []
+    for number, tokens in enumerate(ids):
+        stream += [(token, number) for token in tokens + [EOS] * (packing == "packed-eos")]
+    found = []
+    for start in range(0, len(stream) - length + 1, length) or [0]:
+        part = stream[start : start + length]
+        tokens = [token for token, _ in part]
+        segments = [number - part[0][1] + 1 for _, number in part]
+        fill = length - len(part)
+        found.append((tuple(tokens + [pad] * fill), tuple(segments + [0] * fill)))
+    return found
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("length", [2, 3, 8, 20, 64, 500])
+@pytest.mark.parametrize("resident", [True, False])
+def test_an_epoch_is_every_window_once(store, monkeypatch, packing, length, resident):
+    if not resident:  # as for a store of very many documents
+        monkeypatch.setattr(windows, "_RESIDENT", 0)
+        monkeypatch.setattr(windows, "_STRIDE", 2)
+        monkeypatch.setattr(windows, "_AT_ONCE", 4)
+    batches = Batches(store, "train", 5, length, packing, 7)
+    expected = expected_windows(DOCUMENTS, length, packing)
+    assert batches.num_rows == len(expected)
+    for epoch in (0, 1, 12):
+        assert Counter(rows_of(batches, epoch)) == Counter(expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 30), st.sampled_from(PACKINGS))
+def test_windows_of_random_documents(tmp_path_factory, lengths, length, packing):
+    documents = [chr(65 + number) * size for number, size in enumerate(lengths)]
+    store = store_of(tmp_path_factory.mktemp("w") / "s", documents)
+    expected = expected_windows(documents, length, packing)
+    if not expected or sum(lengths) + len(lengths) * (packing == "packed-eos") < 2:
+        return
+    batches = Batches(store, "train", 3, length, packing, 0)
+    assert Counter(rows_of(batches)) == Counter(expected)
+
+
+def test_types_and_padding(store):
+    for packing in PACKINGS:
+        batch = Batches(store, "train", 6, 30, packing, 0).batch(3)
+        assert batch.tokens.shape == batch.segment_ids.shape == (6, 30)
+        assert batch.tokens.dtype == batch.segment_ids.dtype == np.int32
+        assert ((batch.segment_ids == 0) <= (batch.tokens == 0)).all()
+        assert (np.diff(batch.segment_ids == 0, axis=1) >= 0).all()  # padding only at the end
+
+
+def test_epochs_and_seeds_differ(store):
+    batches = Batches(store, "train", 4, 3, "document", 0)
+    assert rows_of(batches, 0) != rows_of(batches, 1)
+    assert rows_of(batches, 0) != rows_of(Batches(store, "train", 4, 3, "document", 1), 0)
+    # Epoch 1 of seed 0 is not epoch 0 of seed 1.
+    assert rows_of(batches, 1) != rows_of(Batches(store, "train", 4, 3, "document", 1), 0)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_hosts_and_batches_only_divide_the_same_rows(store, packing):
+    batches = Batches(store, "train", 8, 5, packing, 3)
+    for step in (0, 1, 10**9):
+        whole = batches.batch(step)
+        parts = [batches.batch(step, slice(start, start + 2)) for start in range(0, 8, 2)]
+        assert (np.concatenate([part.tokens for part in parts]) == whole.tokens).all()
+        assert (np.concatenate([part.segment_ids for part in parts]) == whole.segment_ids).all()
+    small = Batches(store, "train", 4, 5, packing, 3)
+    assert (small.batch(7).tokens == batches.batch(3).tokens[4:]).all()
+
+
+def test_a_stream_starts_anywhere(store):
+    batches = Batches(store, "train", 4, 6, "packed", 1)
+    stream = batches.stream(1_000_000, slice(1, 3))
+    for step, batch in zip(range(1_000_000, 1_000_010), stream, strict=False):
+        assert (batch.tokens == batches.batch(step, slice(1, 3)).tokens).all()
+    stream.close()
+
+
+def test_a_closed_stream_ends_its_thread(store):
+    before = threading.active_count()
+    streams = [Batches(store, "train", 4, 6, "packed", 1).stream() for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    assert threading.active_count() == before + 3
+    streams[0].close()
+    assert threading.active_count() == before + 2
+    del streams, stream
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() == before
+
+
+def test_errors_of_the_thread_are_raised_where_the_batch_is_wanted(store, monkeypatch):
+    batches = Batches(store, "train", 4, 6, "packed", 1)
+    right = batches.batch
+
+    def failing(step, rows):
+        if step == 2:
+            raise UserError("the disk is gone")
+        return right(step, rows)
+
+    monkeypatch.setattr(batches, "batch", failing)
+    stream = batches.stream()
+    assert next(stream).tokens.shape == next(stream).tokens.shape == (4, 6)
+    with pytest.raises(UserError, match="the disk is gone"):
+        next(stream)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_evaluation_is_every_window_once_then_empty_rows(store, packing):
+    batches = Batches(store, "train", 4, 5, packing, 3)
+    found = list(batches.evaluation(4, 1000))
+    assert len(found) == -(-batches.num_rows // 4)
+    rows = [(tuple(t), tuple(s)) for batch in found for t, s in zip(*batch, strict=True) if any(s)]
+    assert Counter(rows) == Counter(expected_windows(DOCUMENTS, 5, packing))
+    empty = sum(not any(segments) for batch in found for segments in batch.segment_ids)
+    assert empty == 4 * len(found) - batches.num_rows
+    assert all(batch.tokens.shape == (4, 5) for batch in found)
+    # The same whatever the seed, and divided over hosts; fewer on request.
+    other = Batches(store, "train", 9, 5, packing, 99)
+    for one, left, right in zip(
+        found, other.evaluation(4, 1000, slice(0, 2)), other.evaluation(4, 1000, slice(2, 4)), strict=True
+    ):
+        assert (one.tokens == np.concatenate([left.tokens, right.tokens])).all()
+        assert (one.segment_ids == np.concatenate([left.segment_ids, right.segment_ids])).all()
+    assert len(list(batches.evaluation(4, 2))) == 2
+
+
+def test_nothing_held_out(store):
+    batches = Batches(store, "held_out", 4, 5, "document", 0)
+    assert batches.num_rows == 0
+    assert list(batches.evaluation(4, 10)) == []
+    with pytest.raises(UserError, match="No text is held out"):
+        batches.batch(0)
+
+
+def test_the_order_of_windows_is_shuffled_over_the_whole_text(tmp_path):
+    """The documents of a batch come from everywhere: their mean position is that of uniform draws."""
+    store = store_of(tmp_path / "s", [chr(0x4E00 + number) for number in range(3000)])
+    batches = Batches(store, "train", 100, 3, "document", 0)
+    assert batches.num_rows == 3000
+    order = [ByteTokenizer().encode_arrays([chr(0x4E00 + number)])[0].tobytes() for number in range(3000)]
+    position = {tokens: number for number, tokens in enumerate(order)}
+    for step in range(5):
+        places = [position[tokens.tobytes()] for tokens in batches.batch(step).tokens]
+        assert len(set(places)) == 100
+        assert abs(np.mean(places) / 3000 - 0.5) < 5 * np.sqrt(1 / 12 / 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", 0, 8, "packed", 0), "1 row and 2 tokens or more"),
+        (("train", 4, 1, "packed", 0), "1 row and 2 tokens or more"),
+        (("train", 4, 8, "stacked", 0), "'stacked' is no packing; choose one of document, packed, packed-eos"),
+        (("train", 4, 8, "packed", -1), "seed must be 0 or more"),
+        (("test", 4, 8, "packed", 0), "parts train and held_out"),
+    ],
+)
+def test_values_out_of_range(store, arguments, message):
+    with pytest.raises(UserError, match=message):
+        Batches(store, *arguments)
+
+
+def test_too_little_text(tmp_path):
+    with pytest.raises(UserError, match="2 tokens or more"):
+        Batches(store_of(tmp_path / "s", ["a"]), "train", 4, 8, "document", 0)
+
+
+def test_an_end_symbol_is_needed_where_it_is_packed(tmp_path):
+    class Endless(ByteTokenizer):
+        vocabulary = ByteTokenizer.vocabulary.__class__(
+            size=272, special=np.zeros(272, bool), word_start=np.zeros(272, bool)
+        )
+
+    store = store_of(tmp_path / "s", ["abc", "def"], tokenizer=Endless())
+    with pytest.raises(UserError, match="no end-of-sequence symbol"):
+        Batches(store, "train", 4, 8, "packed-eos", 0)
+    batch = Batches(store, "train", 1, 8, "packed", 0).batch(0)
+    assert batch.segment_ids.tolist() == [[1, 1, 1, 2, 2, 2, 0, 0]]
+    assert batch.tokens[0, 6:].tolist() == [0, 0]
+
+
+def test_counting_documents_in_parts_agrees(store, monkeypatch):
+    monkeypatch.setattr(windows, "_AT_ONCE", 2)
+    monkeypatch.setattr(windows, "_STRIDE", 1)
+    for packing, length in itertools.product(PACKINGS, (3, 20)):
+        assert Batches(store, "train", 1, length, packing, 0).num_rows == len(
+            expected_windows(DOCUMENTS, length, packing)
+        )

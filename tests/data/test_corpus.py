@@ -1,0 +1,166 @@
+import errno
+import json
+import os
+import textwrap
+
+import pytest
+from etils import epath
+
+from jaxlm.data.corpus import open_corpus
+from jaxlm.data.fingerprint import survey
+from jaxlm.data.python_docs import documents as python_documents
+from jaxlm.errors import UserError
+
+
+def texts(source, field="text"):
+    return [piece.text for piece in open_corpus(str(source), field).pieces()]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_text("b one\n\nb two")
+    (tmp_path / "a.jsonl").write_text('{"text": "a one"}\n{"text": "a two"}\n')
+    (tmp_path / "sub" / "c.txt").write_text("c")
+    (tmp_path / "notes.md").write_text("left out")
+    return tmp_path
+
+
+def test_files_folders_globs_and_lists(folder):
+    assert texts(folder) == ["a one", "a two", "b one", "b two", "c"]
+    assert texts(folder / "b.txt") == ["b one", "b two"]
+    assert texts(folder / "*.txt") == ["b one", "b two"]
+    assert texts(folder / "**/*.txt") == ["b one", "b two", "c"]
+    assert texts(folder / "[ab].*") == ["a one", "a two", "b one", "b two"]
+    assert texts(f"{folder / 'sub'}, {folder / 'b.txt'}") == ["c", "b one", "b two"]
+    comma = folder / "x,y.txt"
+    comma.write_text("comma")
+    assert texts(comma) == ["comma"]
+
+
+def test_relative_paths(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert texts("sub") == ["c"]
+    assert texts("*.jsonl") == ["a one", "a two"]
+
+
+def test_a_file_ends_its_last_document(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    assert survey(open_corpus(str(tmp_path)).pieces()).documents == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none.txt", "does not exist"),
+        ("*.text", "No .txt or .jsonl file"),
+        ("nowhere/*.txt", "No .txt or .jsonl file"),
+        ("empty", "holds no .txt or .jsonl file"),
+        ("notes.md", "is of no known kind"),
+        ("b.txt,,c", "names no text"),
+        ("", "names no text"),
+    ],
+)
+def test_what_is_not_there(folder, monkeypatch, source, message):
+    (folder / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=message):
+        open_corpus(source)
+
+
+@pytest.mark.parametrize("source", ["sub", ".", "sub,sub/c.txt"])
+def test_a_folder_that_may_not_be_read(folder, monkeypatch, source):
+    """Root may read everything, so the refusal is played."""
+    listed = type(epath.Path()).iterdir
+
+    def iterdir(path):
+        if path.name == "sub":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(type(epath.Path()), "iterdir", iterdir)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"^sub cannot be read \(Permission denied\); check its permissions\.$"):
+        open_corpus(source)
+
+
+def test_the_stamp_tells_changed_files(folder):
+    before = open_corpus(str(folder)).stamp
+    assert open_corpus(str(folder)).stamp == before
+    assert open_corpus(str(folder), "body").stamp != before
+    os.utime(folder / "b.txt", ns=(1, 1))
+    assert open_corpus(str(folder)).stamp != before
+
+
+def test_python_docs():
+    documents = python_documents()
+    assert 1_000_000 < sum(map(len, documents)) < 6_000_000
+    assert len(documents) > 300
+    text = "\n".join(documents)
+    assert "Read a comma-separated" not in documents  # each document is a module or a topic, not a line
+    assert json.dumps.__doc__.strip()[:40] in text  # a function's docstring
+    assert "The `assert` statement" in text or 'The "assert" statement' in text  # a topic
+    first = survey(open_corpus("python-docs").pieces())
+    assert first.documents == len(documents)
+    assert not any("unittest.mock" in text and "Test the" in text[:20] for text in documents)
+
+
+BUILDER = '''
+    import numpy as np
+    import tensorflow_datasets as tfds
+
+
+    class Builder(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            fields = {"text": tfds.features.Text(), "label": tfds.features.Scalar(np.int64)}
+            features = tfds.features.FeaturesDict(fields)
+            return tfds.core.DatasetInfo(builder=self, description="few words", features=features)
+
+        def _split_generators(self, manager):
+            return {"train": self._generate_examples(150), "test": self._generate_examples(3)}
+
+        def _generate_examples(self, count):
+            for number in range(count):
+                yield number, {"text": f"document {number} é\\n한국어", "label": number}
+'''
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A dataset, prepared as array_record by a builder that then is not known any more."""
+    import sys
+
+    root = tmp_path_factory.mktemp("tfds")
+    package = root / "few_words"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "few_words_dataset_builder.py").write_text(textwrap.dedent(BUILDER))
+    sys.path.insert(0, str(root))
+    try:
+        from few_words.few_words_dataset_builder import Builder
+
+        Builder(data_dir=str(root / "data"), file_format="array_record").download_and_prepare()
+    finally:
+        sys.path.remove(str(root))
+    return root / "data"
+
+
+def test_tfds(prepared, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared))
+    everything = texts("tfds:few_words")
+    assert sorted(everything) == sorted(f"document {number} é\n한국어" for number in range(150))
+    assert texts("tfds:few_words") == everything
+    assert len(texts("tfds:few_words:test")) == 3
+    assert texts("tfds:few_words:train[:20]") == everything[:20]
+    assert open_corpus("tfds:few_words").stamp != open_corpus("tfds:few_words:test").stamp
+    with pytest.raises(UserError, match=r"few_words:nowhere cannot be read .*nowhere"):
+        open_corpus("tfds:few_words:nowhere")
+    with pytest.raises(UserError, match=r"no field 'body'.*'text'"):
+        open_corpus("tfds:few_words", "body")
+    with pytest.raises(UserError, match=r"'label' is .*, not text"):
+        texts("tfds:few_words", "label")
+    with pytest.raises(UserError, match="tfds:no_such_words cannot be read"):
+        open_corpus("tfds:no_such_words")

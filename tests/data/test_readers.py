@@ -1,0 +1,208 @@
+import gzip
+import io
+import json
+import lzma
+import os
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxlm.data import readers
+from jaxlm.data.readers import PIECE, Cutter, kind_of, read_file
+from jaxlm.errors import UserError
+
+
+def documents(path, field="text"):
+    found, parts = [], []
+    for piece in read_file(str(path), field):
+        assert piece.first == (not parts)
+        assert len(piece.text) <= PIECE
+        parts.append(piece.text)
+        if piece.last:
+            found.append("".join(parts))
+            parts = []
+    assert not parts
+    return found
+
+
+def write(path, data):
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def test_blank_lines_part_documents_and_white_space_is_none(tmp_path):
+    text = "\n\none\ntwo\r\n \t \n\n\nthree \x0c and\x00more\n  \n  \n\n"
+    assert documents(write(tmp_path / "a.txt", text)) == ["one\ntwo", "three \x0c and\x00more"]
+    assert documents(write(tmp_path / "b.txt", "no newline at the end")) == ["no newline at the end"]
+    assert documents(write(tmp_path / "c.txt", "")) == []
+    assert documents(write(tmp_path / "d.txt", "\ufeffmark\n\n\ufeffkept")) == ["mark", "\ufeffkept"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.text(st.sampled_from("ab \té한😀\x00"), min_size=1, max_size=30).filter(str.strip), max_size=6),
+    st.sampled_from([1, 2, 3, 7, 64]),
+)
+def test_text_is_read_the_same_whatever_the_block(tmp_path_factory, lines, block):
+    path = write(tmp_path_factory.mktemp("t") / "a.txt", "\n\n".join(lines))
+    before = readers.BLOCK
+    readers.BLOCK = block
+    try:
+        found = documents(path)
+    finally:
+        readers.BLOCK = before
+    assert found == lines
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(st.sampled_from("ab \n한"), max_size=200), st.lists(st.integers(1, 50), max_size=20), st.integers(4, 40))
+def test_where_a_document_is_cut_depends_on_its_text_alone(text, chunks, size):
+    before = readers.PIECE
+    readers.PIECE = size
+    try:
+        cutter = Cutter()
+        at_once = list(cutter.document(text))
+        pieces, start = [], 0
+        for chunk in chunks:
+            pieces += cutter.add(text[start : start + chunk])
+            start += chunk
+        pieces += cutter.document(text[start:])
+    finally:
+        readers.PIECE = before
+    assert pieces == at_once
+    if text.strip():
+        assert "".join(piece.text for piece in pieces) == text
+        assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_cuts_stand_before_white_space():
+    pieces = list(Cutter().document("word " * 40_000))
+    assert len(pieces) > 2
+    assert all(piece.text.startswith(" word") for piece in pieces[1:])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_compressed_files_give_the_same_text(tmp_path, suffix):
+    lines = [f"line {i} é" for i in range(5000)]
+    data = "\n".join(json.dumps({"text": line}) for line in lines).encode()
+    half = len(data) // 2  # two members, as `cat a.gz b.gz` makes them
+    pack = {
+        "": lambda d: d,
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }[suffix]
+    path = write(tmp_path / f"a.jsonl{suffix}", pack(data[:half]) + pack(data[half:]))
+    assert documents(path) == lines
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("cut", ["truncated", "garbled"])
+def test_damaged_archives_are_refused(tmp_path, suffix, cut):
+    data = os.urandom(200_000).hex().encode()
+    packed = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix](data)
+    packed = packed[: len(packed) // 2] if cut == "truncated" else b"this is no archive at all" + packed
+    path = write(tmp_path / f"a.txt{suffix}", packed)
+    with pytest.raises(UserError, match=rf"a\.txt\{suffix} is truncated or damaged"):
+        documents(path)
+
+
+def test_bytes_that_are_not_utf8_are_refused_with_their_place(tmp_path):
+    data = "one\n\ntwo é\nthree ".encode() + b"\xff\xfe rest\n"
+    with pytest.raises(UserError, match=f"line 4, byte {data.index(0xFF)}:.*not UTF-8"):
+        documents(write(tmp_path / "a.txt", data))
+    with pytest.raises(UserError, match=r"line 2, byte 7:.*not UTF-8"):  # a sequence that the document's end cuts short
+        documents(write(tmp_path / "b.txt", b"first\nx\xe9"))
+    lines = json.dumps({"text": "ok"}).encode() + b'\n{"text": "\xe9"}\n'
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2, byte 25:.*not UTF-8"):
+        documents(write(tmp_path / "a.jsonl", lines))
+
+
+def test_json_lines(tmp_path):
+    rows = [{"id": 1, "text": "a\nb\u0000é"}, {"text": "   "}, {"text": ""}, {"text": "pair \ud83d\ude00"}]
+    data = "\ufeff" + "\n\n".join(json.dumps(row) for row in rows) + '\n{"text": "lone \\ud800!"}'
+    assert documents(write(tmp_path / "a.jsonl", data)) == ["a\nb\x00é", "pair 😀", "lone \ufffd!"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"body": "x", "id": 3}', r"line 2 has no field 'text'; .*--data\.text-field \(here: 'body', 'id'\)"),
+        ('{"text": 3}', "line 2: the field 'text' is .*not text"),
+        ('{"text": null}', "line 2: the field 'text' is .*not text"),
+        ('["text"]', "line 2: (expected an object with the field 'text', found list|this is not JSON)"),
+        ('{"text": "x"', "line 2: this is not JSON"),
+        ("plain text", "line 2: this is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("long", [False, True])
+def test_bad_json_lines_are_refused_with_their_place(tmp_path, monkeypatch, line, message, long):
+    path = write(tmp_path / "a.jsonl", '{"text": "fine"}\n' + line + "\n")
+    if long:
+        monkeypatch.setattr(readers, "LONG_LINE", 4)
+    with pytest.raises(UserError, match=message):
+        documents(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b\"", "long name"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+            max_leaves=6,
+        ),
+    ),
+    st.text(st.sampled_from('ab"\\/\n\t\x00é한😀{}[],:'), max_size=60),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_long_lines_are_read_as_json_reads_them(tmp_path_factory, others, text, ascii_only, block):
+    data = json.dumps({**others, "text": text, "z": others}, ensure_ascii=ascii_only) + "\n"
+    path = write(tmp_path_factory.mktemp("j") / "a.jsonl", data + json.dumps({"text": "next"}))
+    before = readers.LONG_LINE, readers.BLOCK
+    readers.LONG_LINE, readers.BLOCK = block, block
+    try:
+        found = documents(path)
+    finally:
+        readers.LONG_LINE, readers.BLOCK = before
+    assert found == [json.loads(data)["text"]] * bool(text.strip()) + ["next"]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"text": "x"} {}', '{"text": "a", "text": "b"}', '{"text": "\\q"}', '{"a": , "text": "x"}']
+)
+def test_long_lines_that_are_not_json(tmp_path, monkeypatch, line):
+    monkeypatch.setattr(readers, "LONG_LINE", 4)
+    with pytest.raises(UserError, match="line 1: this is not JSON"):
+        documents(write(tmp_path / "a.jsonl", line))
+
+
+def test_what_cannot_be_opened(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="does not exist"):
+        documents(tmp_path / "none.txt")
+    with pytest.raises(UserError, match="cannot be read"):
+        documents(tmp_path.rename(tmp_path.with_suffix(".txt")))
+    secret = write(tmp_path.with_suffix(".txt") / "a.txt", "x")
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(readers.epath.Path(secret)), "open", refuse)
+    with pytest.raises(UserError, match="Permission denied"):
+        documents(secret)
+
+
+def test_kinds():
+    assert kind_of("A.TXT.GZ") == "text" and kind_of("x.jsonl.zst") == "json"
+    assert kind_of("a.csv") is None and kind_of("model.bin") is None
+
+
+def test_a_stream_without_readline_is_buffered(tmp_path, monkeypatch):
+    """Some file systems hand out raw streams."""
+    path = write(tmp_path / "a.txt", "one\n\ntwo")
+    monkeypatch.setattr(type(readers.epath.Path(path)), "open", lambda self, mode: io.FileIO(str(self)))
+    assert documents(path) == ["one", "two"]

