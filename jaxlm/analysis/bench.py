@@ -17,9 +17,10 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.types import TokenBatch
 
 Report = Callable[[str], None]
 Runner = Callable[[int], float]

@@ -15,7 +15,7 @@ from typing import Any
 from jaxlm.analysis.hlo import Traffic, traffic
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 TABLE = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
 """The topologies of `jaxlm plan` without --topology."""

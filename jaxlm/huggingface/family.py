@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Number = TypeVar("Number", int, float)
 

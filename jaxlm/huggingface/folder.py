@@ -24,7 +24,7 @@ from jaxlm.huggingface.table import Params, get, listed, paths, put
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
 from jaxlm.paths import local_folder
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
 class ExportsTokenizer(Protocol):

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 Params = dict[str, Any]
 Example = dict[str, Array | np.ndarray]

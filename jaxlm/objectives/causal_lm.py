@@ -14,7 +14,8 @@ from jaxlm.errors import UserError
 from jaxlm.models import gpt2
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ from jaxlm.models import bert
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy, sums, weighted_mean
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.models import t5
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 VOCAB_MULTIPLE = 128
 """The embedding's rows are rounded up to this, as in the published models: matrix units like it."""

@@ -17,7 +17,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.paths import local_folder
 from jaxlm.data.text import DataConfig
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 # Fields that may differ when a run is resumed: they change how long, how often and where, not what is computed. But
 # train.steps is also where a linear or cosine schedule ends: the steps to come have other learning rates, as the loop

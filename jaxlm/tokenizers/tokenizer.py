@@ -17,7 +17,7 @@ from etils import epath
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 # Long texts are cut where no token reaches across, and go to the library in groups of about this many characters, so
 # that memory does not grow with the text. SentencePiece sums its scores in float32 from the beginning of a text, so

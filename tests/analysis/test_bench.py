@@ -26,9 +26,9 @@ from jaxlm.objectives.span_corruption import T5Pretraining
 from jaxlm.parallel.peaks import measured_flops
 from jaxlm.runs.folder import write_imported_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key
-from jaxlm.types import Vocabulary
 
 SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
 OBJECTIVES = {

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from jaxlm.config.experiment import load_preset
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
-from jaxlm.types import Vocabulary
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.py"))

@@ -7,7 +7,7 @@ import numpy as np
 from jaxlm.data.build import build_store
 from jaxlm.data.fingerprint import survey
 from jaxlm.data.readers import Piece
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 EOS = 3
 

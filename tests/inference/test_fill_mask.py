@@ -12,7 +12,7 @@ from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models import bert
 from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 SIZE = 150
 

@@ -18,7 +18,7 @@ from jaxlm.models import gpt2
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.stand_in(130)
 MODEL = Gpt2Config(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40)

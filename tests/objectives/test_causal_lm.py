@@ -14,7 +14,8 @@ from jaxlm.errors import UserError
 from jaxlm.models import gpt2
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 VOCABULARY = Vocabulary.stand_in(180)
 EOS, TEXT = VOCABULARY.eos, 110

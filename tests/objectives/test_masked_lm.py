@@ -12,7 +12,8 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models import bert
 from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 TINY = bert.BertConfig(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
 

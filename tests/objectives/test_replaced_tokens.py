@@ -19,7 +19,8 @@ from jaxlm.models.electra import ElectraConfig
 from jaxlm.objectives import chunked_loss
 from jaxlm.objectives import replaced_tokens as module
 from jaxlm.objectives.replaced_tokens import Electra
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 from tests.objectives.slow_electra import slow_loss
 
 VOCABULARY = Vocabulary.stand_in(160)

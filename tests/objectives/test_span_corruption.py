@@ -15,7 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import generate
 from jaxlm.models.t5 import T5Config, relative_buckets
 from jaxlm.objectives.span_corruption import T5Pretraining
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 VOCABULARY = Vocabulary.stand_in(200)
 OLD = T5Config(hidden_size=12, num_layers=2, num_heads=2, head_dim=4, intermediate_size=16)

@@ -16,7 +16,8 @@ from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.span_corruption import T5Pretraining
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, batch_shards, placement, shardings
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "2x4": (2, 4, 1), "mixed": (2, 2, 2)}
 LENGTH, ROWS = 40, 8

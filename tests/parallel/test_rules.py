@@ -45,8 +45,8 @@ def test_every_rule_is_the_first_to_match_some_parameter():
     """Of some family, or of its optimizer's state; the last rule takes all."""
     from jaxlm.config.experiment import OptimizerConfig
     from jaxlm.systems import CLASSES
+    from jaxlm.tokenizers.vocabulary import Vocabulary
     from jaxlm.training.optimizers import make_optimizer
-    from jaxlm.types import Vocabulary
 
     objectives = [cls() for cls in CLASSES if hasattr(cls, "init")]
     (t5,) = (objective for objective in objectives if type(objective).__name__ == "T5Pretraining")
@@ -69,7 +69,7 @@ def test_every_rule_is_the_first_to_match_some_parameter():
 def test_every_large_parameter_of_every_family_is_split(family):
     """By fsdp and, in the layers, by tensor: nothing that grows with the model stays whole."""
     from jaxlm.systems import CLASSES
-    from jaxlm.types import Vocabulary
+    from jaxlm.tokenizers.vocabulary import Vocabulary
 
     names = {"bert": "BertPretraining", "electra": "Electra", "gpt2": "CausalLM", "t5": "T5Pretraining"}
     cls = next(c for c in CLASSES if c.__name__ == names[family])
@@ -110,8 +110,8 @@ def test_optimizer_states_are_split_like_their_parameters(optimizer):
     """Each moment by the rule of its parameter, through all of optax's wrappers; Adafactor's are whole and small."""
     from jaxlm.config.experiment import OptimizerConfig
     from jaxlm.objectives.masked_lm import BertPretraining
+    from jaxlm.tokenizers.vocabulary import Vocabulary
     from jaxlm.training.optimizers import make_optimizer
-    from jaxlm.types import Vocabulary
 
     mesh = AbstractMesh(tuple(AXES.values()), tuple(AXES), axis_types=(AxisType.Auto,) * 3)
     params = jax.eval_shape(BertPretraining().bind(Vocabulary.stand_in(30522), 512).init, jax.random.key(0))

@@ -21,10 +21,11 @@ from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, path_string
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import feed, loop
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.step import corruption_key, make_init, make_train_step
-from jaxlm.types import TokenBatch, Vocabulary
+from jaxlm.types import TokenBatch
 
 LENGTH, ROWS, STEPS, SEED = 32, 8, 4, 5
 VOCABULARY = 162  # divisible by 2, not by 4 or 8, as 30,522 is

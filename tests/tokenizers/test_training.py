@@ -10,7 +10,7 @@ from jaxlm.errors import UserError
 from jaxlm.tokenizers import sentencepiece_json
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import _lines, _sample, train_tokenizer
-from jaxlm.types import Vocabulary
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
 def _texts(count: int = 400) -> list[str]:

@@ -15,8 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.feed import Feed, stage_after
-from jaxlm.types import Vocabulary
 from tests.data.stand_ins import store_of
 
 

@@ -1,0 +1,76 @@
+"""What objectives and data know of a tokenizer: its size, its special symbols, where words begin.
+
+It imports no jax, so that processes that only tokenise start fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxlm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The facts of a tokenizer that objectives need; ids are -1 where the tokenizer has no such symbol.
+
+    size: number of ids, special symbols included.
+    special: bool [size], true for every symbol that stands for no text (control symbols and sentinels).
+    word_start: bool [size], true where a token begins a new word (for whole-word masking).
+    sentinel: id of `<extra_id_0>`; sentinel k has id `sentinel - k`, for k < num_sentinels (T5's descending order).
+    keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
+    name: where it came from, for error messages.
+    """
+
+    size: int
+    special: np.ndarray
+    word_start: np.ndarray
+    pad: int = -1
+    unk: int = -1
+    cls: int = -1
+    sep: int = -1
+    mask: int = -1
+    bos: int = -1
+    eos: int = -1
+    sentinel: int = -1
+    num_sentinels: int = 0
+    keeps_rows: bool = False
+    name: str = "the tokenizer"
+
+    def require(self, *symbols: str, purpose: str) -> None:
+        """Raises UserError unless every symbol ("mask", "sep", "sentinel", ...) exists."""
+        missing = [symbol for symbol in symbols if getattr(self, symbol) < 0]
+        if missing:
+            names = ", ".join(SYMBOL_NAMES.get(symbol, symbol) for symbol in missing)
+            raise UserError(
+                f"{self.name} has no {names}, which {purpose} needs; choose a tokenizer that has it, "
+                "or train one with `jaxlm tokenizer train`, which adds every symbol."
+            )
+
+    def rows(self, configured: int, multiple: int = 1) -> int:
+        """Embedding rows for a model configured with so many: as configured where that holds every id with less than
+        128 to spare (published embeddings are often padded), else the vocabulary's size, rounded up to `multiple`."""
+        spare = configured - self.size
+        kept = spare >= 0 and (spare < 128 or self.keeps_rows)
+        return configured if kept else -(-self.size // multiple) * multiple
+
+    @classmethod
+    def stand_in(cls, size: int) -> Vocabulary:
+        """A vocabulary of `size` ids laid out as `jaxlm tokenizer train` lays them out, for use where only shapes
+        matter (plans, benchmarks, parameter counts): pad 0, unk 1, bos 2, eos 3, cls 4, sep 5, mask 6, then 100
+        sentinels (`<extra_id_0>` last), then text."""
+        sentinels = min(100, max(0, size - 16))
+        first_text = 7 + sentinels
+        special = np.arange(size) < first_text
+        return cls(
+            size=size, special=special, word_start=~special, pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6,
+            sentinel=first_text - 1, num_sentinels=sentinels, name=f"a stand-in vocabulary of {size}",
+        )
+
+
+SYMBOL_NAMES = {
+    "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
+    "bos": "<s>", "eos": "</s>", "sentinel": "<extra_id_0>",
+}
