@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
-from jaxlm.random_bits import threefry_bits
+BLOCK = 128
+"""Tokens of the vocabulary in one block of the two-level search."""
 
 
 def max_replacements(length: int, rate: float) -> int:
@@ -15,28 +16,27 @@ def max_replacements(length: int, rate: float) -> int:
 
 
 def sample_tokens(
-    key: jax.Array,
-    logits: Float[Array, "batch slots vocab"],
-    temperature: float = 1.0,
-    first: int | UInt32[Array, ""] = 0,
+    uniform: Float[Array, "batch slots"], logits: Float[Array, "batch slots vocab"], temperature: float = 1.0
 ) -> Int[Array, "batch slots"]:
-    """One token a slot from softmax(logits / temperature), by the Gumbel trick; no gradient goes through it.
+    """One token a slot from softmax(logits / temperature), where its cumulative distribution passes `uniform`, a number
+    in [0, 1); no gradient goes through it.
 
-    first: where the slots stand among all of their rows, so that parts draw what the whole would.
-
-    The same draw on any mesh and platform, whatever the kind of key: dropout's cheap generators would draw by the
-    layout.
+    The place is found in two levels, by the sums of blocks of the vocabulary and then inside one block, so that neither
+    a cumulative sum over the vocabulary nor a random number for each of its tokens is needed.
     """
-    key = jax.random.wrap_key_data(jax.random.key_data(key).reshape(-1)[:2], impl="threefry2x32")
-    # A number for each token of the vocabulary, with jax's own generator half the step of a small model; in (0, 1),
-    # never 0 or 1, in steps that float32 can tell apart.
-    bits = threefry_bits(key, logits.shape, first * logits.shape[-1]) >> 9
-    uniform = bits.astype(jnp.float32) * 2.0**-23 + 2.0**-24
-    noisy = jax.lax.stop_gradient(logits) / temperature - jnp.log(-jnp.log(uniform))
-    # The largest, found by plain minima and maxima, which compilers vectorise as they do not argmax.
-    tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    largest = jnp.max(noisy, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(noisy == largest, tokens, logits.shape[-1] - 1), axis=-1)
+    vocab = logits.shape[-1]
+    logits = jnp.pad(jax.lax.stop_gradient(logits), ((0, 0), (0, 0), (0, -vocab % BLOCK)), constant_values=-jnp.inf)
+    weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature)
+    weights = weights.reshape(*uniform.shape, -1, BLOCK)
+    blocks = jnp.cumsum(jnp.sum(weights, axis=-1), axis=-1)
+    threshold = uniform * blocks[..., -1]
+    block = jnp.minimum(jnp.sum(blocks <= threshold[..., None], axis=-1), blocks.shape[-1] - 1)
+    inside = jnp.take_along_axis(weights, block[..., None, None], axis=-2)[..., 0, :]
+    before = jnp.take_along_axis(jnp.pad(blocks, ((0, 0), (0, 0), (1, 0))), block[..., None], axis=-1)[..., 0]
+    # Rounding may leave the threshold just above the block's last cumulative sum: then its last likely token is drawn.
+    cumulative = jnp.cumsum(inside, axis=-1)
+    threshold = jnp.minimum(threshold - before, cumulative[..., -1] * (1 - 1e-6))
+    return (block * BLOCK + jnp.sum(cumulative <= threshold[..., None], axis=-1)).astype(jnp.int32)
 
 
 def write_tokens(

@@ -1,36 +1,49 @@
-"""ELECTRA (Clark et al. 2020): two encoders over one embedding module, a masked-LM generator and a discriminator."""
+"""ELECTRA (Clark et al. 2020): two encoders over one embedding module, a generator and a discriminator."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.errors import UserError
-from jaxlm.models.bert import BertConfig, Embeddings, MaskedLMHead
-from jaxlm.models.layers.stack import (
-    ACTIVATIONS,
-    AttentionKind,
-    DType,
-    PlainActivation,
-    RematPolicy,
-    Stack,
-    StackConfig,
-    kernel_init,
-)
+from jaxlm.fields import field
+from jaxlm.models.encoder import Encoder
+from jaxlm.models.heads import TwoLayerHead
+from jaxlm.models.layers.config import AttentionKind, DType, PlainActivation, RematPolicy, check_heads, check_sizes
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
 Network = Literal["generator", "discriminator"]
 
+PUBLISHED = {"small": (12, 128, 256, 64), "small++": (12, 128, 256, 256), "base": (12, 768, 768, 256),
+             "large": (24, 1024, 1024, 256)}
+"""Size → layers, width of the embeddings, of the discriminator, of the generator."""
+
 
 @dataclasses.dataclass(frozen=True)
-class ElectraConfig:
-    """A discriminator and its generator. The defaults are ELECTRA-base."""
+class ElectraEncoder(Encoder):
+    """One of the two networks: an encoder whose embeddings have a width of their own."""
+
+    embedding_size: int = 768
+    """Width of the embeddings, which both networks share; a projection follows where hidden_size differs."""
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size
+
+    @property
+    def head_activation(self) -> PlainActivation:
+        return "gelu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Electra:
+    """A discriminator and its generator. The defaults are ELECTRA-base.
+
+    Parameters: `embeddings`, `generator/{projection,encoder,mlm_head}`, `discriminator/{projection,encoder}` and
+    `rtd_head`; without shared embeddings the generator's are `generator/embeddings`.
+    """
 
     vocab_size: int = 30522
     """Rows of the word embedding; a run sets it from its tokenizer."""
@@ -60,39 +73,33 @@ class ElectraConfig:
     """Segment types."""
     activation: PlainActivation = "gelu"
     """gelu is the exact (erf) form, gelu_new the tanh approximation; the generator's head always uses gelu."""
-    dropout: float = 0.1
+    dropout: float = field(0.1, recipe=True)
     """Dropout after the embeddings, the attention output and the feed-forward output."""
-    attention_dropout: float = 0.1
+    attention_dropout: float = field(0.1, recipe=True)
     """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
     norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
     init_std: float = 0.02
-    """Standard deviation of the truncated normal that weights start from."""
-    dtype: DType = "float32"
+    """Standard deviation of the truncated normal that weights are initialized from."""
+    dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = "none"
-    """What the backward pass recomputes: none, dots (keeps matrix products), full (keeps layer inputs)."""
-    attention: AttentionKind = "auto"
-    """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
+    remat: RematPolicy = field("none", resumable=True)
+    """What the backward pass recomputes: none, dots (all but matrix products), full (all but layer inputs)."""
+    attention: AttentionKind = field("auto", resumable=True)
+    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
+    memory."""
+    loop_layers: bool = field(False, resumable=True)
+    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
+    last_layer_at_positions: bool = field(True, resumable=True)
+    """Compute the generator's last layer only at the positions that it predicts."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith(("_size", "_layers", "_heads", "_positions")) and value < 1:
-                raise UserError(f"objective.model.{field.name} is {value}; it must be at least 1.")
-            if field.name.endswith("dropout") and not 0.0 <= value < 1.0:
-                raise UserError(f"objective.model.{field.name} is {value}; it must be in [0, 1).")
-        if not 0.0 < self.norm_eps < math.inf:
-            raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
-        for prefix in ("", "generator_"):
-            width, heads = getattr(self, f"{prefix}hidden_size"), getattr(self, f"{prefix}num_heads")
-            if width % heads:
-                raise UserError(
-                    f"{prefix}hidden_size {width} is not divisible by {prefix}num_heads {heads}; change one of them."
-                )
+        check_sizes(self)
+        check_heads(self.hidden_size, self.num_heads)
+        check_heads(self.generator_hidden_size, self.generator_num_heads, "generator_")
 
     @classmethod
-    def published(cls, size: str, **changes: Any) -> ElectraConfig:
+    def published(cls, size: str, **changes: Any) -> Self:
         """A published size by name: small, small++ (its generator has full size), base or large (all uncased)."""
         layers, embedding, hidden, generator = PUBLISHED[size]
         shape = dict(
@@ -103,155 +110,52 @@ class ElectraConfig:
         return cls(**(shape | changes))
 
     @property
-    def embeddings(self) -> BertConfig:
-        """The embeddings, and the generator's head, are those of a BERT as wide as the embeddings."""
-        return BertConfig(
-            vocab_size=self.vocab_size, hidden_size=self.embedding_size, num_heads=1, max_positions=self.max_positions,
-            type_vocab_size=self.type_vocab_size, activation="gelu", dropout=self.dropout, norm_eps=self.norm_eps,
-            init_std=self.init_std, dtype=self.dtype,
-        )
+    def discriminator(self) -> ElectraEncoder:
+        """The discriminator without its head."""
+        return self._network("")
 
-    def stack(self, network: Network) -> StackConfig:
-        """The Transformer layers of one of the two."""
-        prefix = "generator_" if network == "generator" else ""
-        hidden, layers, heads, intermediate = (
-            getattr(self, prefix + name) for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size")
-        )
-        return StackConfig(
-            hidden_size=hidden, num_layers=layers, num_heads=heads, head_dim=hidden // heads,
-            intermediate_size=intermediate, activation=self.activation, norm_eps=self.norm_eps, dropout=self.dropout,
-            attention_dropout=self.attention_dropout, init_std=self.init_std, dtype=self.dtype, remat=self.remat,
-            attention=self.attention,
-        )
+    @property
+    def generator(self) -> ElectraEncoder:
+        """The generator, with its masked-LM head."""
+        return self._network("generator_")
 
+    def _network(self, prefix: str) -> ElectraEncoder:
+        sizes = {name: getattr(self, prefix + name)
+                 for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size")}
+        names = {f.name for f in dataclasses.fields(ElectraEncoder)} - set(sizes)
+        return ElectraEncoder(**sizes, **{name: getattr(self, name) for name in names})
 
-# layers, width of the embeddings, of the discriminator, of the generator
-PUBLISHED = {"small": (12, 128, 256, 64), "small++": (12, 128, 256, 256), "base": (12, 768, 768, 256),
-             "large": (24, 1024, 1024, 256)}
+    @property
+    def replaced_head(self) -> TwoLayerHead:
+        """The discriminator's head: one logit a token, above 0 where it takes the token for a replacement."""
+        return TwoLayerHead(self.discriminator.stack, 1)
 
+    def bind(self, vocabulary: Vocabulary) -> Self:
+        """A copy with as many rows of embedding as the vocabulary needs."""
+        return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size))
 
-class Encoder(nn.Module):
-    """Embeddings projected to the network's width, where that differs, then its layers."""
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters of both networks, float32."""
+        key_generator, key_discriminator, key_head = jax.random.split(key, 3)
+        generator, discriminator = self.generator.init(key_generator), self.discriminator.init(key_discriminator)
+        del discriminator["mlm_head"]
+        embeddings = discriminator.pop("embeddings")
+        if self.share_embeddings:
+            del generator["embeddings"]
+        return {
+            "embeddings": embeddings, "generator": generator, "discriminator": discriminator,
+            "rtd_head": self.replaced_head.init(key_head),
+        }
 
-    stack: StackConfig
-    embedding_size: int
+    def generator_params(self, params: Params) -> Params:
+        """The generator's parameters, as `self.generator` takes them."""
+        return {"embeddings": params["embeddings"]} | params["generator"]
 
-    def setup(self) -> None:
-        s = self.stack
-        if s.hidden_size != self.embedding_size:
-            self.projection = nn.Dense(s.hidden_size, dtype=s.dtype, kernel_init=kernel_init(s))
-        self.encoder = Stack(s)
+    def discriminator_params(self, params: Params) -> Params:
+        """The discriminator's parameters, as `self.discriminator` takes them."""
+        return {"embeddings": params["embeddings"]} | params["discriminator"]
 
-    def __call__(self, x, mask, deterministic, positions=None):
-        if self.stack.hidden_size != self.embedding_size:
-            x = self.projection(x)
-        return self.encoder(x, mask=mask, positions=positions, deterministic=deterministic)[0]
-
-
-class ReplacedHead(nn.Module):
-    """dense, activation, then one logit a token: is it another token than the text had?"""
-
-    stack: StackConfig
-
-    @nn.compact
-    def __call__(self, hidden):
-        s = self.stack
-        x = nn.Dense(s.hidden_size, dtype=s.dtype, kernel_init=kernel_init(s), name="dense")(hidden)
-        x = ACTIVATIONS[s.activation](x)
-        logits = nn.Dense(1, dtype=s.dtype, kernel_init=kernel_init(s), name="score")(x)
-        return logits[..., 0].astype(jnp.float32)
-
-
-class Networks(nn.Module):
-    """Both networks with their heads, under the names that checkpoints and exports use."""
-
-    config: ElectraConfig
-
-    def setup(self) -> None:
-        c = self.config
-        self.embeddings = Embeddings(c.embeddings)
-        if not c.share_embeddings:
-            self.generator_embeddings = Embeddings(c.embeddings)
-        self.generator = Encoder(c.stack("generator"), c.embedding_size)
-        self.mlm_head = MaskedLMHead(c.embeddings)
-        self.discriminator = Encoder(c.stack("discriminator"), c.embedding_size)
-        self.rtd_head = ReplacedHead(c.stack("discriminator"))
-
-    def _embeddings(self, network):
-        own = network == "generator" and not self.config.share_embeddings
-        return self.generator_embeddings if own else self.embeddings
-
-    def encode(self, network, input_ids, token_type_ids, attention_mask, deterministic=True, positions=None):
-        x = self._embeddings(network)(input_ids, token_type_ids, deterministic)
-        mask = None if attention_mask is None else attention_mask[:, None, None, :].astype(bool)
-        encoder = self.generator if network == "generator" else self.discriminator
-        return encoder(x, mask, deterministic, positions)
-
-    def predict_tokens(self, hidden):
-        return self.mlm_head(hidden, self._embeddings("generator").word.embedding)
-
-    def token_features(self, hidden):
-        return self.mlm_head.features(hidden)
-
-    def detect_replaced(self, hidden):
-        return self.rtd_head(hidden)
-
-    def __call__(self, input_ids, token_type_ids):
-        logits = self.predict_tokens(self.encode("generator", input_ids, token_type_ids, None))
-        return logits, self.detect_replaced(self.encode("discriminator", input_ids, token_type_ids, None))
-
-
-def init(config: ElectraConfig, key: jax.Array) -> Params:
-    """Fresh parameters of both networks, float32."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    return Networks(config).init({"params": key}, ids, ids)["params"]
-
-
-def encode(
-    config: ElectraConfig,
-    params: Params,
-    network: Network,
-    input_ids: Int[Array, "batch length"],
-    token_type_ids: Int[Array, "batch length"] | None = None,
-    attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
-    dropout_key: jax.Array | None = None,
-    positions: Int[Array, "batch positions"] | None = None,
-) -> Float[Array, "batch length_or_positions hidden"]:
-    """One network's last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens, 0 at
-    padding; a dropout_key turns dropout on."""
-    if token_type_ids is None:
-        token_type_ids = jnp.zeros_like(input_ids)
-    rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return Networks(config).apply(
-        {"params": params}, network, input_ids, token_type_ids, attention_mask, dropout_key is None, positions,
-        rngs=rngs, method="encode",
-    )
-
-
-def predict_tokens(
-    config: ElectraConfig, params: Params, hidden: Float[Array, "batch predictions hidden"]
-) -> Float[Array, "batch predictions vocab"]:
-    """Vocabulary logits in float32 for the generator's hidden states: gather the predicted positions first."""
-    return Networks(config).apply({"params": params}, hidden, method="predict_tokens")
-
-
-def token_features(
-    config: ElectraConfig, params: Params, hidden: Float[Array, "batch predictions hidden"]
-) -> Float[Array, "batch predictions embedding"]:
-    """What the generator's head multiplies with `output_matrix`: for losses that never hold all logits."""
-    return Networks(config).apply({"params": params}, hidden, method="token_features")
-
-
-def output_matrix(
-    config: ElectraConfig, params: Params
-) -> tuple[Float[Array, "vocab embedding"], Float[Array, " vocab"]]:
-    """(matrix, bias) that turn `token_features` into logits: the generator's word embedding, and the head's bias."""
-    embeddings = params["embeddings" if config.share_embeddings else "generator_embeddings"]
-    return embeddings["word"]["embedding"], params["mlm_head"]["bias"]
-
-
-def detect_replaced(
-    config: ElectraConfig, params: Params, hidden: Float[Array, "batch length hidden"]
-) -> Float[Array, "batch length"]:
-    """A float32 logit for each of the discriminator's hidden states: above 0 it takes the token for a replacement."""
-    return Networks(config).apply({"params": params}, hidden, method="detect_replaced")
+    def flops(self, length: int, predicted: int) -> float:
+        """FLOPs of one sequence's forward pass through both networks; a multiply-add counts as 2."""
+        d, h = self.discriminator, self.hidden_size
+        return self.generator.flops(length, predicted) + d.flops(length, 0) + 2.0 * length * (h * h + h)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -13,24 +13,45 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models.layers.dropout import dropout
-from jaxlm.models.layers.stack import (
-    Activation,
-    AttentionKind,
-    DType,
-    RematPolicy,
-    Stack,
-    StackConfig,
-    empty_cache,
-)
+from jaxlm.fields import field
+from jaxlm.models.encoder import stack_flops
+from jaxlm.models.layers.config import Activation, AttentionKind, DType, RematPolicy, StackConfig, check_sizes
+from jaxlm.models.layers.dropout import dropout, module_key
+from jaxlm.models.layers.embeddings import logits
+from jaxlm.models.layers.multi_head import Visibility, empty_cache
+from jaxlm.models.layers.stack import LayerInputs, Stack
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
-Cache = dict[str, Any]
+
+VOCAB_MULTIPLE = 128
+"""The embedding's rows are rounded up to a multiple of this, as in the published models."""
+
+PUBLISHED = {
+    "small": (512, 8, 64, 2048, 6), "base": (768, 12, 64, 3072, 12), "large": (1024, 16, 64, 4096, 24),
+    "3b": (1024, 32, 128, 16384, 24), "11b": (1024, 128, 128, 65536, 24),
+    "1.1-small": (512, 6, 64, 1024, 8), "1.1-base": (768, 12, 64, 2048, 12), "1.1-large": (1024, 16, 64, 2816, 24),
+    "1.1-xl": (2048, 32, 64, 5120, 24), "1.1-xxl": (4096, 64, 64, 10240, 24),
+}
+"""Size → width, heads, width of a head, width of the feed-forward layer, layers of each stack."""
+
+
+class DecodeState(NamedTuple):
+    """What generation carries from token to token: keys and values of both attentions of each layer, where the prompt
+    is real (int32 [batch, length]), and the position of the next token (int32 scalar)."""
+
+    caches: Any
+    mask: Array
+    index: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Config:
-    """A T5 encoder-decoder. The defaults are t5-base (1.0)."""
+class T5:
+    """A T5 encoder-decoder as a value. The defaults are t5-base (1.0).
+
+    Parameters: `shared`, `encoder/layers/i/…`, `encoder/final_norm`, `encoder_bias`, the same of the decoder, and
+    `lm_head` where it is not the embedding.
+    """
 
     vocab_size: int = 32128
     """Rows of the embedding; a run sets it from its tokenizer, rounded up to a multiple of 128."""
@@ -56,31 +77,25 @@ class T5Config:
     """Buckets of relative distance; each stack has one table of buckets by heads, shared by its layers."""
     relative_max_distance: int = 128
     """Distance from which all keys share a bucket."""
-    dropout: float = 0.1
+    dropout: float = field(0.1, recipe=True)
     """Dropout after the embeddings, inside the feed-forward layers, on each sublayer and on each stack's output."""
-    attention_dropout: float = 0.1
+    attention_dropout: float = field(0.1, recipe=True)
     """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training.
     Transformers has one rate for both, so an export says `dropout`."""
     norm_eps: float = 1e-6
     """Epsilon of RMSNorm."""
-    dtype: DType = "float32"
+    dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = "none"
-    """What the backward pass recomputes: none, dots (keeps matrix products), full (keeps layer inputs)."""
-    attention: AttentionKind = "auto"
-    """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
+    remat: RematPolicy = field("none", resumable=True)
+    """What the backward pass recomputes: none, dots (all but matrix products), full (all but layer inputs)."""
+    attention: AttentionKind = field("auto", resumable=True)
+    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
+    memory."""
+    loop_layers: bool = field(False, resumable=True)
+    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "head_dim", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.num_decoder_layers is not None and self.num_decoder_layers < 1:
-            raise UserError(f"objective.model.num_decoder_layers is {self.num_decoder_layers}; it must be at least 1.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise UserError(f"objective.model.{name} is {getattr(self, name)}; it must be in [0, 1).")
-        if not 0.0 < self.norm_eps < math.inf:
-            raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
+        check_sizes(self)
         if self.scaled_head and not self.tied_head:  # Transformers' T5 has no such model
             raise UserError(
                 "objective.model.scaled_head goes with tied_head only (T5 1.0 has both, 1.1 neither); set it to False."
@@ -97,7 +112,7 @@ class T5Config:
             )
 
     @classmethod
-    def published(cls, size: str, **changes: Any) -> T5Config:
+    def published(cls, size: str, **changes: Any) -> Self:
         """A published size by name: small, base, large, 3b, 11b; 1.1-small, 1.1-base, 1.1-large, 1.1-xl, 1.1-xxl."""
         hidden, heads, head_dim, intermediate, layers = PUBLISHED[size]
         shape = dict(
@@ -110,33 +125,108 @@ class T5Config:
 
     @property
     def decoder_layers(self) -> int:
+        """Number of layers of the decoder."""
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
     def encoder_stack(self) -> StackConfig:
+        """The configuration of the encoder's layers."""
         return StackConfig(
             hidden_size=self.hidden_size, num_layers=self.num_layers, num_heads=self.num_heads,
             head_dim=self.head_dim, intermediate_size=self.intermediate_size, activation=self.activation,
             norm="rms", norm_placement="pre", norm_eps=self.norm_eps, final_norm=True, use_bias=False,
             scale_attention=False, dropout=self.dropout, attention_dropout=self.attention_dropout,
             intermediate_dropout=self.dropout, init="fan_in", dtype=self.dtype, remat=self.remat,
-            attention=self.attention,
+            attention=self.attention, loop_layers=self.loop_layers,
         )
 
     @property
     def decoder_stack(self) -> StackConfig:
+        """The configuration of the decoder's layers."""
         return dataclasses.replace(
             self.encoder_stack, num_layers=self.decoder_layers, causal=True, cross_attention=True
         )
 
+    def bind(self, vocabulary: Vocabulary) -> Self:
+        """A copy with as many rows of embedding as the vocabulary needs, rounded up."""
+        return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size, VOCAB_MULTIPLE))
 
-# hidden, heads, head_dim, intermediate, layers of each stack
-PUBLISHED = {
-    "small": (512, 8, 64, 2048, 6), "base": (768, 12, 64, 3072, 12), "large": (1024, 16, 64, 4096, 24),
-    "3b": (1024, 32, 128, 16384, 24), "11b": (1024, 128, 128, 65536, 24),
-    "1.1-small": (512, 6, 64, 1024, 8), "1.1-base": (768, 12, 64, 2048, 12), "1.1-large": (1024, 16, 64, 2816, 24),
-    "1.1-xl": (2048, 32, 64, 5120, 24), "1.1-xxl": (4096, 64, 64, 10240, 24),
-}
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters, float32: embedding N(0, 1), matrices N(0, 1/fan_in), the query's divided by √head_dim."""
+        ids = jnp.zeros((1, 2), jnp.int32)
+        return T5Module(self).init({"params": key}, ids, ids)["params"]
+
+    def encode(
+        self,
+        params: Params,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch length hidden"]:
+        """The encoder's output. attention_mask is 1 at tokens and 0 at padding; a dropout_key turns dropout on."""
+        return self._apply("encode", params, dropout_key, input_ids, attention_mask)
+
+    def decode_hidden(
+        self,
+        params: Params,
+        decoder_input_ids: Int[Array, "batch targets"],
+        memory: Float[Array, "batch length hidden"],
+        memory_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch targets hidden"]:
+        """The decoder's output for targets shifted right, over the encoder's output `memory`. Padding stands at the
+        end."""
+        return self._apply("decode", params, dropout_key, decoder_input_ids, memory, memory_mask)
+
+    def _apply(self, method: str, params: Params, dropout_key: jax.Array | None, *inputs: Any) -> jax.Array:
+        rngs = None if dropout_key is None else {"dropout": dropout_key}
+        return T5Module(self).apply({"params": params}, *inputs, dropout_key is None, rngs=rngs, method=method)
+
+    def token_features(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
+        """What the output matrix is multiplied with: the decoder's output, scaled down where that matrix is the
+        embedding, which has unit variance."""
+        return hidden * jnp.asarray(self.hidden_size**-0.5, hidden.dtype) if self.scaled_head else hidden
+
+    def output_matrix(self, params: Params) -> Float[Array, "vocab hidden"]:
+        """The matrix that `token_features` are multiplied with to give logits."""
+        return params["shared"]["embedding"] if self.tied_head else params["lm_head"]["kernel"].T
+
+    def predict_tokens(
+        self, params: Params, hidden: Float[Array, "*batch hidden"]
+    ) -> Float[Array, "*batch vocab"]:
+        """Vocabulary logits in float32 of the decoder's output."""
+        return logits(self.token_features(hidden), self.output_matrix(params))
+
+    def prefill(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
+        start: int,
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        """Encodes the prompts and reads the symbol `start` of the decoder: logits for the first new token, and a state
+        with room for `new_tokens`."""
+        rows, length = prompts.shape
+        mask = mask.astype(jnp.int32)
+        memory = self.encode(params, prompts, mask)
+        caches = empty_cache(self.decoder_stack, rows, new_tokens, length)
+        first = jnp.full((rows, 1), start, jnp.int32)
+        return self._decode(params, first, DecodeState(caches, mask, jnp.int32(0)), memory)
+
+    def decode(
+        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        """Appends one token to each row: logits for the next one, and the state after it."""
+        return self._decode(params, tokens[:, None], state, None)
+
+    def _decode(self, params, ids, state, memory):
+        # The first step is given `memory`, and fills the caches of cross-attention; later steps only read those.
+        hidden, caches = T5Module(self).apply(
+            {"params": params}, ids, state.caches, state.index, memory, state.mask, method="decode_step"
+        )
+        return self.predict_tokens(params, hidden[:, 0]), DecodeState(caches, state.mask, state.index + 1)
+
+    def flops(self, inputs: int, targets: int) -> float:
+        """FLOPs of one sequence's forward pass: matrix products and full attention; a multiply-add counts as 2."""
+        layers = stack_flops(self.encoder_stack, inputs) + stack_flops(self.decoder_stack, targets, inputs)
+        return layers + 2.0 * targets * self.hidden_size * self.vocab_size
 
 
 def relative_buckets(
@@ -162,28 +252,28 @@ def relative_buckets(
 class RelativeBias(nn.Module):
     """One table [buckets, heads] that biases attention scores by distance, shared by the layers of a stack."""
 
-    config: T5Config
+    model: T5
     bidirectional: bool
 
     def setup(self) -> None:
-        c = self.config
+        c = self.model
         init = nn.initializers.normal(c.hidden_size**-0.5)
         self.embedding = self.param("embedding", init, (c.relative_buckets, c.num_heads), jnp.float32)
 
     def buckets(self, distance: np.ndarray) -> np.ndarray:
-        c = self.config
+        c = self.model
         return relative_buckets(distance, self.bidirectional, c.relative_buckets, c.relative_max_distance)
 
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 heads queries keys"]:
         """The bias depends on the distance alone: look up each distance once and lay the values out along diagonals,
         with reshapes only, since a gather of queries x keys entries has a slow scatter for its gradient."""
-        one_hot = jax.nn.one_hot(self.buckets(np.arange(1 - queries, keys)), self.config.relative_buckets)
+        one_hot = jax.nn.one_hot(self.buckets(np.arange(1 - queries, keys)), self.model.relative_buckets)
         # Exact products: the rounding that TPUs apply to float32 by default would change the table's values.
         by_distance = jnp.einsum("db,bh->hd", one_hot, self.embedding, precision="highest")
-        heads, width = self.config.num_heads, queries + keys
+        heads, width = self.model.num_heads, queries + keys
         padded = jnp.pad(by_distance, ((0, 0), (0, 1)))
         rows = jnp.broadcast_to(padded[:, None, :], (heads, queries, width)).reshape(heads, queries * width)
-        # Read in rows shorter by one, each row starts one entry earlier: column j of row i is distance j - i - q + 1.
+        # Read in rows shorter by one, each row starts one entry earlier: column j of row i has distance j - i - q + 1.
         shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
         return shifted[None, :, :, queries - 1 :]
 
@@ -194,145 +284,66 @@ class RelativeBias(nn.Module):
         return self.embedding[buckets].T[None, :, None, :]
 
 
-class T5(nn.Module):
-    """Embedding, two stacks with their bias tables, and the head, under the names that checkpoints and exports use."""
+class T5Module(nn.Module):
+    """Embedding, two stacks with their bias tables, and the head, under the names that checkpoints use."""
 
-    config: T5Config
+    model: T5
 
     def setup(self) -> None:
-        c = self.config
-        self.shared = nn.Embed(c.vocab_size, c.hidden_size, dtype=c.dtype, embedding_init=nn.initializers.normal(1.0))
-        self.encoder_bias = RelativeBias(c, bidirectional=True)
-        self.decoder_bias = RelativeBias(c, bidirectional=False)
-        self.encoder = Stack(c.encoder_stack)
-        self.decoder = Stack(c.decoder_stack)
-        if not c.tied_head:
-            self.lm_head = LanguageModelHead(c)
+        m = self.model
+        self.shared = nn.Embed(m.vocab_size, m.hidden_size, dtype=m.dtype, embedding_init=nn.initializers.normal(1.0))
+        self.encoder_bias = RelativeBias(m, bidirectional=True)
+        self.decoder_bias = RelativeBias(m, bidirectional=False)
+        self.encoder = Stack(m.encoder_stack)
+        self.decoder = Stack(m.decoder_stack)
+        if not m.tied_head:
+            self.lm_head = OutputMatrix(m.hidden_size, m.vocab_size)
 
     def _dropout(self, x, deterministic):
-        return dropout(x, self.config.dropout, None if deterministic else self.make_rng("dropout"))
+        return dropout(x, self.model.dropout, module_key(self, self.model.dropout, deterministic))
 
     def encode(self, input_ids, attention_mask, deterministic=True):
         length = input_ids.shape[1]
         x = self._dropout(self.shared(input_ids), deterministic)
-        mask = _key_mask(attention_mask)
-        x, _ = self.encoder(x, mask=mask, bias=self.encoder_bias(length, length), deterministic=deterministic)
+        visible = Visibility(key_segments=_int(attention_mask), bias=self.encoder_bias(length, length))
+        x, _ = self.encoder(x, LayerInputs(visible), deterministic=deterministic)
         return self._dropout(x, deterministic)
 
     def decode(self, decoder_input_ids, memory, memory_mask, deterministic=True):
         length = decoder_input_ids.shape[1]
         x = self._dropout(self.shared(decoder_input_ids), deterministic)
-        x, _ = self.decoder(
-            x, bias=self.decoder_bias(length, length), memory=memory, memory_mask=_key_mask(memory_mask),
-            deterministic=deterministic,
+        inputs = LayerInputs(
+            visible=Visibility(bias=self.decoder_bias(length, length)), memory=memory,
+            memory_visible=Visibility(key_segments=_int(memory_mask)),
         )
+        x, _ = self.decoder(x, inputs, deterministic=deterministic)
         return self._dropout(x, deterministic)
 
-    def decode_step(self, ids, cache, index, memory, memory_mask):
-        slots = cache["self"]["key"].shape[2]
-        x, cache = self.decoder(
-            self.shared(ids), mask=(jnp.arange(slots) <= index)[None, None, None, :],
-            bias=self.decoder_bias.at(index, slots), memory=memory, memory_mask=_key_mask(memory_mask), cache=cache,
-            index=index,
+    def decode_step(self, ids, caches, index, memory, memory_mask):
+        slots = caches[0]["self"]["key"].shape[1]
+        filled = (jnp.arange(slots) <= index)[None, None, None, :]
+        inputs = LayerInputs(
+            visible=Visibility(mask=filled, bias=self.decoder_bias.at(index, slots)), memory=memory,
+            memory_visible=Visibility(key_segments=_int(memory_mask)), index=index,
         )
-        return self.logits(x)[:, 0], cache
-
-    def head(self):
-        """The output matrix, vocabulary first."""
-        return self.shared.embedding if self.config.tied_head else self.lm_head().T
-
-    def logits(self, hidden):
-        table = self.head().astype(self.config.dtype)
-        return jnp.einsum("...h,vh->...v", head_input(self.config, hidden), table, preferred_element_type=jnp.float32)
+        return self.decoder(self.shared(ids), inputs, caches=caches)
 
     def __call__(self, input_ids, decoder_input_ids):
-        return self.logits(self.decode(decoder_input_ids, self.encode(input_ids, None), None))
+        hidden = self.decode(decoder_input_ids, self.encode(input_ids, None), None)
+        return hidden if self.model.tied_head else self.lm_head(hidden)
 
 
-class LanguageModelHead(nn.Module):
-    """The kernel [hidden, vocab] of an output layer without bias."""
+class OutputMatrix(nn.Module):
+    """An output layer without bias."""
 
-    config: T5Config
+    width: int
+    vocab_size: int
 
     @nn.compact
-    def __call__(self):
+    def __call__(self, hidden):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-        return self.param("kernel", init, (self.config.hidden_size, self.config.vocab_size), jnp.float32)
+        return hidden @ self.param("kernel", init, (self.width, self.vocab_size), jnp.float32)
 
 
-def _key_mask(mask):
-    return None if mask is None else mask[:, None, None, :].astype(bool)
-
-
-def init(config: T5Config, key: jax.Array) -> Params:
-    """Fresh parameters, float32: embedding N(0, 1), matrices N(0, 1/fan_in), the query also divided by √head_dim."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    return T5(config).init({"params": key}, ids, ids)["params"]
-
-
-def encode(
-    config: T5Config,
-    params: Params,
-    input_ids: Int[Array, "batch length"],
-    attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
-    dropout_key: jax.Array | None = None,
-) -> Float[Array, "batch length hidden"]:
-    """The encoder's output. attention_mask is 1 at tokens and 0 at padding; a dropout_key turns dropout on."""
-    rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return T5(config).apply(
-        {"params": params}, input_ids, attention_mask, dropout_key is None, rngs=rngs, method="encode"
-    )
-
-
-def decode(
-    config: T5Config,
-    params: Params,
-    decoder_input_ids: Int[Array, "batch targets"],
-    memory: Float[Array, "batch length hidden"],
-    memory_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
-    dropout_key: jax.Array | None = None,
-) -> Float[Array, "batch targets hidden"]:
-    """The decoder's output for targets shifted right, over the encoder's `memory`. Padding must stand at the end."""
-    rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return T5(config).apply(
-        {"params": params}, decoder_input_ids, memory, memory_mask, dropout_key is None, rngs=rngs, method="decode"
-    )
-
-
-def head_input(config: T5Config, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
-    """The decoder's output as the output matrix takes it: scaled down where that is the embedding, which has unit
-    variance."""
-    return hidden * jnp.asarray(config.hidden_size**-0.5, hidden.dtype) if config.scaled_head else hidden
-
-
-def output_matrix(config: T5Config, params: Params) -> Float[Array, "vocab hidden"]:
-    """The matrix that `head_input` is multiplied with to give logits."""
-    return T5(config).apply({"params": params}, method="head")
-
-
-def logits(
-    config: T5Config, params: Params, hidden: Float[Array, "batch targets hidden"]
-) -> Float[Array, "batch targets vocab"]:
-    """Vocabulary logits in float32 of the decoder's output. Training takes objectives.chunked_loss instead."""
-    return T5(config).apply({"params": params}, hidden, method="logits")
-
-
-def decode_step(
-    config: T5Config,
-    params: Params,
-    ids: Int[Array, "batch 1"],
-    cache: Cache,
-    index: Int[Array, ""],
-    memory_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None,
-    memory: Float[Array, "batch length hidden"] | None = None,
-) -> tuple[Float[Array, "batch vocab"], Cache]:
-    """Logits after one more token at position `index`, and the cache with it.
-
-    The first step is given `memory`, from which it fills the cache of cross-attention; later steps only read that.
-    """
-    return T5(config).apply({"params": params}, ids, cache, index, memory, memory_mask, method="decode_step")
-
-
-def new_cache(config: T5Config, batch: int, slots: int, memory_length: int) -> Cache:
-    """An empty cache for `decode_step`: `slots` tokens to come, over `memory_length` encoder states."""
-    return empty_cache(config.decoder_stack, batch, slots, memory_length)
+def _int(mask: jax.Array | None) -> jax.Array | None:
+    return None if mask is None else mask.astype(jnp.int32)

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
 Params = dict[str, Any]
+Frozen = Any
+"""A pytree of parameters that are neither trained nor saved, such as a teacher's."""
 Example = dict[str, Array | np.ndarray]
 """Arrays that all have the batch as their first dimension; on the host, as `describe` gets them, numpy's."""
-
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
-"""name -> (sum, weight), float32 scalars: they add up over devices, microbatches and steps; the mean is sum/weight."""
-
 Packing = Literal["document", "packed", "packed-eos"]
+"""How the host cuts the token stream into rows; see jaxlm.data.windows."""
 
-Self = TypeVar("Self", bound="Objective")
+
+class Term(NamedTuple):
+    """One term of a loss, or a metric: a sum over its targets and how many there are.
+
+    The loss of a batch is Σ coefficient · total / weight over its terms, with the weights of the whole batch, whatever
+    number of devices and microbatches it is computed on. total, weight: float32 scalars. A metric has coefficient 0.
+    """
+
+    total: Array
+    weight: Array
+    coefficient: float = 0.0
+
+    @classmethod
+    def of(cls, values: Any, weights: Any, coefficient: float = 0.0) -> Term:
+        """Σ weights · values, with weight Σ weights."""
+        total = jax.numpy.sum(values * weights).astype(jax.numpy.float32)
+        return cls(total, jax.numpy.sum(weights).astype(jax.numpy.float32), coefficient)
+
+
+Terms = dict[str, Term]
+
+
+def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Float[Array, ""]:
+    """Σ coefficient · total / weight. weights: those of the whole batch, where `terms` are of one microbatch. A term
+    without targets adds nothing."""
+    weights = {name: term.weight for name, term in terms.items()} if weights is None else weights
+    parts = [
+        term.coefficient * term.total / jax.numpy.maximum(jax.lax.stop_gradient(weights[name]), 1.0)
+        for name, term in terms.items() if term.coefficient
+    ]
+    return sum(parts, start=jax.numpy.zeros((), jax.numpy.float32))
 
 
 class Line(NamedTuple):
@@ -33,58 +65,151 @@ class Line(NamedTuple):
     marks: list[str]
 
 
-class Objective(Protocol):
-    """A frozen dataclass that owns its model configuration(s) and its rates.
+class Loaded(NamedTuple):
+    """A trained model: an objective whose `model` is its configuration, and parameters, float32."""
 
-    All of init, corrupt and loss are pure and jittable with static shapes. `vocabulary` is None in a configuration;
-    `bind` returns a copy that knows the tokenizer (special ids, size), which corrupt needs.
+    objective: Any
+    params: Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What is learnt: how a batch of text becomes an example, and the loss of a model on it.
+
+    A subclass is a frozen dataclass whose fields are a `model` (a value with methods, see jaxlm.models) and rates.
+    init, corrupt and loss are pure and jittable with static shapes. In a configuration `vocabulary` is None; `bind`
+    returns a copy that knows the tokenizer, which corrupt needs.
     """
 
-    vocabulary: Vocabulary | None
+    _: dataclasses.KW_ONLY
+    vocabulary: Vocabulary | None = field(None, bound=True)
+    """Set by `bind`: the facts of the tokenizer."""
 
-    @property
-    def packing(self) -> Packing:
-        """How the host cuts the token stream into rows (see jaxlm.data.batches)."""
-        ...
+    packing: ClassVar[Packing] = "document"
+    """How the host cuts the text into rows."""
+    symbols: ClassVar[tuple[str, ...]] = ()
+    """Special symbols that the tokenizer must have besides the usual ones."""
+    primary_metric: ClassVar[str] = "loss"
+    """The term that stands for the objective where one figure is shown."""
+    answer_params: ClassVar[tuple[str, ...]] = ()
+    """Paths of the parameters without which fill-mask or generate would answer at random."""
 
-    def bind(self: Self, vocabulary: Vocabulary, length: int) -> Self:
-        """A copy for this vocabulary and sequence length. UserError when a needed symbol is missing or the length
-        does not suit the model or the objective."""
-        ...
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+        """A copy for this vocabulary and sequences of at most `length` tokens.
+
+        statistics: token counts of the corpus (see jaxlm.data.base), None where there is no corpus, as in plans.
+        UserError where a needed symbol is missing or the length does not suit the model or the objective.
+        """
+        return dataclasses.replace(self, model=self.model.bind(vocabulary), vocabulary=vocabulary)
 
     def raw_length(self, length: int) -> int:
-        """Tokens of text in one row when the model's sequences have `length` (`--data.length`)."""
-        ...
+        """Tokens of text in one row when the model's sequences have `length` tokens (`--data.length`)."""
+        return length
+
+    def frozen(self, load: Callable[[str], Loaded]) -> Frozen:
+        """Parameters that the loss reads but that are neither trained nor saved: a teacher's. `load` opens a run folder
+        or a Transformers folder; in a plan it gives shapes instead of arrays."""
+        return ()
 
     def init(self, key: jax.Array) -> Params:
         """Fresh parameters, float32, a plain nested dict."""
-        ...
+        return self.model.init(key)
+
+    def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
+        """The parameters that training begins with: the fresh ones, or those of `source` (an import, a pretrained run)
+        where it has them, or some of a teacher's."""
+        return params if source is None else adopt(params, source.params)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
-        """What the model sees and what is asked of it. Rows of padding only must carry no loss."""
-        ...
+        """What the model sees and what is asked of it. Rows of padding only must carry no weight in the loss."""
+        raise NotImplementedError
 
-    def loss(
-        self, params: Params, example: Example, key: jax.Array, train: bool
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """The scalar to minimise and its parts. `key` drives dropout (only when `train`) and any sampling."""
-        ...
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        """The terms of the loss, and metrics. `key` drives dropout, only when `train`; any other randomness is part of
+        the example, so that a row has the same loss in whatever microbatch it is."""
+        raise NotImplementedError
 
-    def flops(self, length: int) -> float:
-        """Floating-point operations of one sequence's forward pass: matrix products and full attention only, heads
-        at predicted positions only; a multiply-add counts as 2. A training step is 3 times this."""
-        ...
+    def predict(self, params: Params, example: Example) -> dict[str, Array]:
+        """What the model answers to an example, for tasks; arrays with the batch as their first dimension."""
+        raise UserError(f"{type(self).__name__} makes no predictions.")
+
+    def flops(self, length: int) -> tuple[float, float]:
+        """FLOPs of one sequence's forward pass through (what is trained, what is frozen): matrix products and full
+        attention only, heads at predicted positions only; a multiply-add counts as 2. A training step takes
+        3 × trained + frozen."""
+        raise NotImplementedError
+
+    def step_flops(self, length: int, rows: int) -> float:
+        """FLOPs of one training step over `rows` sequences: 3 × forward of what is trained, 1 × of what is frozen."""
+        trained, frozen = self.flops(length)
+        return rows * (3.0 * trained + frozen)
+
+    def real_tokens(self, example: Example, batch: TokenBatch) -> Array:
+        """True at the tokens that the model reads, False at padding: [batch, length]."""
+        return example.get("attention_mask", batch.segment_ids) > 0
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Row `row` before and after corruption, for `jaxlm show`; numpy in, no device work."""
-        ...
+        raise NotImplementedError
 
 
-def require_positions(length: int, positions: int) -> None:
+class MaskFiller(Objective):
+    """An objective whose model fills masks."""
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence that the model takes, special symbols included."""
+        return self.model.max_positions
+
+    def token_logits(
+        self, params: Params, input_ids: Int[Array, "batch length"], attention_mask: Int[Array, "batch length"],
+        positions: Int[Array, "batch masks"],
+    ) -> Float[Array, "batch masks vocab"]:
+        """Vocabulary logits, float32, at the given positions of single texts; no dropout."""
+        raise NotImplementedError
+
+
+class Generator(Objective):
+    """An objective whose model writes text. It is bound and hashable."""
+
+    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        """The ids that the model reads for each prompt. UserError when one is too long, or leaves no room for
+        max_new_tokens."""
+        return prompts
+
+    def prefill(self, params: Params, prompts: Array, mask: Array, new_tokens: int) -> tuple[Array, Any]:
+        """Reads prompts, int32 [batch, length], padded on the left where mask is False: float32 logits [batch, vocab]
+        for the first new token, and a state with room for new_tokens (static). Pure and jittable."""
+        raise NotImplementedError
+
+    def decode(self, params: Params, tokens: Array, state: Any) -> tuple[Array, Any]:
+        """Appends one token, int32 [batch], to each row: float32 logits for the next, and a state of the same
+        shapes."""
+        raise NotImplementedError
+
+
+def adopt(params: Params, source: Params, path: str = "") -> Params:
+    """`params` with the leaves of `source` wherever it has them; UserError where a shape differs."""
+    result = {}
+    for name, own in params.items():
+        here, other = f"{path}{name}", source.get(name)
+        if isinstance(own, dict):
+            result[name] = adopt(own, other, f"{here}/") if isinstance(other, dict) else own
+        elif other is not None and np.shape(other) != np.shape(own):
+            raise UserError(
+                f"{here} has the shape {list(np.shape(other))} in the model to begin from and {list(np.shape(own))} "
+                "here; give the model the same sizes and the same vocabulary."
+            )
+        else:
+            result[name] = own if other is None else other
+    return result
+
+
+def require_positions(length: int, max_positions: int) -> None:
     """UserError where a sequence is longer than the model's learned positions."""
-    if length > positions:
+    if length > max_positions:
         raise UserError(
-            f"data.length {length} is more than the model's {positions} positions; lower it or raise "
+            f"data.length {length} is more than the model's {max_positions} positions; lower it or raise "
             "objective.model.max_positions."
         )
 
@@ -95,9 +220,9 @@ def require_share(name: str, value: float) -> None:
         raise UserError(f"objective.{name} is {value}; it must be in [0, 1].")
 
 
-def require_masking(vocabulary: Vocabulary, length: int, positions: int, purpose: str) -> None:
+def require_masking(vocabulary: Vocabulary, length: int, max_positions: int, purpose: str) -> None:
     """UserError where `[CLS] text [SEP]` with masks cannot be made, or is too long for the model or short of text."""
     vocabulary.require("mask", "cls", "sep", "pad", purpose=purpose)
-    require_positions(length, positions)
+    require_positions(length, max_positions)
     if length < 8:
         raise UserError(f"data.length {length} leaves no room for text between the special symbols; use 8 or more.")

@@ -1,9 +1,9 @@
-"""GPT-2's pretraining: predict every next token of packed documents."""
+"""Causal language modelling over packed documents (GPT-2): predict every next token."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -11,52 +11,45 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models import gpt2
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_positions
+from jaxlm.fields import field
+from jaxlm.models.gpt2 import DecodeState, Gpt2
+from jaxlm.objectives.base import Example, Frozen, Generator, Line, Params, Term, Terms, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLM:
-    """Next-token prediction on a GPT-2 decoder: loss = mean of -log p(token | those before it in its document).
+class CausalLM(Generator):
+    """Next-token prediction on a decoder: loss = mean of -log p(token | those before it in its document).
 
     Rows are windows of the stream of documents, each ended by the end symbol, joined without padding.
     """
 
-    model: gpt2.Gpt2Config = gpt2.Gpt2Config()
+    model: Gpt2 = field(Gpt2(), weights=True)
     """The decoder."""
     plain_stream: bool = False
     """Treat a row as one stream, as the original does: attention and positions run over document borders, and the
     first token of a document is predicted from the one before. Otherwise each document stands alone."""
-    loss_chunk: int = 0
-    """Positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device has
-    2,048 of them over all its rows, on a CPU as many as suit its cache."""
-    vocabulary: Any = None
-    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+    loss_chunk: int = field(0, resumable=True)
+    """Positions of each row whose vocabulary logits are in memory at a time; 0: as many as make 2,048 on a device."""
+
+    packing = "packed-eos"
+    primary_metric = "lm_loss"
 
     def __post_init__(self) -> None:
         if self.loss_chunk < 0:
             raise UserError(f"objective.loss_chunk is {self.loss_chunk}; it must be at least 1, or 0 to choose.")
 
-    @property
-    def packing(self) -> Packing:
-        return "packed-eos"
-
-    def bind(self, vocabulary: Vocabulary, length: int) -> CausalLM:
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         vocabulary.require("eos", purpose="causal language modelling")
         require_positions(length, self.model.max_positions)
         if length < 2:
             raise UserError(f"data.length {length} leaves nothing to predict from; use 2 or more.")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
-        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
+        return super().bind(vocabulary, length, statistics)
 
     def raw_length(self, length: int) -> int:
         return length + 1
-
-    def init(self, key: jax.Array) -> Params:
-        return gpt2.init(self.model, key)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """input_ids, segment_ids, labels int32 [batch, length]; weights float32 [batch, length], 1 where the label is
@@ -70,34 +63,27 @@ class CausalLM:
             "weights": asked.astype(jnp.float32),
         }
 
-    def loss(
-        self, params: Params, example: Example, key: jax.Array, train: bool
-    ) -> tuple[Float[Array, ""], Metrics]:
-        labels, weights = example["labels"], example["weights"]
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        weights = example["weights"]
         losses = chunked_cross_entropy(
-            self.hidden(params, example, key if train else None), gpt2.output_matrix(params), labels, weights,
-            chunk=self.loss_chunk or None,
+            self.hidden(params, example, key if train else None), self.model.output_matrix(params), example["labels"],
+            weights, chunk=self.loss_chunk or None,
         )
-        total = jnp.sum(weights)
-        metrics: Metrics = {
-            "lm_loss": (jax.lax.stop_gradient(losses.total), total),
-            "lm_accuracy": (jnp.sum(losses.correct * weights), total),
+        return {
+            "lm_loss": Term(losses.total, jnp.sum(weights), 1.0),
+            "lm_accuracy": Term.of(losses.correct, weights),
         }
-        return losses.total / jnp.maximum(total, 1.0), metrics
 
     def hidden(
         self, params: Params, example: Example, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length hidden"]:
-        """Hidden states of an Example."""
-        # Padding stands at the end of a row, where no token before it looks: a plain stream needs no mask at all.
+        """Hidden states of an example."""
+        # Padding stands at the end of a row, where no token before it looks: a plain stream needs no segments.
         segment_ids = None if self.plain_stream else example["segment_ids"]
-        return gpt2.decode_hidden(self.model, params, example["input_ids"], segment_ids, dropout_key)
+        return self.model.decode_hidden(params, example["input_ids"], segment_ids, dropout_key)
 
-    def flops(self, length: int) -> float:
-        m = self.model
-        h = m.hidden_size
-        layers = m.num_layers * length * (8 * h * h + 4 * h * m.intermediate_size + 4 * length * h)
-        return float(layers + length * 2 * h * m.vocab_size)
+    def flops(self, length: int) -> tuple[float, float]:
+        return self.model.flops(length), 0.0
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None
@@ -112,8 +98,6 @@ class CausalLM:
             lines.append(Line(f"predict {int(asked.sum())}", labels[here][asked].tolist(),
                               ["target"] * int(asked.sum())))
         return lines
-
-    # The three methods of jaxlm.inference.generate.Generative.
 
     def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         room = self.model.max_positions
@@ -131,10 +115,10 @@ class CausalLM:
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
-    ) -> tuple[Float[Array, "batch vocab"], gpt2.DecodeState]:
-        return gpt2.prefill(self.model, params, prompts, mask, new_tokens)
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        return self.model.prefill(params, prompts, mask, new_tokens)
 
     def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: gpt2.DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], gpt2.DecodeState]:
-        return gpt2.decode(self.model, params, tokens, state)
+        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        return self.model.decode(params, tokens, state)

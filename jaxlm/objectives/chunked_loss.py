@@ -1,9 +1,9 @@
-"""Cross-entropy over a long vocabulary without all its logits in memory.
+"""Cross-entropy over a large vocabulary without all its logits in memory.
 
 The logits of a batch are [batch, length, vocab] in float32: 3.3 GB for 16 rows of GPT-2, and as much again for their
-gradient. Here they live for one chunk of positions at a time. Since the loss is one number, its gradient with respect
+gradient. Here they exist for one chunk of positions at a time. Since the loss is one number, its gradient with respect
 to a chunk's hidden states and to the output matrix is known as soon as the chunk's softmax is, so the forward pass
-takes it there and nothing is computed twice.
+computes it there and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.replaced import sample_tokens
-from jaxlm.models.layers.placement import devices, place
+from jaxlm.parallel.activations import constrain, num_batch_shards
 
 VOCABULARY_MULTIPLE = 128
-"""Logits are computed for a multiple of this many tokens: matrix units stumble over GPT-2's 50,257, and mesh axes do
+"""Logits are computed for a multiple of this many tokens: matrix units are slower on GPT-2's 50,257, and mesh axes do
 not divide it."""
 NEVER = -1e30
-"""The logit of a row that no token has: its exp is 0."""
+"""The logit of a row of the output matrix that no token has: its exp is 0."""
 CHUNK_TOKENS = 2048
-"""Positions in a chunk, over all rows that a device has: enough to keep matrix units busy and to hide that every chunk
-adds to the gradient of the whole output matrix. The batch is never cut, since it is split over devices already."""
-CACHE_BYTES = 16 * 2**20
-"""On a CPU, logits that stay in its cache: twice as fast as all at once for 32 x 128 positions and 8,192 tokens."""
+"""Positions in a chunk, over all rows that a device has: enough to keep matrix units busy, and to hide that every chunk
+adds to the gradient of the whole output matrix. The batch is never cut, because it is sharded over devices already."""
 
 
 class TokenLosses(NamedTuple):
-    """The sum that is minimised, and its parts, through which no gradient flows.
+    """The sum that is minimized, and its parts, through which no gradient flows.
 
     total: Σ weight · (nll + z_loss · log²Z), float32 scalar.
     nll: float32 [batch, length], -log p(label) in nats.
@@ -46,12 +44,9 @@ class TokenLosses(NamedTuple):
     drawn: Array | None = None
 
 
-def chunk_positions(batch: int, length: int, vocab: int, hidden: int) -> int:
-    """Positions of every row per chunk, on the devices that this is traced for (see models.placement)."""
-    platform, shards = devices()
-    # On a CPU the logits should still be a few times larger than the matrix that every chunk reads and adds to.
-    tokens = max(CACHE_BYTES // (4 * vocab), 4 * hidden) if platform == "cpu" else CHUNK_TOKENS
-    return min(length, max(1, tokens * shards // batch))
+def chunk_positions(batch: int, length: int) -> int:
+    """Positions of every row in one chunk, on the mesh that this is traced for."""
+    return min(length, max(1, CHUNK_TOKENS * num_batch_shards() // batch))
 
 
 def chunked_cross_entropy(
@@ -63,40 +58,41 @@ def chunked_cross_entropy(
     chunk: int | None = None,
     bias: Float[Array, " vocab"] | None = None,
     z_loss: float = 0.0,
-    draw_key: jax.Array | None = None,
+    uniform: Float[Array, "batch length"] | None = None,
     temperature: float = 1.0,
 ) -> TokenLosses:
     """Σ w · -log softmax(hidden · tableᵀ (+ bias))[label], with gradients for hidden, table and bias.
 
     hidden is in the compute type, table and bias are parameters in float32; products add up in float32.
-    chunk: positions at a time; by default what `chunk_positions` says. Weights get no gradient.
-    z_loss: weight of log²Z, the squared logarithm of the softmax's normaliser, which keeps logits from drifting.
-    draw_key: also draws a token at each position, while its logits are there; `temperature` is for that alone.
+    chunk: positions of each row at a time; by default `chunk_positions`. Weights get no gradient.
+    z_loss: weight of log²Z, the squared logarithm of the softmax's normalizer, which keeps logits from drifting (T5X).
+    uniform: also draws a token at each position, while its logits are there, by this number in [0, 1); `temperature` is
+    for that alone.
     """
-    batch, length, width = hidden.shape
-    if chunk is None:
-        chunk = chunk_positions(batch, length, table.shape[0], width)
+    batch, length, _ = hidden.shape
+    chunk = chunk or chunk_positions(batch, length)
     # Chunks of equal size, at most `chunk`; the last is filled up with positions without weight.
-    pieces = math.ceil(length / chunk)
-    chunk = math.ceil(length / pieces)
-    padding = pieces * chunk - length
+    count = math.ceil(length / chunk)
+    chunk = math.ceil(length / count)
+    padding = count * chunk - length
 
-    def split(x: jax.Array) -> jax.Array:
+    def split(x: jax.Array | None) -> jax.Array | None:
+        if x is None:
+            return None
         x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2)) if padding else x
-        return jnp.moveaxis(x.reshape(batch, pieces, chunk, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(x.reshape(batch, count, chunk, *x.shape[2:]), 1, 0)
 
     def join(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x, 0, 1).reshape(batch, pieces * chunk)[:, :length]
+        return jnp.moveaxis(x, 0, 1).reshape(batch, count * chunk)[:, :length]
 
-    words = None if draw_key is None else jax.random.key_data(draw_key).reshape(-1)[:2]
-    losses = _losses(split(hidden), table, bias, split(labels), split(weights), words, z_loss, temperature)
+    losses = _losses(split(hidden), table, bias, split(labels), split(weights), split(uniform), z_loss, temperature)
     return TokenLosses(losses.total, *jax.tree.map(lambda x: jax.lax.stop_gradient(join(x)), losses[1:]))
 
 
 def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """[rows, hidden] in the compute type, with rows of zeros at the end; gathered here, once, not in every chunk."""
     extra = -table.shape[0] % VOCABULARY_MULTIPLE
-    return place(jnp.pad(table.astype(dtype), ((0, extra), (0, 0))), "vocabulary", None)
+    return constrain(jnp.pad(table.astype(dtype), ((0, extra), (0, 0))), "vocabulary", None)
 
 
 def _offset(bias: jax.Array | None, vocab: int) -> jax.Array | None:
@@ -114,54 +110,50 @@ def _logits(hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None) -> j
 
 
 def _chunk_losses(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, first: jax.Array, words: jax.Array | None,
-    z_loss: float, temperature: float,
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, uniform: jax.Array | None, z_loss: float,
+    temperature: float,
 ) -> tuple[TokenLosses, jax.Array]:
-    """(the chunk's part of everything, log Z); first: the place of its first position in the whole."""
+    """(the chunk's losses, log Z)."""
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     largest = jnp.max(logits, axis=-1)
-    normaliser = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
-    nll = normaliser - picked
-    drawn = None
-    if words is not None:
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
-        drawn = sample_tokens(key, logits, temperature, first)
-    total = jnp.sum((nll + z_loss * normaliser**2) * weights)
-    return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), normaliser
+    normalizer = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
+    nll = normalizer - picked
+    drawn = None if uniform is None else sample_tokens(uniform, logits, temperature)
+    total = jnp.sum((nll + z_loss * normalizer**2) * weights)
+    return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), normalizer
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def _losses(hidden, table, bias, labels, weights, words, z_loss, temperature) -> TokenLosses:
-    """Chunks in front: hidden [chunks, batch, chunk, hidden], labels and weights [chunks, batch, chunk]. words: the
-    draw's threefry key, uint32 [2], or None."""
+def _losses(hidden, table, bias, labels, weights, uniform, z_loss, temperature) -> TokenLosses:
+    """Chunks in front: hidden [chunks, batch, chunk, hidden]; labels, weights, uniform [chunks, batch, chunk]."""
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
     def one(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
-        hidden, labels, weights, first = chunk
-        losses, _ = _chunk_losses(_logits(hidden, matrix, offset), labels, weights, first, words, z_loss, temperature)
+        hidden, labels, weights, uniform = chunk
+        losses, _ = _chunk_losses(_logits(hidden, matrix, offset), labels, weights, uniform, z_loss, temperature)
         return total + losses.total, losses[1:]
 
-    total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights, _first_positions(labels)))
+    total, parts = _over_chunks(one, jnp.float32(0), (hidden, labels, weights, uniform))
     return TokenLosses(total, *parts)
 
 
-def _forward(hidden, table, bias, labels, weights, words, z_loss, temperature):
+def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature):
     vocab = table.shape[0]
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, vocab)
 
     def whole(d_table: jax.Array) -> jax.Array:
         # The sum over the chunks stays on each device until the last: placed otherwise, every chunk would end with an
         # exchange of a matrix of the vocabulary's size.
-        return place(d_table, None, "vocabulary")
+        return constrain(d_table, None, "vocabulary")
 
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, d_table, d_bias = carry
-        hidden, labels, weights, first = chunk
+        hidden, labels, weights, uniform = chunk
         logits = _logits(hidden, matrix, offset)
-        losses, normaliser = _chunk_losses(logits, labels, weights, first, words, z_loss, temperature)
+        losses, normalizer = _chunk_losses(logits, labels, weights, uniform, z_loss, temperature)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
-        pull = 1.0 + 2.0 * z_loss * normaliser[..., None]
-        d_logits = (jnp.exp(logits - normaliser[..., None]) * pull - is_label).astype(hidden.dtype)
+        pull = 1.0 + 2.0 * z_loss * normalizer[..., None]
+        d_logits = (jnp.exp(logits - normalizer[..., None]) * pull - is_label).astype(hidden.dtype)
         # Positions get their weights in the short arrays on both sides of the long one.
         d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights[..., None].astype(hidden.dtype)
         hidden = hidden * weights[..., None].astype(hidden.dtype)
@@ -174,7 +166,7 @@ def _forward(hidden, table, bias, labels, weights, words, z_loss, temperature):
 
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
     start = (jnp.float32(0), whole(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias)
-    chunks = (hidden, labels, weights, _first_positions(labels))
+    chunks = (hidden, labels, weights, uniform)
     (total, d_table, d_bias), (parts, d_hidden) = _over_chunks(one, start, chunks)
     return TokenLosses(total, *parts), (d_hidden, whole(d_table)[:, :vocab].T, d_bias)
 
@@ -190,11 +182,6 @@ def _backward(_, __, gradients, cotangents):
 
 
 _losses.defvjp(_forward, _backward)
-
-
-def _first_positions(labels: jax.Array) -> jax.Array:
-    chunks, _, chunk = labels.shape
-    return jnp.arange(chunks, dtype=jnp.uint32) * chunk
 
 
 def _over_chunks(step: Any, carry: Any, chunks: Any) -> tuple[Any, Any]:

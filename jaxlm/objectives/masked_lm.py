@@ -1,9 +1,10 @@
-"""BERT's pretraining: masked language modelling, with next-sentence prediction or without."""
+"""Masked language modelling (Devlin et al. 2018, section 3.1): BERT's pretraining, with next-sentence prediction or
+without, and RoBERTa's over packed full sentences."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,35 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
-from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
+from jaxlm.corruption.pairs import shorten, single_segments
 from jaxlm.errors import UserError
-from jaxlm.models import bert
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
+from jaxlm.fields import field
+from jaxlm.models.bert import Bert
+from jaxlm.models.encoder import Encoder
+from jaxlm.objectives import next_sentence
+from jaxlm.objectives.base import (
+    Example,
+    Frozen,
+    Line,
+    MaskFiller,
+    Packing,
+    Params,
+    Term,
+    Terms,
+    require_masking,
+    require_share,
+)
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
-from jaxlm.objectives.losses import cross_entropy, sums, weighted_mean
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class BertPretraining:
-    """Masked LM (+ next-sentence prediction) on a BERT encoder: loss = MLM cross-entropy + NSP cross-entropy."""
+class MaskedLM(MaskFiller):
+    """Masked LM on an encoder, with next-sentence prediction or without: loss = masked-LM cross-entropy
+    (+ next-sentence cross-entropy)."""
 
-    model: bert.BertConfig = bert.BertConfig()
+    model: Encoder = field(Bert(), weights=True)
     """The encoder."""
     mask_rate: float = 0.15
     """Share of tokens that are predicted."""
@@ -36,11 +51,15 @@ class BertPretraining:
     whole_word: bool = False
     """Mask all tokens of a word together."""
     next_sentence: bool = True
-    """Predict whether the second half follows the first."""
+    """Predict whether the second half of a row follows the first."""
+    text: Literal["document", "packed"] = "document"
+    """document: a row holds text of one document; packed: rows are full, and where a document ends the next one follows
+    behind the end symbol (RoBERTa's FULL-SENTENCES, Liu et al. 2019, section 4.2)."""
     short_rate: float = 0.1
-    """Share of rows cut to a random shorter length, so that the model meets short texts too."""
-    vocabulary: Any = None
-    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+    """Share of rows cut to a random shorter length, so that the model sees short texts too."""
+
+    primary_metric = "mlm_loss"
+    answer_params = ("mlm_head",)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mask_rate < 1.0:
@@ -51,107 +70,92 @@ class BertPretraining:
                 f"objective.mask_share {self.mask_share} and random_share {self.random_share} must be at least 0 and "
                 "add up to 1 at most."
             )
+        if self.next_sentence and self.text == "packed":
+            raise UserError(
+                "objective.next_sentence needs rows of one document each; set it to False, or objective.text to "
+                "document."
+            )
+        if self.next_sentence and self.model.type_vocab_size < 2:
+            raise UserError(
+                "objective.next_sentence needs 2 segment types, but objective.model.type_vocab_size is "
+                f"{self.model.type_vocab_size}; raise it, or set next_sentence to False."
+            )
 
     @property
     def packing(self) -> Packing:
-        return "document"
+        return "document" if self.text == "document" else "packed-eos"
 
-    def bind(self, vocabulary: Vocabulary, length: int) -> BertPretraining:
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
-        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
+        if self.text == "packed":
+            vocabulary.require("eos", purpose="packing documents into rows")
+        return super().bind(vocabulary, length, statistics)
 
     def raw_length(self, length: int) -> int:
         return length - (3 if self.next_sentence else 2)
 
     def init(self, key: jax.Array) -> Params:
-        return bert.init(self.model, key, self.next_sentence)
+        key_model, key_next = jax.random.split(key)
+        params = self.model.init(key_model)
+        return params | next_sentence.init(self.model, key_next) if self.next_sentence else params
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
-        """input_ids, token_type_ids, attention_mask [batch, length]; masked_positions, masked_labels, masked_weights
-        [batch, predictions]; with next-sentence prediction next_sentence_labels, next_sentence_weights [batch]."""
+        """input_ids, token_type_ids, attention_mask int32 [batch, length]; masked_positions, masked_labels int32 and
+        masked_weights float32 [batch, predictions]; with next-sentence prediction next_sentence_labels int32 and
+        next_sentence_weights float32 [batch]."""
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_pairs, key_mask = jax.random.split(key, 3)
         batch = shorten(key_short, batch, rate=self.short_rate, least=2)
-        example: Example = {}
         if self.next_sentence:
-            pairs = sentence_pairs(key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad)
-            ids, attention_mask = pairs.input_ids, pairs.attention_mask
-            example |= {
-                "token_type_ids": pairs.token_type_ids,
-                "next_sentence_labels": pairs.is_random,
-                "next_sentence_weights": pairs.has_pair.astype(jnp.float32),
-            }
+            example = next_sentence.corrupt(key_pairs, batch, v)
         else:
             ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
-            example["token_type_ids"] = jnp.zeros_like(ids)
+            example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": attention_mask}
+        ids = example["input_ids"]
         masked = mask_tokens(
-            key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=attention_mask, rate=self.mask_rate,
-            slots=max_predictions(ids.shape[1], self.mask_rate), mask_share=self.mask_share,
+            key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
+            rate=self.mask_rate, slots=max_predictions(ids.shape[1], self.mask_rate), mask_share=self.mask_share,
             random_share=self.random_share, vocab_size=v.size,
             word_start=jnp.asarray(v.word_start) if self.whole_word else None,
         )
         return example | {
             "input_ids": masked.input_ids,
-            "attention_mask": attention_mask,
             "masked_positions": masked.positions,
             "masked_labels": masked.labels,
             "masked_weights": masked.weights,
         }
 
-    def loss(
-        self, params: Params, example: Example, key: jax.Array, train: bool
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         positions = example["masked_positions"]
-        if self.next_sentence:  # read off [CLS], which comes first
+        if self.next_sentence:  # it reads the first token
             positions = jnp.pad(positions, ((0, 0), (1, 0)))
-        hidden = bert.encode(
-            self.model, params, example["input_ids"], example["token_type_ids"], example["attention_mask"],
+        hidden = self.model.encode(
+            params, example["input_ids"], example["token_type_ids"], example["attention_mask"],
             dropout_key=key if train else None, positions=positions,
         )
         predicted = hidden[:, 1:] if self.next_sentence else hidden
         weights = example["masked_weights"]
-        table, bias = bert.output_matrix(params)
+        table, bias = self.model.output_matrix(params)
         tokens = chunked_cross_entropy(
-            bert.token_features(self.model, params, predicted), table, example["masked_labels"], weights, bias=bias
+            self.model.token_features(params, predicted), table, example["masked_labels"], weights, bias=bias
         )
-        loss = tokens.total / jnp.maximum(jnp.sum(weights), 1.0)
-        metrics: Metrics = {"mlm_loss": sums(tokens.nll, weights), "mlm_accuracy": sums(tokens.correct, weights)}
-        if self.next_sentence:
-            logits = bert.predict_next_sentence(self.model, params, hidden)
-            labels, weights = example["next_sentence_labels"], example["next_sentence_weights"]
-            nll = cross_entropy(logits, labels)
-            loss = loss + weighted_mean(nll, weights)
-            metrics |= {
-                "nsp_loss": sums(nll, weights),
-                "nsp_accuracy": sums(jnp.argmax(logits, axis=-1) == labels, weights),
-            }
-        return loss, metrics
-
-    @property
-    def max_length(self) -> int:
-        """The longest sequence that the encoder takes."""
-        return self.model.max_positions
+        terms = {
+            "mlm_loss": Term(tokens.total, jnp.sum(weights), 1.0),
+            "mlm_accuracy": Term.of(tokens.correct, weights),
+        }
+        return terms | next_sentence.loss(self.model, params, hidden, example) if self.next_sentence else terms
 
     def token_logits(
-        self,
-        params: Params,
-        input_ids: Int[Array, "batch length"],
-        attention_mask: Int[Array, "batch length"],
+        self, params: Params, input_ids: Int[Array, "batch length"], attention_mask: Int[Array, "batch length"],
         positions: Int[Array, "batch masks"],
     ) -> Float[Array, "batch masks vocab"]:
-        """Vocabulary logits at `positions`, for filling masks; one segment, no dropout."""
-        hidden = bert.encode(self.model, params, input_ids, attention_mask=attention_mask, positions=positions)
-        return bert.predict_tokens(self.model, params, hidden)
+        hidden = self.model.encode(params, input_ids, attention_mask=attention_mask, positions=positions)
+        return self.model.predict_tokens(params, hidden)
 
-    def flops(self, length: int) -> float:
-        m = self.model
-        h = m.hidden_size
-        layers = m.num_layers * length * (8 * h * h + 4 * h * m.intermediate_size + 4 * length * h)
-        head = max_predictions(length, self.mask_rate) * (2 * h * h + 2 * h * m.vocab_size)
-        pooler = 2 * h * h + 4 * h if self.next_sentence else 0
-        return float(layers + head + pooler)
+    def flops(self, length: int) -> tuple[float, float]:
+        heads = next_sentence.flops(self.model) if self.next_sentence else 0.0
+        return self.model.flops(length, max_predictions(length, self.mask_rate)) + heads, 0.0
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None

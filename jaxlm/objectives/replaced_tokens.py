@@ -1,9 +1,10 @@
-"""ELECTRA's pretraining: a generator fills masks, a discriminator tells which tokens it replaced."""
+"""Replaced-token detection (ELECTRA, Clark et al. 2020): a generator fills masks, a discriminator tells which tokens it
+replaced."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +15,31 @@ from jaxlm.corruption.masking import mask_tokens
 from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.corruption.replaced import max_replacements, write_tokens
 from jaxlm.errors import UserError
-from jaxlm.models import electra
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
+from jaxlm.fields import field
+from jaxlm.models.electra import Electra
+from jaxlm.objectives.base import (
+    Example,
+    Frozen,
+    Line,
+    MaskFiller,
+    Params,
+    Term,
+    Terms,
+    require_masking,
+    require_share,
+)
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
-from jaxlm.objectives.losses import binary_cross_entropy, sums, weighted_mean
+from jaxlm.objectives.losses import binary_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class Electra:
-    """Replaced-token detection (Clark et al. 2020): loss = the generator's masked-LM cross-entropy
-    + 50 × the discriminator's sigmoid cross-entropy over all tokens."""
+class ReplacedTokens(MaskFiller):
+    """Replaced-token detection: loss = the generator's masked-LM cross-entropy + 50 × the discriminator's sigmoid
+    cross-entropy over all tokens."""
 
-    model: electra.ElectraConfig = electra.ElectraConfig()
+    model: Electra = field(Electra(), weights=True)
     """The discriminator and its generator."""
     mask_rate: float = 0.15
     """Share of tokens that the generator fills in."""
@@ -48,8 +60,10 @@ class Electra:
     with_replacement: bool = False
     """Draw positions with replacement, as the original code does: fewer distinct ones, and two tokens drawn for the
     same position become the mean of their ids."""
-    vocabulary: Any = None
-    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+
+    # The discriminator's loss measures a task that grows harder as the generator learns; this one only falls.
+    primary_metric = "generator_loss"
+    answer_params = ("generator",)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mask_rate < 1.0:
@@ -69,38 +83,20 @@ class Electra:
                 f"{self.model.type_vocab_size}; raise it, or set two_segments to False."
             )
 
-    @property
-    def packing(self) -> Packing:
-        return "document"
-
-    @property
-    def headline(self) -> str:
-        """The discriminator's loss measures a task that grows harder as the generator learns; this one only falls."""
-        return "generator_loss"
-
-    @property
-    def max_length(self) -> int:
-        """The longest sequence that both networks take."""
-        return self.model.max_positions
-
-    def bind(self, vocabulary: Vocabulary, length: int) -> Electra:
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "replaced-token detection")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size))
-        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
+        return super().bind(vocabulary, length, statistics)
 
     def raw_length(self, length: int) -> int:
         return length - (3 if self.two_segments else 2)
 
-    def init(self, key: jax.Array) -> Params:
-        return electra.init(self.model, key)
-
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
-        """original_ids, input_ids (with masks, for the generator), token_type_ids, attention_mask [batch, length];
-        masked_positions, masked_labels, masked_weights [batch, slots]. The replaced tokens come later, from the
-        generator itself."""
+        """original_ids, input_ids (with masks, for the generator), token_type_ids, attention_mask int32
+        [batch, length]; masked_positions, masked_labels int32 and masked_weights, uniform float32 [batch, slots]. The
+        generator makes the replaced tokens in the loss; `uniform` decides which of its guesses is drawn."""
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
-        key_short, key_pairs, key_mask = jax.random.split(key, 3)
+        key_short, key_pairs, key_mask, key_draw = jax.random.split(key, 4)
         batch = shorten(key_short, batch, rate=self.short_rate, least=5)
         if self.two_segments:  # always text and what follows it: no second half is ever swapped
             pairs = sentence_pairs(
@@ -123,73 +119,53 @@ class Electra:
             "masked_positions": masked.positions,
             "masked_labels": masked.labels,
             "masked_weights": masked.weights,
+            "uniform": jax.random.uniform(key_draw, masked.positions.shape),
         }
 
-    def loss(
-        self, params: Params, example: Example, key: jax.Array, train: bool
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         m = self.model
-        key_sample, key_generator, key_discriminator = jax.random.split(key, 3)
+        key_generator, key_discriminator = jax.random.split(key) if train else (None, None)
         types, attention_mask = example["token_type_ids"], example["attention_mask"]
         positions, weights = example["masked_positions"], example["masked_weights"]
 
-        hidden = electra.encode(
-            m, params, "generator", example["input_ids"], types, attention_mask, key_generator if train else None,
-            positions,
+        generator_params = m.generator_params(params)
+        hidden = m.generator.encode(
+            generator_params, example["input_ids"], types, attention_mask, key_generator, positions
         )
-        features = electra.token_features(m, params, hidden)
-        table, bias = electra.output_matrix(m, params)
+        table, bias = m.generator.output_matrix(generator_params)
+        generated = chunked_cross_entropy(
+            m.generator.token_features(generator_params, hidden), table, example["masked_labels"], weights, bias=bias,
+            uniform=example["uniform"], temperature=self.temperature,
+        )
         # A drawn token that is the original counts as original: that is what comparing the ids says.
-        generator = chunked_cross_entropy(
-            features, table, example["masked_labels"], weights, bias=bias, draw_key=key_sample,
-            temperature=self.temperature,
-        )
-        ids = write_tokens(example["original_ids"], positions, weights, generator.drawn)
+        ids = write_tokens(example["original_ids"], positions, weights, generated.drawn)
         replaced = ids != example["original_ids"]
 
-        hidden = electra.encode(
-            m, params, "discriminator", ids, types, attention_mask, key_discriminator if train else None
-        )
-        logits = electra.detect_replaced(m, params, hidden)
-        discriminator_nll = binary_cross_entropy(logits, replaced)
+        discriminator_params = m.discriminator_params(params)
+        hidden = m.discriminator.encode(discriminator_params, ids, types, attention_mask, key_discriminator)
+        logits = m.replaced_head(params["rtd_head"], hidden)[..., 0]
         real = attention_mask.astype(jnp.float32)
-
-        loss = self.generator_weight * generator.total / jnp.maximum(jnp.sum(weights), 1.0)
-        loss += self.discriminator_weight * weighted_mean(discriminator_nll, real)
         suspected = logits > 0
-        return loss, {
-            "generator_loss": sums(generator.nll, weights),
-            "generator_accuracy": sums(generator.correct, weights),
-            "discriminator_loss": sums(discriminator_nll, real),
-            "discriminator_accuracy": sums(suspected == replaced, real),
-            "discriminator_precision": sums(replaced, real * suspected),
-            "discriminator_recall": sums(suspected, real * replaced),
+        return {
+            "generator_loss": Term(generated.total, jnp.sum(weights), self.generator_weight),
+            "generator_accuracy": Term.of(generated.correct, weights),
+            "discriminator_loss": Term.of(binary_cross_entropy(logits, replaced), real, self.discriminator_weight),
+            "discriminator_accuracy": Term.of(suspected == replaced, real),
+            "discriminator_precision": Term.of(replaced, real * suspected),
+            "discriminator_recall": Term.of(suspected, real * replaced),
         }
 
     def token_logits(
-        self,
-        params: Params,
-        input_ids: Int[Array, "batch length"],
-        attention_mask: Int[Array, "batch length"],
+        self, params: Params, input_ids: Int[Array, "batch length"], attention_mask: Int[Array, "batch length"],
         positions: Int[Array, "batch masks"],
     ) -> Float[Array, "batch masks vocab"]:
-        """The generator's vocabulary logits at `positions`, for filling masks; one segment, no dropout."""
-        hidden = electra.encode(
-            self.model, params, "generator", input_ids, attention_mask=attention_mask, positions=positions
-        )
-        return electra.predict_tokens(self.model, params, hidden)
+        """The generator's."""
+        generator, own = self.model.generator, self.model.generator_params(params)
+        hidden = generator.encode(own, input_ids, attention_mask=attention_mask, positions=positions)
+        return generator.predict_tokens(own, hidden)
 
-    def flops(self, length: int) -> float:
-        m = self.model
-        e = m.embedding_size
-        total = 0
-        for network in ("generator", "discriminator"):
-            s = m.stack(network)
-            h = s.hidden_size
-            total += s.num_layers * length * (8 * h * h + 4 * h * s.intermediate_size + 4 * length * h)
-            total += 2 * length * e * h if e != h else 0
-        total += max_replacements(length, self.mask_rate) * 2 * e * (m.generator_hidden_size + m.vocab_size)
-        return float(total + 2 * length * (m.hidden_size * m.hidden_size + m.hidden_size))
+    def flops(self, length: int) -> tuple[float, float]:
+        return self.model.flops(length, max_replacements(length, self.mask_rate)), 0.0
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None

@@ -1,9 +1,10 @@
-"""T5's pretraining: an encoder reads the corrupted text, a decoder writes what is missing."""
+"""Span corruption and prefix language modelling (T5, Raffel et al. 2019): an encoder reads the corrupted text, and a
+decoder writes what is missing."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,33 +13,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.spans import SpanLengths, corrupt_spans, raw_span_length, split_prefix
 from jaxlm.errors import UserError
-from jaxlm.models import t5
-from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
+from jaxlm.fields import field
+from jaxlm.models.t5 import T5, DecodeState
+from jaxlm.objectives.base import Example, Frozen, Generator, Line, Params, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
-VOCAB_MULTIPLE = 128
-"""The embedding's rows are rounded up to this, as in the published models: matrix units like it."""
-
-
-class DecodeState(NamedTuple):
-    """What generation carries from token to token: keys and values of both attentions, where the prompt is real
-    (bool [batch, length]), and the position of the next token (int32 scalar)."""
-
-    cache: t5.Cache
-    mask: Array
-    index: Array
-
 
 @dataclasses.dataclass(frozen=True)
-class T5Pretraining:
-    """Span corruption or prefix language modelling on a T5 encoder-decoder: loss = mean of -log p(target token).
+class SpanCorruption(Generator):
+    """Span corruption or prefix language modelling on an encoder-decoder: loss = mean of -log p(target token).
 
     Rows are windows of the documents joined without separators, as in the original.
     """
 
-    model: t5.T5Config = t5.T5Config()
+    model: T5 = field(T5(), weights=True)
     """The encoder-decoder."""
     task: Literal["spans", "prefix"] = "spans"
     """spans: random spans become sentinels, the target spells them out; prefix: the row is cut at a random place, the
@@ -49,11 +39,12 @@ class T5Pretraining:
     """Mean length of the spans, in tokens."""
     z_loss: float = 0.0
     """Weight of the squared logarithm of the softmax's normaliser, added to the loss (1e-4 in T5X)."""
-    loss_chunk: int = 0
-    """Target positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device
-    has 2,048 of them over all its rows, on a CPU as many as suit its cache."""
-    vocabulary: Any = None
-    """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
+    loss_chunk: int = field(0, resumable=True)
+    """Target positions of each row whose vocabulary logits are in memory at a time; 0: as many as make 2,048 on a
+    device."""
+
+    packing = "packed"
+    answer_params = ("lm_head",)
 
     def __post_init__(self) -> None:
         if self.task not in ("spans", "prefix"):
@@ -68,10 +59,11 @@ class T5Pretraining:
             raise UserError(f"objective.loss_chunk is {self.loss_chunk}; it must be at least 1, or 0 to choose.")
 
     @property
-    def packing(self) -> Packing:
-        return "packed"
+    def primary_metric(self) -> str:  # type: ignore[override]
+        """span_loss or prefix_lm_loss."""
+        return "span_loss" if self.task == "spans" else "prefix_lm_loss"
 
-    def bind(self, vocabulary: Vocabulary, length: int) -> T5Pretraining:
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         if self.task == "spans":
             vocabulary.require("sentinel", "eos", "pad", purpose="span corruption")
             spans = self.lengths(length).spans
@@ -84,8 +76,7 @@ class T5Pretraining:
             vocabulary.require("eos", "pad", purpose="prefix language modelling")
             if length < 3:
                 raise UserError(f"data.length {length} leaves nothing to continue; use 3 or more.")
-        model = dataclasses.replace(self.model, vocab_size=vocabulary.rows(self.model.vocab_size, VOCAB_MULTIPLE))
-        return dataclasses.replace(self, model=model, vocabulary=vocabulary)
+        return super().bind(vocabulary, length, statistics)
 
     def lengths(self, length: int) -> SpanLengths:
         """Raw tokens, noise, spans, input and target length when the encoder reads `length` tokens."""
@@ -95,9 +86,6 @@ class T5Pretraining:
 
     def raw_length(self, length: int) -> int:
         return self.lengths(length).raw
-
-    def init(self, key: jax.Array) -> Params:
-        return t5.init(self.model, key)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """input_ids, attention_mask int32 [batch, inputs]; decoder_input_ids, labels int32 and weights float32
@@ -121,38 +109,26 @@ class T5Pretraining:
             "weights": asked.astype(jnp.float32),
         }
 
-    def loss(
-        self, params: Params, example: Example, key: jax.Array, train: bool
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         m = self.model
         key_encoder, key_decoder = jax.random.split(key) if train else (None, None)
         mask = example["attention_mask"]
-        memory = t5.encode(m, params, example["input_ids"], mask, key_encoder)
-        hidden = t5.decode(m, params, example["decoder_input_ids"], memory, mask, key_decoder)
-        labels, weights = example["labels"], example["weights"]
+        memory = m.encode(params, example["input_ids"], mask, key_encoder)
+        hidden = m.decode_hidden(params, example["decoder_input_ids"], memory, mask, key_decoder)
+        weights = example["weights"]
         losses = chunked_cross_entropy(
-            t5.head_input(m, hidden), t5.output_matrix(m, params), labels, weights, chunk=self.loss_chunk or None,
-            z_loss=self.z_loss,
+            m.token_features(hidden), m.output_matrix(params), example["labels"], weights,
+            chunk=self.loss_chunk or None, z_loss=self.z_loss,
         )
-        total = jnp.sum(weights)
-        name = "span" if self.task == "spans" else "prefix_lm"
-        metrics: Metrics = {
-            f"{name}_loss": (jnp.sum(losses.nll * weights), total),
-            f"{name}_accuracy": (jnp.sum(losses.correct * weights), total),
-        }
-        return losses.total / jnp.maximum(total, 1.0), metrics
+        nll = Term.of(losses.nll, weights, coefficient=1.0)
+        # All of the gradient flows through `total`, so through the term that adds to the likelihood what it lacks.
+        z_loss = Term(losses.total - nll.total, nll.weight, 1.0)
+        accuracy = Term.of(losses.correct, weights)
+        return {self.primary_metric: nll, self.primary_metric.replace("loss", "accuracy"): accuracy, "z_loss": z_loss}
 
-    def flops(self, length: int) -> float:
-        m = self.model
+    def flops(self, length: int) -> tuple[float, float]:
         inputs, targets = self.lengths(length)[3:]
-        inner = m.num_heads * m.head_dim
-        projection = 2 * m.hidden_size * inner
-        mlp = (6 if m.activation.startswith("gated") else 4) * m.hidden_size * m.intermediate_size
-        encoder = inputs * (4 * projection + mlp + 4 * inputs * inner)
-        decoder = targets * (4 * projection + mlp + 4 * targets * inner)
-        cross = 2 * targets * projection + 2 * inputs * projection + 4 * targets * inputs * inner
-        head = targets * 2 * m.hidden_size * m.vocab_size
-        return float(m.num_layers * encoder + m.decoder_layers * (decoder + cross) + head)
+        return self.model.flops(inputs, targets), 0.0
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         v = self.vocabulary
@@ -194,8 +170,6 @@ class T5Pretraining:
             marks += [""] if piece is None else ["span"] * len(piece)
         return text, marks
 
-    # The three methods of jaxlm.inference.generate.Generative.
-
     def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """Closes each prompt with the end symbol, which the encoder has always seen. Any length will do: relative
         positions have no last one."""
@@ -205,19 +179,14 @@ class T5Pretraining:
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
     ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        m = self.model
-        rows, length = prompts.shape
-        memory = t5.encode(m, params, prompts, mask)
-        start = jnp.full((rows, 1), self.vocabulary.pad, jnp.int32)
-        cache = t5.new_cache(m, rows, new_tokens, length)
-        logits, cache = t5.decode_step(m, params, start, cache, jnp.int32(0), mask, memory)
-        return self._only_text(logits), DecodeState(cache, mask, jnp.int32(1))
+        logits, state = self.model.prefill(params, prompts, mask, new_tokens, self.vocabulary.pad)
+        return self._only_text(logits), state
 
     def decode(
         self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
     ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        logits, cache = t5.decode_step(self.model, params, tokens[:, None], state.cache, state.index, state.mask)
-        return self._only_text(logits), DecodeState(cache, state.mask, state.index + 1)
+        logits, state = self.model.decode(params, tokens, state)
+        return self._only_text(logits), state
 
     def _only_text(self, logits: jax.Array) -> jax.Array:
         """Rows of the embedding that no token has are never written."""

@@ -1,11 +1,11 @@
-"""One table: parameter path -> how its last two dimensions are split. Every family uses the same names, so one table
-serves them all; a layer dimension in front (from the scan) is never split."""
+"""The sharding rules: one table from parameter paths to PartitionSpecs, and one from logical axes of activations.
+
+Every model family uses the same names for the same kinds of parameters, so one table serves them all.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.parallel.mesh import BATCH_AXES
 
-# The first pattern that matches the end of the path decides; None keeps a dimension whole.
-# Megatron's split: the first matrix of a pair by its outputs, the second by its inputs, so that one all-reduce a pair
-# suffices. fsdp takes the other dimension.
+# The first pattern that matches the end of the path decides; its axes are those of the last dimensions, and None
+# leaves a dimension whole. Of each pair of matrices the first is split by its outputs and the second by its inputs
+# over `tensor`, so that one all-reduce a pair suffices (Megatron-LM, Shoeybi et al. 2019, section 3); `fsdp` takes the
+# other dimension.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"v_(row|col)/.*", ()),  # Adafactor's factored moments: one number a row, too small to split
+    (r"v_(row|col)/.*", ()),  # Adafactor's factored moments: one number a row or column
     (r"(query|key|value|wi|wi_0|wi_1)/kernel", ("fsdp", "tensor")),
     (r"(query|key|value|wi|wi_0|wi_1)/bias", ("tensor",)),
     (r"(out|wo)/kernel", ("tensor", "fsdp")),
@@ -28,9 +29,12 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r".*", ()),
 )
 
+ACTIVATION_AXES: dict[str | None, Any] = {"batch": BATCH_AXES, "vocabulary": "tensor", "heads": "tensor", None: None}
+"""Logical axis of an activation → mesh axes."""
+
 
 def partition_spec(path: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
-    """The spec for one parameter; an axis that does not divide its dimension is left out."""
+    """The PartitionSpec of one parameter; a mesh axis that does not divide its dimension is left out."""
     tail = next(tail for pattern, tail in RULES if re.search(rf"(^|/)({pattern})$", path))
     if len(tail) > len(shape):
         return PartitionSpec()
@@ -42,13 +46,13 @@ def partition_spec(path: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
 
 
 def path_string(path: tuple[Any, ...]) -> str:
-    """A pytree path as "encoder/layers/attention/query/kernel"."""
+    """A pytree path as "encoder/layers/0/attention/query/kernel"."""
     return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
-    """A NamedSharding for every leaf of `tree` (arrays or shapes): a parameter tree, or anything that contains copies
-    of one, as optimizer states do."""
+    """A NamedSharding for every leaf (array or shape) of a parameter tree, or of a tree that contains copies of one,
+    as optimizer states do."""
     sizes = dict(mesh.shape)
 
     def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -58,26 +62,10 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows split over data and fsdp; the length is whole on every device, since corruptions sort along it."""
+    """Rows over `data` and `fsdp`. The length is never sharded, because corruptions sort along it."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def batch_shards(mesh: Mesh) -> int:
-    """Devices over which the rows of a batch are split."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-
-
-def placement(mesh: Mesh) -> Callable[[jax.Array, tuple[str | None, ...]], jax.Array]:
-    """The rule for arrays inside a step: rows over data and fsdp, the vocabulary over tensor, everything else whole."""
-    axes = {"batch": BATCH_AXES, "vocabulary": "tensor"}
-
-    def rule(x: jax.Array, counts: tuple[str | None, ...]) -> jax.Array:
-        spec = PartitionSpec(*(axes.get(count) for count in counts))
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
-    return rule
-
-
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())

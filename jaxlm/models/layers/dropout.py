@@ -1,28 +1,31 @@
-"""Dropout with cheap random bits."""
+"""Dropout, and the keys that it draws from."""
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxlm.models.layers.placement import devices
-from jaxlm.random_bits import threefry_bits
+from jaxlm.parallel.activations import target_platform
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
-    """Zeroes each element with probability `rate`, scales the rest by 1 / (1 - rate); the identity without a key.
-
-    The rate is met to within 1/65,536, and is at most 65,535/65,536.
-    """
+    """Zeroes each element with probability `rate` and scales the others by 1 / (1 - rate) (Srivastava et al. 2014);
+    the identity without a key or with rate 0."""
     if key is None or rate <= 0.0:
         return x
-    threshold = min(round(rate * 65536), 65535)
-    if devices().platform == "cpu" and jax.random.key_impl(key) == "threefry2x32":
-        keep = threefry_bits(key, x.shape) >= jnp.uint32(threshold << 16)
-    else:
-        # Sixteen random bits an element instead of 32: two elements share a word, which halves the generator's work.
-        words = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 2)), jnp.uint32)
-        halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], -1)
-        keep = halves[..., : x.shape[-1]] >= jnp.uint16(threshold)
-    return jnp.where(keep, x * (1.0 / (1.0 - threshold / 65536)), jnp.zeros((), x.dtype)).astype(x.dtype)
+    keep = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)
+
+
+def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
+    """Key of the dropout of one step. Accelerators draw its bits with their hardware generator ("rbg"), which is many
+    times cheaper there but depends on the mesh; CPUs use threefry, which is the faster one there."""
+    impl = "threefry2x32" if target_platform() == "cpu" else "rbg"
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl=impl), step), 1)
+
+
+def module_key(module: nn.Module, rate: float, deterministic: bool) -> jax.Array | None:
+    """A dropout key of the module's own; None where nothing is to be dropped."""
+    return None if deterministic or rate == 0.0 else module.make_rng("dropout")

@@ -1,0 +1,63 @@
+"""Input embeddings: words, learned positions, segment types."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxlm.models.layers.config import DType
+from jaxlm.models.layers.dropout import dropout, module_key
+from jaxlm.models.layers.norm import Norm
+
+
+class Embeddings(nn.Module):
+    """Word + position (+ segment type), then LayerNorm if norm_eps is given, then dropout.
+
+    num_positions: rows of the position table. type_vocab_size 0: no segment types.
+    """
+
+    vocab_size: int
+    width: int
+    num_positions: int
+    type_vocab_size: int
+    norm_eps: float | None
+    dropout_rate: float
+    word_init: nn.initializers.Initializer
+    position_init: nn.initializers.Initializer
+    dtype: DType
+
+    def setup(self) -> None:
+        def table(rows: int, init: nn.initializers.Initializer) -> nn.Embed:
+            return nn.Embed(rows, self.width, embedding_init=init, dtype=self.dtype)
+
+        self.word = table(self.vocab_size, self.word_init)
+        self.position = table(self.num_positions, self.position_init)
+        if self.type_vocab_size:
+            self.token_type = table(self.type_vocab_size, self.word_init)
+        if self.norm_eps is not None:
+            self.norm = Norm("layer", self.norm_eps, self.dtype)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        positions: Int[Array, "#batch length"],
+        token_type_ids: Int[Array, "batch length"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "batch length width"]:
+        x = self.word(input_ids) + self.position(positions)
+        if self.type_vocab_size:
+            x = x + self.token_type(jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        if self.norm_eps is not None:
+            x = self.norm(x)
+        return dropout(x, self.dropout_rate, module_key(self, self.dropout_rate, deterministic))
+
+
+def logits(
+    features: Float[Array, "*batch width"], table: Float[Array, "vocab width"], bias: jax.Array | None = None
+) -> Float[Array, "*batch vocab"]:
+    """Vocabulary logits in float32 of features in the compute type. Training takes objectives.chunked_loss instead,
+    which never holds them all."""
+    result = jnp.einsum("...h,vh->...v", features, table.astype(features.dtype), preferred_element_type=jnp.float32)
+    return result if bias is None else result + bias

@@ -1,0 +1,32 @@
+"""The feed-forward layer."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from jaxlm.models.layers.activations import ACTIVATIONS
+from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.dropout import dropout, module_key
+
+
+class FeedForward(nn.Module):
+    """Two matrices around an activation; three when it is gated (gelu(x wi_0) ⊙ (x wi_1), Shazeer 2020)."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... hidden"], deterministic: bool = True) -> Float[Array, "... hidden"]:
+        c = self.config
+
+        def dense(name: str, features: int, residual: bool = False) -> nn.Dense:
+            init = kernel_init(c, residual=residual)
+            return nn.Dense(features, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init)
+
+        activation = ACTIVATIONS[c.activation]
+        if c.activation.startswith("gated"):
+            y = activation(dense("wi_0", c.intermediate_size)(x)) * dense("wi_1", c.intermediate_size)(x)
+        else:
+            y = activation(dense("wi", c.intermediate_size)(x))
+        y = dropout(y, c.intermediate_dropout, module_key(self, c.intermediate_dropout, deterministic))
+        return dense("wo", c.hidden_size, residual=True)(y)

@@ -1,0 +1,167 @@
+"""The training program: mesh, optimizer, initialization and steps of one experiment, built once.
+
+`pretrain`, `plan` and `bench` all run the steps that are made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxlm.config.experiment import Experiment
+from jaxlm.models.layers.dropout import dropout_key
+from jaxlm.objectives.base import Example, Frozen, Objective, Params, Term, Terms, total_loss
+from jaxlm.parallel.activations import constrain, use_mesh
+from jaxlm.parallel.compiler import compiler_options
+from jaxlm.parallel.mesh import check_batch
+from jaxlm.parallel.rules import batch_sharding, replicated, shardings
+from jaxlm.training.optimizers import make_optimizer
+
+Batch = Any
+"""A pytree of arrays with the batch as their first dimension."""
+EVALUATION_STEP = 2**31 - 1
+"""Evaluation draws its corruption as this step would, which training never reaches."""
+
+
+class TrainState(NamedTuple):
+    """All that changes while training. step: int32 scalar, the number of updates done."""
+
+    step: jax.Array
+    params: Params
+    opt_state: Any
+
+
+class Program:
+    """The steps of an experiment on a mesh.
+
+    objective: the experiment's, bound to a vocabulary. frozen: parameters that its loss reads and nothing updates.
+    shapes, shardings: of the TrainState. UserError where the batch does not divide over the mesh.
+    """
+
+    def __init__(self, experiment: Experiment, objective: Objective, mesh: Mesh, frozen: Frozen = ()) -> None:
+        train = experiment.train
+        check_batch(train.batch_size, train.accumulate, mesh)
+        self.objective, self.mesh = objective, mesh
+        self.optimizer = make_optimizer(experiment.optimizer, train.steps)
+        self.shapes: TrainState = jax.eval_shape(self._init, jax.random.key(0))
+        self.shardings: TrainState = shardings(self.shapes, mesh)
+        self.frozen = frozen
+        self.train_step = make_train_step(self, train.seed, train.accumulate)
+        self.eval_step = make_eval_step(self, train.seed)
+
+    def init(self, seed: int) -> TrainState:
+        """A fresh state. Each parameter is created on the devices that hold it, so no device ever holds all of them."""
+        return jax.jit(self._init, out_shardings=self.shardings)(jax.random.key(seed))
+
+    def begin(self, params: Params) -> TrainState:
+        """A state of step 0 with these parameters."""
+        def start(params: Params) -> TrainState:
+            return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params))
+
+        params = jax.device_put(params, self.shardings.params)
+        return jax.jit(start, out_shardings=self.shardings)(params)
+
+    def _init(self, key: jax.Array) -> TrainState:
+        params = self.objective.init(key)
+        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params))
+
+    @property
+    def num_params(self) -> int:
+        """Number of trained parameters."""
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.shapes.params))
+
+    def lower(self, batch: Batch) -> Any:
+        """The train step lowered for a batch of shapes, without any arrays."""
+        return self.train_step.lower(self.shapes, batch, self.frozen)
+
+
+def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
+    """Key of a step's corruption: threefry, so that masks are the same on every mesh and every device."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
+
+
+def make_train_step(
+    program: Program, seed: int, num_microbatches: int
+) -> Callable[[TrainState, Batch, Frozen], tuple[TrainState, Terms]]:
+    """The jitted step: corrupt, forward, backward, update. The old state's memory is reused for the new one.
+
+    With several microbatches, the corrupted batch is cut into that many and their gradients are added up. Every term is
+    divided by its weight in the whole batch, so that gradients are those of the whole batch (but for dropout, which
+    draws anew for each microbatch).
+    """
+    objective, optimizer, mesh = program.objective, program.optimizer, program.mesh
+
+    def gradients(params: Params, example: Example, key: jax.Array, frozen: Frozen, weights: Any):
+        def loss(params: Params) -> tuple[jax.Array, Terms]:
+            terms = objective.loss(params, example, key, True, frozen)
+            return total_loss(terms, weights), terms
+
+        (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return grads, {"loss": Term(value, jnp.ones(()))} | terms
+
+    def accumulated(params: Params, example: Example, key: jax.Array, frozen: Frozen):
+        # Nothing but the weights is read here, so that the compiler drops the forward pass.
+        weights = {name: term.weight for name, term in objective.loss(params, example, key, True, frozen).items()}
+        # Row i goes to microbatch i % num_microbatches: each device cuts only rows that it holds.
+        split = jax.tree.map(lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), example)
+
+        def body(total: Any, xs: Any) -> tuple[Any, None]:
+            part, index = xs
+            part = jax.tree.map(constrain, part)
+            own = gradients(params, part, jax.random.fold_in(key, index), frozen, weights)
+            return jax.tree.map(jnp.add, total, own), None
+
+        first = jax.tree.map(lambda x: x[0], split)
+        shapes = jax.eval_shape(gradients, params, first, key, frozen, weights)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        (grads, terms), _ = jax.lax.scan(body, zeros, (split, jnp.arange(num_microbatches)))
+        return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}
+
+    def train_step(state: TrainState, batch: Batch, frozen: Frozen) -> tuple[TrainState, Terms]:
+        with use_mesh(mesh):
+            example = objective.corrupt(corruption_key(seed, state.step), batch)
+            key = dropout_key(seed, state.step)
+            if num_microbatches == 1:
+                grads, terms = gradients(state.params, example, key, frozen, None)
+            else:
+                grads, terms = accumulated(state.params, example, key, frozen)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+        real = objective.real_tokens(example, batch)
+        terms |= {
+            "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
+            "real_tokens": Term.of(real, jnp.ones(real.shape)),
+        }
+        return TrainState(state.step + 1, params, opt_state), terms
+
+    return jax.jit(
+        train_step,
+        in_shardings=(program.shardings, batch_sharding(mesh), shardings(program.frozen, mesh)),
+        out_shardings=(program.shardings, replicated(mesh)),
+        donate_argnums=0,
+        compiler_options=compiler_options(mesh),
+    )
+
+
+def make_eval_step(program: Program, seed: int) -> Callable[[Params, Batch, jax.Array, Frozen], Terms]:
+    """(params, batch, index of the batch, frozen) -> terms, without dropout. The same batch gets the same corruption at
+    each evaluation, so that losses of different steps can be compared."""
+    objective, mesh = program.objective, program.mesh
+
+    def eval_step(params: Params, batch: Batch, index: jax.Array, frozen: Frozen) -> Terms:
+        key = jax.random.fold_in(corruption_key(seed, EVALUATION_STEP), index)
+        key_corrupt, key_loss = jax.random.split(key)
+        with use_mesh(mesh):
+            return objective.loss(params, objective.corrupt(key_corrupt, batch), key_loss, False, frozen)
+
+    return jax.jit(
+        eval_step,
+        in_shardings=(program.shardings.params, batch_sharding(mesh), None, shardings(program.frozen, mesh)),
+        out_shardings=replicated(mesh),
+    )
