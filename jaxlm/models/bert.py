@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.stack import (
     ACTIVATIONS,
@@ -49,19 +50,19 @@ class BertConfig:
     """Segment types."""
     activation: PlainActivation = "gelu"
     """gelu is the exact (erf) form, gelu_new the tanh approximation."""
-    dropout: float = 0.1
+    dropout: float = field(0.1, recipe=True)
     """Dropout after the embeddings, the attention output and the feed-forward output."""
-    attention_dropout: float = 0.1
+    attention_dropout: float = field(0.1, recipe=True)
     """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
     norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
     init_std: float = 0.02
     """Standard deviation of the truncated normal that weights start from."""
-    dtype: DType = "float32"
+    dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = "none"
+    remat: RematPolicy = field("none", resumable=True)
     """What the backward pass recomputes: none, dots (keeps matrix products), full (keeps layer inputs)."""
-    attention: AttentionKind = "auto"
+    attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models.bert import BertConfig, Embeddings, MaskedLMHead
 from jaxlm.models.layers.stack import (
     ACTIVATIONS,
@@ -60,28 +61,28 @@ class ElectraConfig:
     """Segment types."""
     activation: PlainActivation = "gelu"
     """gelu is the exact (erf) form, gelu_new the tanh approximation; the generator's head always uses gelu."""
-    dropout: float = 0.1
+    dropout: float = field(0.1, recipe=True)
     """Dropout after the embeddings, the attention output and the feed-forward output."""
-    attention_dropout: float = 0.1
+    attention_dropout: float = field(0.1, recipe=True)
     """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
     norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
     init_std: float = 0.02
     """Standard deviation of the truncated normal that weights start from."""
-    dtype: DType = "float32"
+    dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = "none"
+    remat: RematPolicy = field("none", resumable=True)
     """What the backward pass recomputes: none, dots (keeps matrix products), full (keeps layer inputs)."""
-    attention: AttentionKind = "auto"
+    attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith(("_size", "_layers", "_heads", "_positions")) and value < 1:
-                raise UserError(f"objective.model.{field.name} is {value}; it must be at least 1.")
-            if field.name.endswith("dropout") and not 0.0 <= value < 1.0:
-                raise UserError(f"objective.model.{field.name} is {value}; it must be in [0, 1).")
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name.endswith(("_size", "_layers", "_heads", "_positions")) and value < 1:
+                raise UserError(f"objective.model.{item.name} is {value}; it must be at least 1.")
+            if item.name.endswith("dropout") and not 0.0 <= value < 1.0:
+                raise UserError(f"objective.model.{item.name} is {value}; it must be in [0, 1).")
         if not 0.0 < self.norm_eps < math.inf:
             raise UserError(f"objective.model.norm_eps is {self.norm_eps}; it must be above 0, and finite.")
         for prefix in ("", "generator_"):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.stack import (
     AttentionKind,
@@ -44,9 +45,9 @@ class Gpt2Config:
     """Learned positions: the longest sequence."""
     activation: PlainActivation = "gelu_new"
     """gelu_new is the tanh approximation that GPT-2 uses, gelu the exact (erf) form."""
-    dropout: float = 0.0
+    dropout: float = field(0.0, recipe=True)
     """Dropout after the embeddings, the attention output and the feed-forward output. The released code has none."""
-    attention_dropout: float = 0.0
+    attention_dropout: float = field(0.0, recipe=True)
     """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
     norm_eps: float = 1e-5
     """Epsilon of LayerNorm."""
@@ -56,11 +57,11 @@ class Gpt2Config:
     """The same for the position embedding: 0.01 in the released code, 0.02 in Transformers."""
     residual_init_scale: float | None = None
     """Factor on init_std for matrices that write to the residual stream; none means 1/sqrt(2 num_layers)."""
-    dtype: DType = "float32"
+    dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = "none"
+    remat: RematPolicy = field("none", resumable=True)
     """What the backward pass recomputes: none, dots (keeps matrix products), full (keeps layer inputs)."""
-    attention: AttentionKind = "auto"
+    attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.stack import (
     Activation,
@@ -56,18 +57,18 @@ class T5Config:
     """Buckets of relative distance; each stack has one table of buckets by heads, shared by its layers."""
     relative_max_distance: int = 128
     """Distance from which all keys share a bucket."""
-    dropout: float = 0.1
+    dropout: float = field(0.1, recipe=True)
     """Dropout after the embeddings, inside the feed-forward layers, on each sublayer and on each stack's output."""
-    attention_dropout: float = 0.1
+    attention_dropout: float = field(0.1, recipe=True)
     """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training.
     Transformers has one rate for both, so an export says `dropout`."""
     norm_eps: float = 1e-6
     """Epsilon of RMSNorm."""
-    dtype: DType = "float32"
+    dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = "none"
+    remat: RematPolicy = field("none", resumable=True)
     """What the backward pass recomputes: none, dots (keeps matrix products), full (keeps layer inputs)."""
-    attention: AttentionKind = "auto"
+    attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes cuDNN's fused one on GPUs that have it, XLA's elsewhere."""
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models import gpt2
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
@@ -25,7 +26,7 @@ class CausalLM:
     Rows are windows of the stream of documents, each ended by the end symbol, joined without padding.
     """
 
-    model: gpt2.Gpt2Config = gpt2.Gpt2Config()
+    model: gpt2.Gpt2Config = field(gpt2.Gpt2Config(), weights=True)
     """The decoder."""
     plain_stream: bool = False
     """Treat a row as one stream, as the original does: attention and positions run over document borders, and the
@@ -33,7 +34,7 @@ class CausalLM:
     loss_chunk: int = 0
     """Positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device has
     2,048 of them over all its rows, on a CPU as many as suit its cache."""
-    vocabulary: Any = None
+    vocabulary: Any = field(None, bound=True)
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
     def __post_init__(self) -> None:

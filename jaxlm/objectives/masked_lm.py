@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models import bert
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
@@ -25,7 +26,7 @@ from jaxlm.types import TokenBatch
 class BertPretraining:
     """Masked LM (+ next-sentence prediction) on a BERT encoder: loss = MLM cross-entropy + NSP cross-entropy."""
 
-    model: bert.BertConfig = bert.BertConfig()
+    model: bert.BertConfig = field(bert.BertConfig(), weights=True)
     """The encoder."""
     mask_rate: float = 0.15
     """Share of tokens that are predicted."""
@@ -35,11 +36,11 @@ class BertPretraining:
     """Of the predicted tokens, the share replaced by a random token; the rest stay as they are."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
-    next_sentence: bool = True
+    next_sentence: bool = field(True, weights=True)
     """Predict whether the second half follows the first."""
     short_rate: float = 0.1
     """Share of rows cut to a random shorter length, so that the model meets short texts too."""
-    vocabulary: Any = None
+    vocabulary: Any = field(None, bound=True)
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
     def __post_init__(self) -> None:

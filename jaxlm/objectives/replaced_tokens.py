@@ -14,6 +14,7 @@ from jaxlm.corruption.masking import mask_tokens
 from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.corruption.replaced import max_replacements, write_tokens
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models import electra
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params, require_masking, require_share
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
@@ -27,7 +28,7 @@ class Electra:
     """Replaced-token detection (Clark et al. 2020): loss = the generator's masked-LM cross-entropy
     + 50 × the discriminator's sigmoid cross-entropy over all tokens."""
 
-    model: electra.ElectraConfig = electra.ElectraConfig()
+    model: electra.ElectraConfig = field(electra.ElectraConfig(), weights=True)
     """The discriminator and its generator."""
     mask_rate: float = 0.15
     """Share of tokens that the generator fills in."""
@@ -48,7 +49,7 @@ class Electra:
     with_replacement: bool = False
     """Draw positions with replacement, as the original code does: fewer distinct ones, and two tokens drawn for the
     same position become the mean of their ids."""
-    vocabulary: Any = None
+    vocabulary: Any = field(None, bound=True)
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
     def __post_init__(self) -> None:

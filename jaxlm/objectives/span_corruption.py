@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.spans import SpanLengths, corrupt_spans, raw_span_length, split_prefix
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models import t5
 from jaxlm.objectives.base import Example, Line, Metrics, Packing, Params
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
@@ -38,7 +39,7 @@ class T5Pretraining:
     Rows are windows of the documents joined without separators, as in the original.
     """
 
-    model: t5.T5Config = t5.T5Config()
+    model: t5.T5Config = field(t5.T5Config(), weights=True)
     """The encoder-decoder."""
     task: Literal["spans", "prefix"] = "spans"
     """spans: random spans become sentinels, the target spells them out; prefix: the row is cut at a random place, the
@@ -52,7 +53,7 @@ class T5Pretraining:
     loss_chunk: int = 0
     """Target positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device
     has 2,048 of them over all its rows, on a CPU as many as suit its cache."""
-    vocabulary: Any = None
+    vocabulary: Any = field(None, bound=True)
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,66 @@
+"""Properties of configuration fields, declared where the field is and kept in its dataclass metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+def field(
+    default: Any = dataclasses.MISSING,
+    *,
+    bound: bool = False,
+    resumable: bool = False,
+    recipe: bool = False,
+    weights: bool = False,
+    path: bool = False,
+) -> Any:
+    """A field of a frozen configuration dataclass. Marks hold for every field inside a nested dataclass, too.
+
+    bound: set by `bind`, never by a flag; it is not part of the configuration (JSON, flags, comparisons).
+    resumable: may change when a run is resumed, since the result stays the same (logging, mesh, remat, kernels).
+    weights: decides what the parameters are or what they mean, so that it is fixed once a run holds trained ones
+        (`jaxlm import`), though no step is done. Models and the tokenizer are; an objective's rates are not.
+    recipe: inside a `weights` field, one that says only how the model is trained (dropout, dtype).
+    path: a folder of this machine, which decides no result; it is neither written to config.json nor read from it.
+    """
+    given = {"bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path}
+    marks = frozenset(name for name, is_set in given.items() if is_set)
+    return dataclasses.field(default=default, repr=not bound, metadata={"marks": marks})
+
+
+def marks_of(field: dataclasses.Field[Any]) -> frozenset[str]:
+    """The names of the marks that were given to `field`; none for an ordinary dataclass field."""
+    return field.metadata.get("marks", frozenset())
+
+
+class Setting(NamedTuple):
+    """One field of a configuration tree: its dotted name ("train.steps"), value, annotated type, and marks, which
+    include those of the fields that it lies in."""
+
+    name: str
+    value: Any
+    type: Any
+    marks: frozenset[str]
+
+    def decides_result(self) -> bool:
+        """Whether a resumed run must keep the value."""
+        return "resumable" not in self.marks
+
+    def decides_weights(self) -> bool:
+        """Whether trained parameters must keep the value."""
+        return "weights" in self.marks and not self.marks & {"recipe", "resumable"}
+
+
+def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozenset()) -> Iterator[Setting]:
+    """Every field of a dataclass that is not bound, followed by the fields inside it if it holds a dataclass."""
+    types = typing.get_type_hints(type(config))
+    for item in dataclasses.fields(config):
+        marks, value = inherited | marks_of(item), getattr(config, item.name)
+        if "bound" in marks:
+            continue
+        yield Setting(f"{prefix}{item.name}", value, types[item.name], marks)
+        if dataclasses.is_dataclass(value):
+            yield from settings(value, f"{prefix}{item.name}.", marks)
