@@ -94,15 +94,19 @@ def test_a_preset_of_another_name_is_suggested(preset, capsys, monkeypatch):
     assert "tiny.py" in capsys.readouterr().err
 
 
-def test_help_of_the_fields(preset, capsys):
+def test_help_of_the_fields(preset, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")  # as wide as the terminal
     with pytest.raises(SystemExit) as stop:
         main(["pretrain", str(preset), "--help"])
     assert stop.value.code == 0
     said = capsys.readouterr().out
     for words in ("--objective.mask-rate", "--objective.model.hidden-size", "--train.checkpoint-every", "--mesh.fsdp",
-                  "--data.source", "Share of tokens that are predicted"):
+                  "--data.source", "Share of tokens that"):
         assert words in said
     assert "--objective.vocabulary" not in said
+    assert "The whole configuration of a run." in said and "Optimizer and learning-rate schedule." in said
+    usage, _, description, *boxes = said.splitlines()
+    assert usage.startswith("usage: ") and description.startswith("The whole") and max(map(len, boxes)) <= 60
 
 
 def test_help_imports_nothing_heavy():

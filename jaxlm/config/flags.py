@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
-from functools import partial
 from typing import Any
 
 import tyro
@@ -51,7 +51,12 @@ def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[
         asked.remove(info.type)
         hidden = {f.name for f in dataclasses.fields(info.type) if "bound" in marks_of(f)}
         shown = tuple(f for f in spec.fields if f.name not in hidden and not _is_list_of_structs(f.default))
-        return dataclasses.replace(spec, instantiate=partial(dataclasses.replace, info.default), fields=shown)
+
+        @functools.wraps(info.type, updated=())  # help shows the class's docstring
+        def instantiate(**values: Any) -> Any:
+            return dataclasses.replace(info.default, **values)
+
+        return dataclasses.replace(spec, instantiate=instantiate, fields=shown)
 
     config = (tyro.conf.FlagConversionOff,)
     return tyro.cli(
