@@ -33,12 +33,12 @@ def load(path: str, needs: Collection[str] = ()) -> Loaded:
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
-        from jaxlm.runs.folder import open_run
+        from jaxlm.runs.run import open_run
 
         run = open_run(folder)
         params, step = run.params()
         loaded = Loaded(run.objective, params, run.tokenizer)
-        fresh = run.facts.get("fresh", []) if step == 0 else []
+        fresh = run.metadata.get("fresh", []) if step == 0 else []
     else:
         from jaxlm.huggingface import import_folder
 

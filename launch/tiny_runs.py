@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxlm.config.experiment import load_config
+from jaxlm.config.presets import load_config
 from jaxlm.training.metrics import headline, last_evaluation, read_metrics
 
 PRESETS = ("bert_tiny", "gpt2_tiny", "t5_tiny", "electra_tiny")

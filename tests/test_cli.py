@@ -24,9 +24,10 @@ def preset(tmp_path_factory):
         (["--objective.vocabulary", "3"], "there is no field --objective.vocabulary"),
         (["--train.steps", "many"], "--train.steps takes a whole number, not 'many'"),
         (["--optimizer.learning-rate", "x"], "--optimizer.learning-rate takes a number, not 'x'"),
-        (["--optimizer.name", "sgd"], "--optimizer.name is one of adamw, lamb, adafactor, not 'sgd'"),
-        (["--train.tensorboard", "maybe"], "--train.tensorboard is one of True, False, not 'maybe'"),
-        (["--train.steps"], "--train.steps needs a value"),
+        (["--optimizer.name", "sgd"], "--optimizer.name takes adamw, lamb or adafactor, not 'sgd'"),
+        (["--train.tensorboard", "maybe"], "--train.tensorboard takes True or False, not 'maybe'"),
+        (["--train.steps"], "--train.steps needs a value: a whole number"),
+        (["--train.steps=many", "--train.seed", "1"], "--train.steps takes a whole number, not 'many'"),
         (["more"], "more belongs to no field"),
         (["--train.steps", "0"], "train.steps is 0; it must be at least 1"),
         (["--train.seed", "-1"], "train.seed is -1"),
@@ -34,7 +35,7 @@ def preset(tmp_path_factory):
         (["--optimizer.learning-rate", "0"], "optimizer.learning_rate is 0.0; it must be above 0"),
         (["--optimizer.learning-rate", "nan"], "optimizer.learning_rate is nan"),
         (["--optimizer.clip-norm", "nan"], "optimizer.clip_norm is nan"),
-        (["--optimizer.b2", "1"], "optimizer.b2 is 1.0; it must be in [0, 1)"),
+        (["--optimizer.b2", "1"], "optimizer.b2 is 1.0; it must be at least 0 and below 1"),
         (["--optimizer.eps", "0"], "optimizer.eps is 0.0; it must be above 0"),
         (["--optimizer.warmup-steps", "-1"], "optimizer.warmup_steps is -1"),
         (["--objective.mask-rate", "1.5"], "objective.mask_rate is 1.5"),
@@ -93,15 +94,19 @@ def test_a_preset_of_another_name_is_suggested(preset, capsys, monkeypatch):
     assert "tiny.py" in capsys.readouterr().err
 
 
-def test_help_of_the_fields(preset, capsys):
+def test_help_of_the_fields(preset, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")  # as wide as the terminal
     with pytest.raises(SystemExit) as stop:
         main(["pretrain", str(preset), "--help"])
     assert stop.value.code == 0
     said = capsys.readouterr().out
     for words in ("--objective.mask-rate", "--objective.model.hidden-size", "--train.checkpoint-every", "--mesh.fsdp",
-                  "--data.source", "Share of tokens that are predicted"):
+                  "--data.source", "Share of tokens that"):
         assert words in said
     assert "--objective.vocabulary" not in said
+    assert "The whole configuration of a run." in said and "Optimizer and learning-rate schedule." in said
+    usage, _, description, *boxes = said.splitlines()
+    assert usage.startswith("usage: ") and description.startswith("The whole") and max(map(len, boxes)) <= 60
 
 
 def test_help_imports_nothing_heavy():

@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> int:
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
 
-    from jaxlm.config.experiment import load_preset
     from jaxlm.config.flags import override
+    from jaxlm.config.presets import load_preset
 
     experiment = override(load_preset(options.config), rest, f"jaxlm bench {options.config}")
     if options.peer:  # PyTorch needs what jax would otherwise take of a GPU's memory at once

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
-    from jaxlm.runs.folder import open_run
+    from jaxlm.runs.run import open_run
     from jaxlm.training.metrics import dated_evaluation, headline
 
     run = open_run(options.run)
@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> int:
     card = ModelCard(
         steps=step,
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
-        data_source=run.facts.get("source", ""),
-        data_fingerprint=run.facts.get("data", ""),
+        data_source=run.metadata.get("source", ""),
+        data_fingerprint=run.metadata.get("data", ""),
         tokenizer=f"{run.tokenizer.vocabulary.size:,} ids, fingerprint {run.tokenizer.fingerprint[:16]}",
         settings={
             "Sequence length": _lengths(experiment, step),
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
             **({"Held-out evaluation": f"of step {evaluated:,}"} if earlier else {}),
         },
-        derived_from=run.facts.get("imported_from", ""),
+        derived_from=run.metadata.get("imported_from", ""),
     )
     out = export_folder(options.out, run.objective, params, run.tokenizer, card)
     name = headline(run.objective, evaluation)

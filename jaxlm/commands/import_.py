@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     from jaxlm.data.text import DataConfig
     from jaxlm.huggingface import import_folder
     from jaxlm.huggingface.families import family_of
-    from jaxlm.runs.folder import write_imported_run
+    from jaxlm.runs.run import write_imported_run
 
     imported = import_folder(options.hf_dir, seed=options.seed)
     # A length that the model has positions for, so that the run can be used and trained as it is.

@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
 
     planning.require_compiler()
     planning.prepare_environment()
-    from jaxlm.config.experiment import load_preset
     from jaxlm.config.flags import override
+    from jaxlm.config.presets import load_preset
 
     experiment = override(load_preset(options.config), rest, f"jaxlm plan {options.config}")
     vocabulary = planning.run_vocabulary(options.config)

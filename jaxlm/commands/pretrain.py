@@ -17,8 +17,8 @@ def main(arguments: list[str]) -> int:
         return 0
     options, rest = parser.parse_known_args(arguments)
 
-    from jaxlm.config.experiment import load_preset
     from jaxlm.config.flags import override
+    from jaxlm.config.presets import load_preset
 
     experiment = override(load_preset(options.config), rest, f"jaxlm pretrain {options.config}")
     start_jax()

@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     if options.step < 0:
         raise UserError(f"--step is {options.step}; it must be at least 0.")
 
-    from jaxlm.config.experiment import load_preset
     from jaxlm.config.flags import override
+    from jaxlm.config.presets import load_preset
 
     experiment = override(load_preset(options.config), rest, f"jaxlm show {options.config}")
     experiment.validate()
@@ -39,15 +39,15 @@ def main(arguments: list[str]) -> int:
     from rich.text import Text
 
     from jaxlm.data.text import prepare_store, prepare_tokenizer
-    from jaxlm.runs import folder as run_folder
+    from jaxlm.runs import resume
     from jaxlm.training.feed import stage_after, stages_of
     from jaxlm.training.step import corruption_key
 
     # A run has a tokenizer of its own, and may have an imported model; at a preset's path there is neither.
     folder = Path(options.config)
-    data = run_folder.data_of(folder, experiment.data)
+    data = resume.data_of(folder, experiment.data)
     tokenizer = prepare_tokenizer(data, print)
-    objective = run_folder.bind(folder, experiment, tokenizer.vocabulary)
+    objective = resume.bind(folder, experiment, tokenizer.vocabulary)
     stage = stage_after(stages_of(experiment, prepare_store(data, tokenizer, print), objective), options.step)
     batch = stage.batches.batch(options.step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, options.step), batch))

@@ -1,111 +1,104 @@
-"""Command-line flags for every field of an Experiment, made from its types and docstrings by tyro."""
+"""Command-line flags for the fields of an Experiment, made from its types and docstrings by tyro."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
-import os
-import re
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
-from jaxlm.config.experiment import Experiment
+from jaxlm.config.experiment import Experiment, spell
 from jaxlm.errors import UserError
+from jaxlm.fields import Setting, marks_of, settings
 
 
 def override(experiment: Experiment, arguments: list[str], program: str) -> Experiment:
     """The experiment with `--train.steps 100`, `--data.source …` applied; `--help` prints every field and exits.
 
-    UserError for a flag that does not exist (with the nearest one that does) or a value of the wrong type.
+    UserError for a flag that does not exist (with the closest one that does) or a value of the wrong type.
     """
-    known = field_names(experiment)
-    if not {"-h", "--help"} & set(arguments):
-        _check_names(arguments, known)
-    # Flags are made from the classes that this experiment really has: its objective's fields, not every objective's.
-    objective = _without_vocabulary(experiment.objective)
-    fields = {f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment)} | {"objective": objective}
-    shape = dataclasses.make_dataclass("Experiment", [(name, type(v)) for name, v in fields.items()], frozen=True)
-    errors = io.StringIO()
+    flags = {s.name: s for s in settings(experiment) if not _is_struct(s.value)}
+    if {"-h", "--help"} & set(arguments):
+        arguments = ["--help"]
     try:
-        with contextlib.redirect_stderr(errors), _unwrapped():
-            result = tyro.cli(
-                shape, args=arguments, default=shape(**fields), prog=program, config=(tyro.conf.FlagConversionOff,)
-            )
+        with contextlib.redirect_stderr(io.StringIO()):  # tyro's message is a box as wide as the terminal
+            result, unknown = _parse(experiment, arguments, program)
     except SystemExit as stop:
-        if stop.code in (0, None):
+        if not stop.code:
             raise
-        raise UserError(_one_sentence(errors.getvalue(), known)) from None
-    chosen = {f.name: getattr(result, f.name) for f in dataclasses.fields(experiment)}
-    values = {f.name: getattr(chosen["objective"], f.name) for f in dataclasses.fields(experiment.objective)}
-    return Experiment(**chosen | {"objective": type(experiment.objective)(**values)})
+        raise UserError(_wrong_value(experiment, arguments, flags)) from None
+    if unknown:
+        raise UserError(_unknown_field(unknown[0], list(flags)))
+    return result
 
 
-@contextlib.contextmanager
-def _unwrapped() -> Iterator[None]:
-    """tyro fits its errors into a box as wide as the terminal; here each keeps to its line. (Help goes to standard
-    output, which is as wide as it is.)"""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "4000"
-    try:
-        yield
-    finally:
-        os.environ.pop("COLUMNS")
-        if before is not None:
-            os.environ["COLUMNS"] = before
+def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[Experiment, list[str]]:
+    """(the experiment with the flags applied, the arguments that belong to no field)."""
+    registry = tyro.constructors.ConstructorRegistry()
+    asked: list[type] = []
+
+    @registry.struct_rule
+    def without_hidden(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+        """tyro's own rule for a dataclass, less the fields that no flag sets: those keep their value."""
+        if not dataclasses.is_dataclass(info.type) or info.type in asked:
+            return None
+        asked.append(info.type)
+        spec = registry.get_struct_spec(info)
+        asked.remove(info.type)
+        hidden = {f.name for f in dataclasses.fields(info.type) if "bound" in marks_of(f)}
+        shown = tuple(f for f in spec.fields if f.name not in hidden and not _is_list_of_structs(f.default))
+
+        @functools.wraps(info.type, updated=())  # help shows the class's docstring
+        def instantiate(**values: Any) -> Any:
+            return dataclasses.replace(info.default, **values)
+
+        return dataclasses.replace(spec, instantiate=instantiate, fields=shown)
+
+    config = (tyro.conf.FlagConversionOff,)
+    return tyro.cli(
+        Experiment, args=arguments, default=experiment, prog=program, config=config, registry=registry,
+        return_unknown_args=True,
+    )
 
 
-def _without_vocabulary(objective: Any) -> Any:
-    """The objective as an instance of a subclass whose `vocabulary` is no flag: `bind` sets it, never the user."""
-    hidden = [("vocabulary", Annotated[Any, tyro.conf.Suppress], dataclasses.field(default=None))]
-    cls = dataclasses.make_dataclass(type(objective).__name__, hidden, bases=(type(objective),), frozen=True)
-    return cls(**{f.name: getattr(objective, f.name) for f in dataclasses.fields(objective)})
+def _is_list_of_structs(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(map(dataclasses.is_dataclass, value))
 
 
-def field_names(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Every field that a flag can set, by its dotted name."""
-    names: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        item = getattr(value, field.name)
-        if dataclasses.is_dataclass(item):
-            names |= field_names(item, f"{prefix}{field.name}.")
-        elif field.name != "vocabulary":
-            names[f"{prefix}{field.name}"] = item
-    return names
+def _is_struct(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) or _is_list_of_structs(value)
 
 
-def _check_names(arguments: list[str], known: dict[str, Any]) -> None:
-    for argument in arguments:
-        if not argument.startswith("--"):
-            continue
-        name = argument[2:].split("=", 1)[0].replace("-", "_")
-        if name in known:
-            continue
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        if not close:  # the right field under the wrong heading, as in --steps for --train.steps
-            last = name.rsplit(".", 1)[-1]
-            close = [other for other in known if other.rsplit(".", 1)[-1] == last][:1]
-        hint = f"did you mean --{close[0].replace('_', '-')}?" if close else "--help lists the fields that there are."
-        raise UserError(f"there is no field {argument.split('=', 1)[0]}; {hint}")
+def _wrong_value(experiment: Experiment, arguments: list[str], flags: dict[str, Setting]) -> str:
+    """Names the first flag that cannot be parsed on its own."""
+    starts = [i for i, argument in enumerate(arguments) if argument.startswith("--")]
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        try:
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(UserError):
+                _parse(experiment, arguments[start:end], "")
+        except SystemExit:
+            name, _, value = " ".join(arguments[start:end]).replace("=", " ", 1).partition(" ")
+            takes = spell(flags[_field(name)].type)
+            return f"{name} takes {takes}, not {value!r}." if value else f"{name} needs a value: {takes}."
+    return f"{' '.join(arguments)[:200]} cannot be read; fields are given as in --train.steps 100."
 
 
-def _one_sentence(text: str, known: dict[str, Any]) -> str:
-    """What tyro says in a box, as a sentence."""
-    text = " ".join(re.sub(r"[\u2500-\u257f]|-{3,}", " | ", text).split())
-    parts = [part.strip() for part in text.split("|") if part.strip()]
-    text = parts[1] if len(parts) > 1 else text
-    if match := re.match(r"Error parsing --([\w.-]+): .*?('.*')$", text):
-        name, given = match.groups()
-        kind = {int: "a whole number", float: "a number"}.get(type(known.get(name.replace("-", "_"))), "another kind")
-        return f"--{name} takes {kind}, not {given}."
-    if match := re.match(r"invalid choice ('.*') for argument '(.*)'. Expected one of \((.*?),?\)", text):
-        given, name, choices = match.groups()
-        return f"{name} is one of {choices.replace(chr(39), '')}, not {given}."
-    if match := re.match(r"Unrecognized options: (.*)", text):
-        return f"{match[1]} belongs to no field; fields are given as in --train.steps 100."
-    if match := re.match(r"Missing value for argument '(.*?)'", text):
-        return f"{match[1]} needs a value."
-    return text[:300].rstrip(".") + "."
+def _unknown_field(argument: str, names: list[str]) -> str:
+    """Names the field closest to what was written."""
+    if not argument.startswith("--"):
+        return f"{argument} belongs to no field; fields are given as in --train.steps 100."
+    name = _field(argument)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    # The right field without its group, as in --steps for --train.steps.
+    close = close or [other for other in names if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    hint = f"did you mean --{close[0].replace('_', '-')}?" if close else "--help lists the fields."
+    return f"there is no field {argument.split('=', 1)[0]}; {hint}"
+
+
+def _field(argument: str) -> str:
+    """--train.batch-size=8 -> train.batch_size"""
+    return argument.split("=", 1)[0].removeprefix("--").replace("-", "_")

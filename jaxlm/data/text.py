@@ -17,6 +17,7 @@ from jaxlm.data.corpus import Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
@@ -30,7 +31,7 @@ _DEFAULT_CACHE = "~/.cache/jaxlm"
 class DataConfig:
     """Which text to learn from, and how to tokenise it."""
 
-    source: str = "python-docs"
+    source: str = field("python-docs", resumable=True)
     """The text: `python-docs` (what every Python carries), a file, folder or glob of .txt (documents separated by blank
     lines) or .jsonl, each also .gz, .xz or .zst, or `tfds:NAME[/CONFIG][:SPLIT]`; several are separated by commas."""
 
@@ -40,7 +41,7 @@ class DataConfig:
     length: int = 128
     """Sequence length of the model, special symbols included."""
 
-    tokenizer: str = "auto"
+    tokenizer: str = field("auto", weights=True)
     """`auto` trains SentencePiece on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
 
     tokenizer_kind: Literal["unigram", "bpe"] = "unigram"
@@ -52,10 +53,10 @@ class DataConfig:
     held_out: float = 0.01
     """Share of the documents, chosen by a hash of their text, that is kept from training and used to evaluate."""
 
-    cache_dir: str = ""
+    cache_dir: str = field("", path=True)
     """Where tokenizers and token stores are kept; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
 
-    workers: int = 0
+    workers: int = field(0, resumable=True)
     """Threads that tokenise; 0: one for each core, up to 8."""
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""The device mesh: `data` and `fsdp` split the batch, `fsdp` and `tensor` split parameters."""
+"""The device mesh: the batch is sharded over `data` and `fsdp`, parameters over `fsdp` and `tensor`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ BATCH_AXES = ("data", "fsdp")
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; their product is the number of devices."""
+    """Sizes of the mesh axes; their product is the number of devices."""
 
     data: int = -1
-    """Copies of the model, each with its share of the batch; -1 takes all devices that are left."""
+    """Data-parallel size: replicas of the model; -1 takes all remaining devices."""
     fsdp: int = 1
-    """Ways in which parameters and optimizer state are split, along with the batch (ZeRO-3)."""
+    """Fully-sharded data-parallel size: shards of parameters, optimizer state and batch (ZeRO-3)."""
     tensor: int = 1
-    """Ways in which each matrix product is split (Megatron)."""
+    """Tensor-parallel size (Megatron)."""
 
     def shape(self, devices: int) -> tuple[int, int, int]:
-        """Sizes of the axes for a number of devices; UserError when they do not multiply to it."""
+        """Axis sizes for this number of devices; UserError unless their product equals it."""
         sizes = dict(zip(AXES, (self.data, self.fsdp, self.tensor), strict=True))
         if any(size != -1 and size < 1 for size in sizes.values()):
             raise UserError(f"mesh sizes must be at least 1 (or -1 for one of them), not {_spell(sizes)}.")
@@ -46,23 +46,20 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over all devices (or those given, in topology order).
-
-    The axes are of type Auto: the compiler propagates shardings from parameters and batch, and Linen's modules know
-    nothing of them.
-    """
+    """A mesh over all devices (or those given, in topology order). Its axes are of type Auto: the compiler propagates
+    the shardings of parameters and batch, so that models need none of their own."""
     devices = list(jax.devices() if devices is None else devices)
     shape = config.shape(len(devices))
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh) -> None:
-    """UserError unless every device gets the same number of rows of each part of the batch."""
-    ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if (batch_size // accumulate) % ways:
-        parts = f" in {accumulate} parts" if accumulate > 1 else ""
+    """UserError unless each microbatch can be sharded evenly over the batch axes."""
+    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if (batch_size // accumulate) % shards:
+        microbatches = f" in {accumulate} microbatches" if accumulate > 1 else ""
         raise UserError(
-            f"train.batch_size {batch_size}{parts} is not divisible by data x fsdp = {ways} devices; change "
+            f"train.batch_size {batch_size}{microbatches} is not divisible by data x fsdp = {shards} devices; change "
             "train.batch_size or the mesh."
         )
 

@@ -1,8 +1,9 @@
-"""Asynchronous checkpoints through Orbax: the newest few and the best are kept, damaged ones are passed over."""
+"""Asynchronous checkpoints through Orbax: the newest and the best are kept, damaged ones are skipped."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from jaxlm.parallel.hosts import main_first
 from jaxlm.training.checksums import checksums
 from jaxlm.training.step import TrainState
 
-SPARE_BYTES = 1 << 20  # beside its arrays, a checkpoint has a few dozen small files
+SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 Report = Callable[[str], None]
 
 
@@ -29,12 +30,11 @@ def _to_stderr(line: str) -> None:
 
 
 class Checkpoints:
-    """The checkpoints/ folder of a run. A checkpoint holds the TrainState and a small JSON of facts: about the data,
-    sums of metrics that are not logged yet, and a checksum of every array."""
+    """The checkpoints/ folder of a run. A checkpoint holds the TrainState and its metadata as JSON: the run's metadata,
+    sums of metrics that are not logged yet, a checksum of every array, and a SHA-256 digest of all these."""
 
     def __init__(self, folder: Path, keep: int = 3, read_only: bool = False) -> None:
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines.
-        _silence_late_writes()
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a dozen lines per save
         self.folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([
@@ -57,8 +57,8 @@ class Checkpoints:
         """Steps that have a checkpoint, oldest first."""
         return sorted(self.manager.all_steps())
 
-    def save(self, state: TrainState, step: int, facts: dict[str, Any], eval_loss: float | None) -> None:
-        """Starts to write in the background; waits for the save before it, if that is still under way.
+    def save(self, state: TrainState, step: int, metadata: dict[str, Any], eval_loss: float | None) -> None:
+        """Starts to write in the background, after waiting for a save that is still under way.
 
         FloatingPointError, and nothing written, when the state holds a number that is not finite.
         """
@@ -68,16 +68,19 @@ class Checkpoints:
         if not finite:
             raise FloatingPointError(f"the parameters or the optimizer's state of step {step:,} are not finite")
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
-        self._save(step, state._asdict(), facts | {"checksums": numbers}, metrics)
+        self._save(step, state._asdict(), metadata | {"checksums": numbers}, metrics)
 
-    def save_params(self, params: Any, facts: dict[str, Any]) -> None:
-        """The checkpoint of step 0 of an imported run: parameters, and no optimizer state yet."""
+    def save_params(self, params: Any, metadata: dict[str, Any]) -> None:
+        """The checkpoint of step 0 of an imported run: parameters without optimizer state."""
         params = jax.tree.map(jax.numpy.asarray, params)
         numbers, _ = checksums({"params": params})
-        self._save(0, {"params": params}, facts | {"checksums": numbers}, None)
+        self._save(0, {"params": params}, metadata | {"checksums": numbers}, None)
 
-    def _save(self, step: int, state: dict[str, Any], facts: dict[str, Any], metrics: dict[str, float] | None) -> None:
-        args = ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
+    def _save(
+        self, step: int, state: dict[str, Any], metadata: dict[str, Any], metrics: dict[str, float] | None
+    ) -> None:
+        metadata = metadata | {"digest": _digest(metadata)}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), metadata=ocp.args.JsonSave(metadata))
         if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE_BYTES:
             raise self._write_error(step, OSError("No space left"))
         try:
@@ -86,78 +89,88 @@ class Checkpoints:
             raise self._write_error(step, error) from error
 
     def wait(self) -> None:
-        """Until everything is on disk."""
+        """Blocks until everything is on disk."""
         try:
             self.manager.wait_until_finished()
         except Exception as error:
             raise self._write_error(None, error) from error
 
     def restore(
-        self, shapes: TrainState, layout: TrainState, report: Report
+        self, shapes: TrainState, shardings: TrainState, report: Report
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest checkpoint that can be read and has its checksums, laid out on this run's mesh, with its facts;
+        """(state, metadata) of the newest checkpoint that can be read and matches its checksums, on this run's mesh;
         None if there is none but an import's (step 0), which has parameters only.
 
-        Damaged ones are passed over, reported, and moved aside (nothing is deleted) once an older one has been read.
-        UserError when there are checkpoints of training and none can be read, though there be an import's, and when
-        the machine is at fault rather than a checkpoint.
+        Damaged checkpoints are skipped, reported, and moved aside (nothing is deleted) once an older one has been read.
+        UserError when there are checkpoints of training and none can be read, and when the machine is at fault rather
+        than a checkpoint.
         """
-        abstract = _abstract(shapes, layout)._asdict()
-        damaged: list[tuple[int, Exception]] = []
-        found = None
-        for step in reversed(self.steps()):
-            if step == 0:
-                break
-            try:
-                args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore())
-                restored = self.manager.restore(step, args=args)
-                _verify(restored["state"], restored["facts"])
-                found = TrainState(**restored["state"]), restored["facts"]
-                break
-            except Exception as error:
-                self._stop_if_passing(step, error)
-                damaged.append((step, error))
-        if damaged and found is None:
-            raise self._unreadable(damaged[0][1])
+        def read(step: int) -> tuple[TrainState, dict[str, Any]]:
+            abstract = _abstract(shapes, shardings)._asdict()
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), metadata=ocp.args.JsonRestore())
+            restored = self.manager.restore(step, args=args)
+            _verify(restored["state"], restored["metadata"])
+            return TrainState(**restored["state"]), restored["metadata"]
+
+        steps = [step for step in reversed(self.steps()) if step > 0]
+        if not steps:
+            return None
+        _, found, damaged = self._first_readable(steps, read)
         for step, error in damaged:
             self._set_aside(step, error, report)
         return found
 
     def restore_params(
-        self, shapes: Any, layout: Any = None, step: int | None = None, report: Report = _to_stderr
+        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = _to_stderr
     ) -> tuple[Any, int]:
-        """(parameters alone, their step) of the newest readable checkpoint, or of `step`, for export and inference.
-        Damaged ones are passed over and reported, but left where they are."""
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        abstract = _abstract(shapes, layout if layout is not None else jax.tree.map(lambda _: sharding, shapes))
+        """(parameters, step) of the newest readable checkpoint, or of `step`, for export and inference. Damaged ones
+        are skipped and reported, but left where they are."""
+        if shardings is None:
+            device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            shardings = jax.tree.map(lambda _: device, shapes)
+
+        def read(step: int) -> Any:
+            item = {"params": _abstract(shapes, shardings)}
+            restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+            args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+            with ocp.PyTreeCheckpointer() as reader:
+                restored = reader.restore(self.folder / str(step) / "state", args=args)
+            args = ocp.args.Composite(metadata=ocp.args.JsonRestore())
+            _verify({"params": restored["params"]}, self.manager.restore(step, args=args)["metadata"])
+            return restored["params"]
+
+        steps = [step] if step is not None else self.steps()[::-1]
+        if not steps:
+            raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
+        found, params, damaged = self._first_readable(steps, read)
+        for number, error in damaged:
+            report(
+                f"The checkpoint of step {number:,} is damaged ({_first_line(error)}); that of step {found:,} is taken."
+            )
+        return params, found
+
+    def _first_readable(
+        self, steps: list[int], read: Callable[[int], Any]
+    ) -> tuple[int, Any, list[tuple[int, Exception]]]:
+        """(step, what `read` makes of it, the damaged ones before it) for the first of `steps` that can be read."""
         damaged: list[tuple[int, Exception]] = []
-        for candidate in [step] if step is not None else reversed(self.steps()):
+        for step in steps:
             try:
-                args = ocp.args.PyTreeRestore(
-                    item={"params": abstract},
-                    restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
-                    partial_restore=True,
-                )
-                with ocp.PyTreeCheckpointer() as reader:
-                    restored = reader.restore(self.folder / str(candidate) / "state", args=args)
-                facts = self.manager.restore(candidate, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))["facts"]
-                _verify({"params": restored["params"]}, facts)
+                return step, read(step), damaged
             except Exception as error:
-                self._stop_if_passing(candidate, error)
-                damaged.append((candidate, error))
-                continue
-            for number, error in damaged:
-                report(
-                    f"The checkpoint of step {number:,} is damaged ({_first_line(error)}); that of step "
-                    f"{candidate:,} is taken."
-                )
-            return restored["params"], candidate
-        if damaged:
-            raise self._unreadable(damaged[0][1]) from damaged[0][1]
-        raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
+                if is_passing(error):
+                    raise UserError(
+                        f"the checkpoint of step {step:,} in {self.folder} cannot be read now ({_first_line(error)}); "
+                        "nothing was changed. Mend the cause and run the same command again."
+                    ) from error
+                damaged.append((step, error))
+        raise UserError(
+            f"no checkpoint in {self.folder} can be read ({_first_line(damaged[0][1])}); nothing was changed. Bring "
+            "back a copy, or choose another --run-dir to begin anew."
+        ) from damaged[0][1]
 
     def close(self) -> None:
-        """Waits for a save that is under way, without complaint: whoever needs it on disk calls `wait`."""
+        """Waits for a save that is under way and ignores its failure; call `wait` first where the save is needed."""
         try:
             self.manager.close()
         except Exception:
@@ -182,20 +195,6 @@ class Checkpoints:
                 "before it is taken."
             )
 
-    def _stop_if_passing(self, step: int, error: Exception) -> None:
-        """UserError for a failure to read that says nothing about the checkpoint, which may be whole."""
-        if is_passing(error):
-            raise UserError(
-                f"the checkpoint of step {step:,} in {self.folder} cannot be read now ({_first_line(error)}); nothing "
-                "was changed. Mend the cause and run the same command again."
-            ) from error
-
-    def _unreadable(self, error: Exception) -> UserError:
-        return UserError(
-            f"no checkpoint in {self.folder} can be read ({_first_line(error)}); nothing was changed. Bring back a "
-            "copy, or choose another --run-dir to begin anew."
-        )
-
     def _write_error(self, step: int | None, error: Exception) -> Exception:
         which = "a checkpoint" if step is None else f"the checkpoint of step {step:,}"
         if is_full(error):
@@ -207,21 +206,6 @@ class Checkpoints:
         return error
 
 
-def _silence_late_writes() -> None:
-    """When one array cannot be written, Orbax ends its event loop while others still are; each of those would then
-    print a traceback about the loop, beside the error that is raised and tells all."""
-    previous = sys.unraisablehook
-    if getattr(previous, "silences_late_writes", False):
-        return
-
-    def hook(args: sys.UnraisableHookArgs) -> None:
-        if not (isinstance(args.exc_value, RuntimeError) and str(args.exc_value) == "Event loop is closed"):
-            previous(args)
-
-    hook.silences_late_writes = True  # type: ignore[attr-defined]
-    sys.unraisablehook = hook
-
-
 def is_full(error: BaseException) -> bool:
     """Whether an error, or what caused it, says that a disk or a quota is full."""
     signs = ("No space left", "ENOSPC", "RESOURCE_EXHAUSTED: Error writing", "Disk quota", "File too large")
@@ -229,7 +213,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether an error, or what caused it, is the machine's: too little memory, no permission, a disk that fails."""
+    """Whether an error, or what caused it, is the machine's: out of memory, no permission, a failing disk."""
     numbers = (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
     signs = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", *map(os.strerror, numbers))
     return any(
@@ -248,17 +232,24 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return chain
 
 
-def _abstract(shapes: Any, layout: Any) -> Any:
+def _abstract(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes, layout
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes, shardings
     )
 
 
-def _verify(tree: Any, facts: dict[str, Any]) -> None:
-    expected = facts["checksums"]
+def _verify(tree: Any, metadata: dict[str, Any]) -> None:
+    """ValueError unless the metadata matches its digest and every array its checksum."""
+    given = {name: value for name, value in metadata.items() if name != "digest"}
+    if metadata["digest"] != _digest(given):
+        raise ValueError("its metadata does not match its digest")
     for path, number in checksums(tree)[0].items():
-        if expected.get(path) != number:
-            raise ValueError(f"{path} does not have its checksum")
+        if given["checksums"].get(path) != number:
+            raise ValueError(f"{path} does not match its checksum")
+
+
+def _digest(metadata: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _first_line(error: Exception) -> str:

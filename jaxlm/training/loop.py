@@ -22,6 +22,7 @@ from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.paths import local_folder
 from jaxlm.runs import folder as run_folder
+from jaxlm.runs import resume
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
 from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals, draw_curves, headline, last_evaluation
@@ -51,7 +52,7 @@ def pretrain(
         def hold() -> None:
             run_folder.create(folder)
             stack.enter_context(run_folder.lock(folder))
-            run_folder.check_configuration(folder, experiment)
+            resume.check_configuration(folder, experiment)
 
         main_first(hold, everywhere=False)
         return _pretrain(experiment, folder, report if jax.process_index() == 0 else lambda _: None, stack)
@@ -66,11 +67,11 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     check_batch(t.batch_size, t.accumulate, mesh)
 
     # The objective that knows the vocabulary, then the text: the order of what a mistake costs to find.
-    data = run_folder.data_of(folder, experiment.data)
+    data = resume.data_of(folder, experiment.data)
     tokenizer = main_first(lambda: prepare_tokenizer(data, report))
-    objective = run_folder.bind(folder, experiment, tokenizer.vocabulary)
+    objective = resume.bind(folder, experiment, tokenizer.vocabulary)
     store = main_first(lambda: prepare_store(data, tokenizer, report))
-    facts = {"data": store.fingerprint, "tokenizer": tokenizer.fingerprint, "source": experiment.data.source}
+    metadata = resume.run_metadata(folder, experiment, store, tokenizer)
     feed = Feed(experiment, store, objective, mesh)
 
     # The state's shapes and where they live; from here on the folder is this run's.
@@ -78,7 +79,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     learning_rate = make_schedule(experiment.optimizer, t.steps)
     init, shapes, layout = make_init(objective, optimizer, mesh)
     steps_before = run_folder.recorded_steps(folder)
-    main_first(lambda: run_folder.claim(folder, experiment, tokenizer, facts), everywhere=False)
+    main_first(lambda: resume.claim(folder, experiment, tokenizer, metadata), everywhere=False)
 
     # The state: restored, imported, or fresh.
     checkpoints = Checkpoints(folder / "checkpoints", t.keep_checkpoints)
@@ -87,7 +88,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     restored = checkpoints.restore(shapes, layout, report)
     if restored is not None:
         state, saved = restored
-        run_folder.check_facts(saved, facts)
+        resume.check_metadata(saved, metadata)
         totals.sums = {name: tuple(pair) for name, pair in saved["unlogged"].items()}
     else:
         state = init(jax.random.key(t.seed))
@@ -205,7 +206,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
             paused = time.perf_counter()
             try:
                 # A copy: it is written in the background, while the next steps add to the sums.
-                checkpoints.save(state, step, facts | {"unlogged": dict(totals.sums)}, figures.get("loss"))
+                checkpoints.save(state, step, metadata | {"unlogged": dict(totals.sums)}, figures.get("loss"))
             except FloatingPointError:
                 raise not_finite(step, "the state") from None
             clock += time.perf_counter() - paused

@@ -24,7 +24,7 @@ from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.objectives.replaced_tokens import Electra
 from jaxlm.objectives.span_corruption import T5Pretraining
 from jaxlm.parallel.peaks import measured_flops
-from jaxlm.runs.folder import write_imported_run
+from jaxlm.runs.run import write_imported_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer

@@ -186,7 +186,7 @@ def test_the_compilers_messages_are_understood(message, used):
 
 
 def test_presets_for_the_published_sizes_have_their_parameter_counts():
-    from jaxlm.config.experiment import load_preset
+    from jaxlm.config.presets import load_preset
 
     for name, count in (("mini", 11_267_900), ("small", 29_058_876), ("medium", 41_668_412), ("base", 110_106_428),
                         ("large", 336_226_108)):

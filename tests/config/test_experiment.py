@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from jaxlm.config.experiment import Experiment, load_config, to_json
+from jaxlm.config.experiment import Experiment
+from jaxlm.config.json import to_json
+from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import BertPretraining

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxlm.config.experiment import load_preset
+from jaxlm.config.presets import load_preset
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
 

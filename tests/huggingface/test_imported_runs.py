@@ -11,7 +11,7 @@ import transformers
 
 import jaxlm
 from jaxlm.cli import main
-from jaxlm.runs.folder import open_run
+from jaxlm.runs.run import open_run
 from tests.huggingface.support import VOCAB, save_torch, torch_bert
 from tests.training.support import write_text
 

@@ -67,8 +67,8 @@ def test_what_two_have_saved_one_goes_on_with(preset, tmp_path):
     single = Command(["pretrain", run, "--train.steps", 18], tmp_path / "one.log")
     assert single.wait() == 0 and "resumed at step 12" in single.output, single.output
     assert saved_steps(run)[-2:] == [16, 18]
-    facts = run / "checkpoints" / "18" / "facts" / "metadata"  # damaged: both go on from the one before
-    facts.write_bytes(facts.read_bytes()[:10])
+    metadata = run / "checkpoints" / "18" / "metadata" / "metadata"  # damaged: both go on from the one before
+    metadata.write_bytes(metadata.read_bytes()[:10])
     for command in pair(tmp_path, ["pretrain", run, "--train.steps", 100_000, "--train.checkpoint-every", 0]):
         both.append(command)
     both[2].wait_until(lambda: metrics(run)[-1]["step"] > 20)

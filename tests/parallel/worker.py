@@ -13,8 +13,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxlm.config.experiment import OptimizerConfig, load_preset
+from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.config.flags import override
+from jaxlm.config.presets import load_preset
 from jaxlm.data.text import prepare_store, prepare_tokenizer
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.masked_lm import BertPretraining

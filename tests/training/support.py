@@ -64,9 +64,9 @@ def saved_steps(run: Path) -> list[int]:
     return sorted(int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit())
 
 
-def facts(run: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint notes: among it the checksums of every array of the state."""
-    return json.loads((run / "checkpoints" / str(step) / "facts" / "metadata").read_text())
+def metadata(run: Path, step: int) -> dict[str, Any]:
+    """The metadata of a checkpoint, which includes the checksums of every array of the state."""
+    return json.loads((run / "checkpoints" / str(step) / "metadata" / "metadata").read_text())
 
 
 def assert_same_arrays(one: Any, other: Any) -> None:

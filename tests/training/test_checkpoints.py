@@ -118,7 +118,7 @@ def test_when_all_are_damaged_nothing_is_touched(saved, tmp_path):
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved, folder)
     for step in (1, 2):
-        truncate(folder / str(step) / "facts" / "metadata")
+        truncate(folder / str(step) / "metadata" / "metadata")
     before = sorted(folder.rglob("*"))
     with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
         restore(folder)
@@ -137,7 +137,7 @@ def test_a_half_written_checkpoint_is_no_checkpoint(saved, tmp_path):
 def test_parameters_alone_fall_back_too(saved, tmp_path, capsys):
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved, folder)
-    truncate(folder / "2" / "facts" / "metadata")
+    truncate(folder / "2" / "metadata" / "metadata")
     checkpoints = Checkpoints(folder, read_only=True)
     params, step = checkpoints.restore_params(SHAPES.params)
     assert step == 1
@@ -218,7 +218,7 @@ def test_an_import_is_no_way_back_from_damage(tmp_path):
     checkpoints.close()
     assert restore(folder) == (None, [])
     save(folder, 1)
-    truncate(folder / "1" / "facts" / "metadata")
+    truncate(folder / "1" / "metadata" / "metadata")
     before = sorted(folder.rglob("*"))
     with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
         restore(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.training.support import Command, assert_same_arrays, facts, metrics, saved_steps
+from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps
 
 
 def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> None:
@@ -39,7 +39,7 @@ def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> No
     last = Command([*arguments, "--run-dir", run], folder / "last.log")
     assert last.wait() == 0, last.output
     assert "resumed at step" in last.output and "damaged" not in last.output
-    assert facts(run, steps)["checksums"] == facts(alone, steps)["checksums"]
+    assert metadata(run, steps)["checksums"] == metadata(alone, steps)["checksums"]
     assert metrics(run) == metrics(alone)
     assert during_save or kills < 2
 

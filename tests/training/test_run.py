@@ -12,9 +12,9 @@ import pytest
 from jaxlm.cli import main
 from jaxlm.errors import UserError
 from jaxlm.runs import folder as run_folder
-from jaxlm.runs.folder import open_run
+from jaxlm.runs.run import open_run
 from jaxlm.training.checkpoints import Checkpoints
-from tests.training.support import assert_same_arrays, facts, metrics, saved_steps, write_preset, write_text
+from tests.training.support import assert_same_arrays, metadata, metrics, saved_steps, write_preset, write_text
 
 
 def test_what_a_run_leaves_behind(finished):
@@ -36,7 +36,7 @@ def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
     run = tmp_path / "pieces"
     for steps in (5, 7, 12):
         assert stopped_after(steps, ["pretrain", str(preset), "--run-dir", str(run), "--train.eval-every", "4"]) == 0
-    assert facts(run, 12) == facts(finished, 12)
+    assert metadata(run, 12) == metadata(finished, 12)
     assert metrics(run) == metrics(finished)
     assert_same_arrays(open_run(run).params(), open_run(finished).params())
 
@@ -49,7 +49,7 @@ def test_short_rows_first(preset, tmp_path, capsys):
     assert "batches of 16 x 16 for 6 steps, then 8 x 32" in capsys.readouterr().out
     for steps in (5, 12):
         assert stopped_after(steps, ["pretrain", *flags, "--run-dir", str(pieces)]) == 0
-    assert facts(pieces, 12) == facts(whole, 12) and metrics(pieces) == metrics(whole)
+    assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
     assert main(["pretrain", *flags, "--run-dir", str(pieces), "--train.short-steps", "5"]) == 2
     assert "train.short_steps" in capsys.readouterr().err
     for step, rows in ((5, "rows of 13 tokens"), (6, "rows of 29 tokens")):  # --step counts from 0
@@ -91,7 +91,7 @@ def test_a_run_folder_goes_on_as_its_own_preset(finished, capsys):
 
 
 def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
-    before = facts(finished, 12), metrics(finished)
+    before = metadata(finished, 12), metrics(finished)
     for file in (finished / "checkpoints" / "12" / "state").rglob("*"):
         if file.is_file() and file.stat().st_size > 100:
             file.write_bytes(file.read_bytes()[:50])
@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
     said = capsys.readouterr().out
     assert "checkpoint of step 12 is damaged" in said and "resumed at step 8" in said
     assert (finished / "damaged-checkpoint-12").is_dir()
-    assert (facts(finished, 12), metrics(finished)) == before
+    assert (metadata(finished, 12), metrics(finished)) == before
 
 
 def refused(capsys, *arguments: object) -> str:

@@ -1,0 +1,65 @@
+"""Loading of an Experiment: from a preset's Python file, or from the config.json of a run folder."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import runpy
+from pathlib import Path
+
+from jaxlm.config.experiment import Experiment, check_types
+from jaxlm.config.json import from_json
+from jaxlm.errors import UserError
+
+
+def load_preset(path: str) -> Experiment:
+    """The Experiment of `path`: a run folder, or a preset, which is a Python file that sets `experiment`.
+
+    Only a file whose name ends in .py is executed. UserError where there is neither, naming close presets.
+    """
+    if (Path(path) / "config.json").is_file():
+        return load_config(Path(path) / "config.json")
+    if not (path.endswith(".py") and Path(path).is_file()):
+        raise UserError(f"there is no preset or run folder {path}; {_hint(Path(path))}")
+    try:
+        experiment = runpy.run_path(path).get("experiment")
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the preset {path} cannot be run: {type(error).__name__}: {error}") from error
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"the preset {path} does not set `experiment` to a jaxlm Experiment.")
+    check_types(experiment)
+    return experiment
+
+
+def _hint(given: Path) -> str:
+    """What to write instead of a name that does not exist."""
+    folders = [Path("configs"), given.parent]
+    presets = {preset.stem: str(preset) for folder in folders for preset in sorted(folder.glob("*.py"))}
+    close = [presets[name] for name in difflib.get_close_matches(given.stem, presets, n=3, cutoff=0.5)]
+    names = sorted(Path("configs").glob("*.py"))
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"configs has {', '.join(p.name for p in names)}." if names else "presets are in the project's configs/."
+
+
+def load_config(path: os.PathLike[str] | str) -> Experiment:
+    """The Experiment that a run folder's config.json holds."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} does not exist: {Path(path).parent} is not a jaxlm run folder.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not readable as JSON ({error}); the run folder is damaged.") from None
+    if isinstance(value, dict) and "type" not in value:
+        raise UserError(
+            f"{path} is no configuration of a jaxlm run"
+            + (", but of a Transformers folder; `jaxlm import` makes a run of it." if "model_type" in value else ".")
+        )
+    experiment = from_json(value, str(path))
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"{path} does not hold a jaxlm Experiment.")
+    check_types(experiment)
+    return experiment
