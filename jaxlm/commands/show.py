@@ -38,7 +38,6 @@ def main(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from jaxlm.data.text import prepare_store, prepare_tokenizer
     from jaxlm.runs import folder as run_folder
     from jaxlm.training.feed import stage_after, stages_of
     from jaxlm.training.step import corruption_key
@@ -46,9 +45,9 @@ def main(arguments: list[str]) -> int:
     # A run has a tokenizer of its own, and may have an imported model; at a preset's path there is neither.
     folder = Path(options.config)
     data = run_folder.data_of(folder, experiment.data)
-    tokenizer = prepare_tokenizer(data, print)
+    tokenizer = data.prepare_tokenizer(print)
     objective = run_folder.bind(folder, experiment, tokenizer.vocabulary)
-    stage = stage_after(stages_of(experiment, prepare_store(data, tokenizer, print), objective), options.step)
+    stage = stage_after(stages_of(experiment, data.open(tokenizer, print), objective), options.step)
     batch = stage.batches.batch(options.step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, options.step), batch))
     real = float(np.mean(np.asarray(batch.segment_ids) > 0))

@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.systems import CLASSES as OBJECTIVE_CLASSES
@@ -83,7 +83,7 @@ class Experiment:
     """Everything that decides a run. Presets in configs/ build one; flags override its fields."""
 
     objective: Any
-    data: DataConfig = DataConfig()
+    data: TextData = TextData()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
@@ -136,7 +136,7 @@ def check_choices(config: Any, prefix: str = "") -> None:
 
 # The only classes that a configuration file may name; nothing in it is ever an import path.
 CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (Experiment, DataConfig, OptimizerConfig, TrainConfig, MeshConfig, *OBJECTIVE_CLASSES)
+    cls.__name__: cls for cls in (Experiment, TextData, OptimizerConfig, TrainConfig, MeshConfig, *OBJECTIVE_CLASSES)
 }
 
 

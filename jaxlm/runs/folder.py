@@ -15,7 +15,7 @@ from jaxlm.config import experiment as configuration
 from jaxlm.errors import UserError
 from jaxlm.config.experiment import Experiment
 from jaxlm.paths import local_folder
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -130,7 +130,7 @@ def own_tokenizer(folder: Path) -> Path | None:
     return path if path.is_dir() and (has_begun(folder) or is_imported(folder)) else None
 
 
-def data_of(folder: Path, data: DataConfig) -> DataConfig:
+def data_of(folder: Path, data: TextData) -> TextData:
     """Where the text comes from, tokenised as the run in the folder has it, if it is bound to a tokenizer."""
     own = own_tokenizer(folder)
     return dataclasses.replace(data, tokenizer=str(own)) if own else data

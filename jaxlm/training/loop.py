@@ -15,7 +15,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import Experiment
-from jaxlm.data.text import prepare_store, prepare_tokenizer
 from jaxlm.errors import UserError
 from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
@@ -67,9 +66,9 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
 
     # The objective that knows the vocabulary, then the text: the order of what a mistake costs to find.
     data = run_folder.data_of(folder, experiment.data)
-    tokenizer = main_first(lambda: prepare_tokenizer(data, report))
+    tokenizer = main_first(lambda: data.prepare_tokenizer(report))
     objective = run_folder.bind(folder, experiment, tokenizer.vocabulary)
-    store = main_first(lambda: prepare_store(data, tokenizer, report))
+    store = main_first(lambda: data.open(tokenizer, report))
     facts = {"data": store.fingerprint, "tokenizer": tokenizer.fingerprint, "source": experiment.data.source}
     feed = Feed(experiment, store, objective, mesh)
 
@@ -102,7 +101,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )
-    entropy = store.unigram_entropy("held_out")
+    entropy = store.statistics.unigram_entropy
     if first >= t.steps:
         if main and not (folder / "curves.png").exists():
             draw_curves(folder, report, entropy)
