@@ -9,13 +9,13 @@ Nearly half of the steps read rows of 16 tokens: over 128 the model would not ge
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.masked_lm import BertPretraining
 
 experiment = Experiment(
     objective=BertPretraining(model=BertConfig.published("mini")),
-    data=DataConfig(source="python-docs", length=128, vocab_size=8192),
+    data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=150),
     train=TrainConfig(
         steps=1500, short_steps=700, batch_size=32, log_every=10, eval_every=250, eval_batches=16,

@@ -10,7 +10,7 @@ Parameters:  4,433,468 with the published vocabulary of 30,522; 1,024,514 with t
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.masked_lm import BertPretraining
 
@@ -18,7 +18,7 @@ experiment = Experiment(
     objective=BertPretraining(
         model=BertConfig.published("tiny", dropout=0.0, attention_dropout=0.0, init_std=0.08)
     ),
-    data=DataConfig(source="python-docs", length=128, vocab_size=4096, held_out=0.05),
+    data=TextData(source="python-docs", length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
         steps=600, short_steps=300, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100

@@ -9,7 +9,7 @@ and over rows of 16 tokens it finds out what a neighbour is, which takes many ti
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.electra import ElectraConfig
 from jaxlm.objectives.replaced_tokens import Electra
 
@@ -21,7 +21,7 @@ experiment = Experiment(
             dropout=0.0, attention_dropout=0.0, init_std=0.08,
         )
     ),
-    data=DataConfig(source="python-docs", length=128, vocab_size=8192),
+    data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
         steps=450, short_steps=350, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=150

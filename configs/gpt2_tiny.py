@@ -7,7 +7,7 @@ Parameters:  1,858,304 with the vocabulary of 8,192 trained here
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
 
@@ -17,7 +17,7 @@ experiment = Experiment(
             vocab_size=8192, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512, max_positions=128
         )
     ),
-    data=DataConfig(source="python-docs", length=128, vocab_size=8192),
+    data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(
         learning_rate=3e-3, warmup_steps=50, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
     ),

@@ -9,7 +9,7 @@ steps, as the 1.0 models had.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.span_corruption import T5Pretraining
 
@@ -17,7 +17,7 @@ experiment = Experiment(
     objective=T5Pretraining(
         model=T5Config.published("1.1-base", dtype="bfloat16", remat="dots"), z_loss=1e-4
     ),
-    data=DataConfig(length=512, vocab_size=32128),
+    data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(
         name="adafactor", schedule="inverse-sqrt", learning_rate=0.01, warmup_steps=10_000, weight_decay=0.0,
         clip_norm=0.0,

@@ -9,13 +9,13 @@ those mixed supervised tasks in, this is the unsupervised part.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.span_corruption import T5Pretraining
 
 experiment = Experiment(
     objective=T5Pretraining(model=T5Config.published("small", dtype="bfloat16")),
-    data=DataConfig(length=512, vocab_size=32128),
+    data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(
         name="adafactor", schedule="inverse-sqrt", learning_rate=0.01, warmup_steps=10_000, weight_decay=0.0,
         clip_norm=0.0,

@@ -6,7 +6,7 @@ Parameters:  3,081,856 with the vocabulary of 8,192 trained here
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.span_corruption import T5Pretraining
 
@@ -17,7 +17,7 @@ experiment = Experiment(
             activation="gated-gelu", tied_head=False, scaled_head=False, dropout=0.0, attention_dropout=0.0,
         )
     ),
-    data=DataConfig(source="python-docs", length=128, vocab_size=8192),
+    data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100),
     train=TrainConfig(steps=500, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=250),
 )

@@ -19,16 +19,16 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
     start_jax()
     from jaxlm.config.experiment import Experiment
-    from jaxlm.data.text import DataConfig
+    from jaxlm.data.text import TextData
     from jaxlm.huggingface import import_folder
     from jaxlm.huggingface.families import family_of
     from jaxlm.runs.run import write_imported_run
 
     imported = import_folder(options.hf_dir, seed=options.seed)
     # A length that the model has positions for, so that the run can be used and trained as it is.
-    length = min(DataConfig.length, family_of(imported.objective).max_length(imported.objective))
+    length = min(TextData.length, family_of(imported.objective).max_length(imported.objective))
     # Which text it goes on with, nobody but the user knows.
-    experiment = Experiment(objective=imported.objective, data=DataConfig(source="", length=length))
+    experiment = Experiment(objective=imported.objective, data=TextData(source="", length=length))
     write_imported_run(
         out, experiment, imported.params, imported.tokenizer,
         {"imported_from": str(options.hf_dir), "fresh": imported.fresh_heads},

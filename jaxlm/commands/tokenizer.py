@@ -17,6 +17,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
     parser.add_argument("--kind", choices=["unigram", "bpe"], default="unigram")
     parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")
+    parser.add_argument("--symbols", nargs="+", default=[], help="further special symbols, such as '[R]'")
     options = parser.parse_args(arguments or ["--help"])
     out = local_folder(options.out, "tokenizers")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
@@ -25,14 +26,14 @@ def main(arguments: list[str]) -> int:
     parent = next(folder for folder in (out, *out.parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out} cannot be made: {parent} is not a folder that can be written to; choose another.")
-    from jaxlm.data.text import DataConfig, prepare_tokenizer
+    from jaxlm.data.text import TextData
 
-    config = DataConfig(
+    data = TextData(
         source=options.source, text_field=options.text_field, vocab_size=options.vocab_size,
         tokenizer_kind=options.kind,
     )
-    config.validate()
-    tokenizer = prepare_tokenizer(config, print)
+    data.validate()
+    tokenizer = data.prepare_tokenizer(print, options.symbols)
     tokenizer.save(out)
     print(f"{tokenizer.vocabulary.size:,} ids ({options.kind}) in {out}; use it with --data.tokenizer {out}")
     return 0

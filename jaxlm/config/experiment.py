@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import typeguard
 
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import field, settings
 from jaxlm.parallel.mesh import MeshConfig
@@ -80,7 +80,7 @@ class Experiment:
     """The whole configuration of a run. Presets in configs/ build one; flags override its fields."""
 
     objective: Any
-    data: DataConfig = DataConfig()
+    data: TextData = TextData()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = field(MeshConfig(), resumable=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 from jaxlm import systems
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
 from jaxlm.parallel.mesh import MeshConfig
 
 # The only classes that a configuration file may name; nothing in it is ever an import path.
 CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (Experiment, DataConfig, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES)
+    cls.__name__: cls for cls in (Experiment, TextData, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES)
 }
 
 

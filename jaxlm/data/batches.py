@@ -1,4 +1,4 @@
-"""Batches of windows of a token store: batch k is a function of (seed, k), row by row, on any number of hosts.
+"""Batches of rows that can be read by number: batch k is a function of (seed, k), row by row, on any number of hosts.
 
 There is no iterator state. Row r of batch k is window number `k * batch_size + r` of an endless sequence in which every
 epoch is a fresh permutation of all windows; so a run starts at step one million as fast as at step 0.
@@ -10,48 +10,46 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxlm.data.permutation import permute
-from jaxlm.data.store import Store
-from jaxlm.data.windows import PACKINGS, windows_of
 from jaxlm.errors import UserError
-from jaxlm.types import TokenBatch
 
 _AHEAD = 4
 _EVALUATION_KEY = 0x6576616C  # evaluation always takes the same windows, whatever the run's seed
 
 
-class Batches:
-    """The batches of one part of a store.
+class Rows(Protocol):
+    """What batches are made of: `count` rows of `length` tokens that can be read by number."""
 
-    store: the token store. split: "train" or "held_out". batch_size: rows of a batch over all hosts.
-    raw_length: tokens of a row, before an objective adds its symbols.
-    packing: "document": a row holds tokens of one document (see windows.DocumentWindows); "packed": documents follow
-    each other without padding; "packed-eos": the same, with one end-of-sequence token after each document.
-    seed: of the shuffle. Raises UserError for values out of range and for a text too short for a single window.
+    count: int
+    length: int
+
+    def read(self, index: np.ndarray) -> Any:
+        """index: int [batch], -1 for an empty row. Returns a NamedTuple of arrays whose first dimension is batch."""
+        ...
+
+
+class Batches:
+    """Shuffled batches of `rows`, of batch_size rows over all hosts.
+
+    seed: of the shuffle. Raises UserError for values out of range.
     """
 
-    def __init__(self, store: Store, split: str, batch_size: int, raw_length: int, packing: str, seed: int) -> None:
-        if batch_size < 1 or raw_length < 2:
-            raise UserError(f"A batch needs 1 row and 2 tokens or more, not {batch_size} rows of {raw_length}.")
-        if packing not in PACKINGS:
-            raise UserError(f"{packing!r} is no packing; choose one of {', '.join(PACKINGS)}.")
+    def __init__(self, rows: Rows, batch_size: int, seed: int) -> None:
+        if batch_size < 1 or rows.length < 2:
+            raise UserError(f"A batch needs 1 row and 2 tokens or more, not {batch_size} rows of {rows.length}.")
         if seed < 0:
             raise UserError(f"The seed must be 0 or more, not {seed}.")
-        self.batch_size = batch_size
-        self.raw_length = raw_length
+        self._rows = rows
         self._seed = seed
-        self._windows = windows_of(store, split, raw_length, packing)
-        self.num_rows = self._windows.count
-        if self.num_rows == 0 and split == "train":
-            raise UserError(
-                "No document to train on has 2 tokens or more; give --data.source more text."
-            )
+        self.batch_size = batch_size
+        self.raw_length = rows.length
+        self.num_rows = rows.count
 
-    def batch(self, step: int, rows: slice = slice(None)) -> TokenBatch:
+    def batch(self, step: int, rows: slice = slice(None)) -> Any:
         """Batch number `step`, or the `rows` of it that this host feeds. Raises UserError if there is nothing to
         batch."""
         self._require_rows()
@@ -61,15 +59,15 @@ class Batches:
         for number in np.unique(epoch):
             chosen = epoch == number
             index[chosen] = permute(place[chosen], self.num_rows, self._seed, int(number))
-        return self._windows.read(index)
+        return self._rows.read(index)
 
-    def stream(self, start_step: int = 0, rows: slice = slice(None)) -> Iterator[TokenBatch]:
+    def stream(self, start_step: int = 0, rows: slice = slice(None)) -> Iterator[Any]:
         """Batches start_step, start_step + 1, ... without end, a few read ahead by a thread that ends when the iterator
         is closed or dropped."""
         self._require_rows()
         return ahead((self.batch(step, rows) for step in _count_from(start_step)), _AHEAD)
 
-    def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[TokenBatch]:
+    def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
         """The first `count` batches of all windows in one fixed shuffled order, none twice; fewer if the windows end.
         The last batch is filled up with empty rows (segment_ids all 0)."""
         batches = min(count, -(-self.num_rows // batch_size))
@@ -78,7 +76,7 @@ class Batches:
             index = np.full(len(wanted), -1, np.int64)
             inside = wanted < self.num_rows
             index[inside] = permute(wanted[inside], self.num_rows, _EVALUATION_KEY)
-            yield self._windows.read(index)
+            yield self._rows.read(index)
 
     def _require_rows(self) -> None:
         if self.num_rows == 0:

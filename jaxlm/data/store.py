@@ -7,7 +7,6 @@ and only if its manifest is there. Nothing about an objective is in it: no speci
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -18,6 +17,9 @@ from etils import epath
 
 from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
+from jaxlm.data.base import Statistics, entropy
+from jaxlm.data.batches import Batches
+from jaxlm.data.windows import Part, windows_of
 from jaxlm.errors import UserError
 
 FORMAT = 2
@@ -31,22 +33,6 @@ def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
     part of that: a run goes on over the same tokens in other files."""
     facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of a store.
-
-    tokens: uint16 or uint32. offsets: int64, one more than documents; document d is tokens offsets[d] to
-    offsets[d + 1] - 1, never empty.
-    """
-
-    name: str
-    documents: int
-    num_tokens: int
-    text_bytes: int
-    tokens: FlatArray
-    offsets: FlatArray
 
 
 class Store:
@@ -85,12 +71,22 @@ class Store:
         """int64 [vocab_size]: how often each id occurs in the part."""
         return self._array(split, "counts", self.vocab_size).read(0, self.vocab_size)
 
-    def unigram_entropy(self, split: str = "held_out") -> float:
-        """Entropy, in nats, of the distribution of single tokens in the part: what a model that knows only how
-        frequent every token is would lose on each. 0 for an empty part."""
-        counts = self.counts(split)
-        shares = counts[counts > 0] / max(1, counts.sum())
-        return float(-(shares * np.log(shares)).sum())
+    @functools.cached_property
+    def statistics(self) -> Statistics:
+        return Statistics(self.counts("train"), entropy(self.counts("held_out")))
+
+    def batches(self, split: str, rows: int, raw_length: int, packing: str, seed: int) -> Batches:
+        """Batches of windows of `raw_length` tokens, as `jaxlm.data.base.Source` has it.
+
+        packing: "document": a row holds tokens of one document (see windows.DocumentWindows); "packed": documents
+        follow each other without padding; "packed-eos": the same, with one end-of-sequence token after each document.
+        Raises UserError also if the text to train on is too short for a single window.
+        """
+        part = self.part(split)
+        batches = Batches(windows_of(part, raw_length, packing, pad=self.pad, eos=self.eos), rows, seed)
+        if batches.num_rows == 0 and split == "train":
+            raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
+        return batches
 
     def _part(self, split: str) -> Part:
         facts = self.manifest["parts"][split]

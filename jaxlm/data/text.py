@@ -7,11 +7,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 from etils import epath
 
+from jaxlm.data.base import Report, random_tokens
 from jaxlm.data.build import build_store
 from jaxlm.data.corpus import Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
@@ -21,6 +23,8 @@ from jaxlm.fields import field
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 _SAMPLE = 10_000_000  # bytes of text that a tokenizer is trained on: some 20 seconds of one core
 _PROGRESS_SECONDS = 10.0  # between two lines on how far the tokenising is
@@ -28,7 +32,7 @@ _DEFAULT_CACHE = "~/.cache/jaxlm"
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class TextData:
     """Which text to learn from, and how to tokenise it."""
 
     source: str = field("python-docs", resumable=True)
@@ -76,55 +80,69 @@ class DataConfig:
         if self.workers < 0:
             raise UserError(f"--data.workers must be 0 (all cores) or more, not {self.workers}.")
 
+    def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
+        """Loads the tokenizer, or trains it; see `jaxlm.data.base.Data`.
 
-def prepare_tokenizer(config: DataConfig, report: Callable[[str], None] = print) -> Tokenizer:
-    """Finds or trains the tokenizer. `report` is told in one line what takes time.
+        A trained one is kept under the cache folder by the fingerprint of what it was made from, so that all runs over
+        the same text with the same settings and `symbols` share it.
+        """
+        self.validate()
+        if self.tokenizer == "auto":
+            corpus = self._corpus()
+            text = _survey(cache_folder(self.cache_dir), corpus, report)
+            return self._trained_tokenizer(corpus, text, symbols, report)
+        tokenizer = Tokenizer.load(self.tokenizer)
+        for name in symbols:
+            tokenizer.vocabulary.id(name)
+        return tokenizer
 
-    A trained one is kept under the cache folder by the fingerprint of what it was made from, so that every objective
-    and every run over the same text with the same settings shares it. Raises UserError for what the user can mend.
-    """
-    config.validate()
-    if config.tokenizer != "auto":
-        return Tokenizer.load(config.tokenizer)
-    cache = cache_folder(config.cache_dir)
-    corpus = _corpus(config)
-    return _trained_tokenizer(cache, config, corpus, _survey(cache, corpus, report), report)
+    def open(self, tokenizer: Tokenizer, report: Report = print) -> Store:
+        """Finds or builds the token store of this text by this tokenizer, kept and shared as trained tokenizers are."""
+        self.validate()
+        cache = cache_folder(self.cache_dir)
+        corpus = self._corpus()
+        text = _survey(cache, corpus, report)
+        fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, self.held_out)
+        folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
+        if is_finished(folder):
+            return Store(folder)
+        report(f"Tokenising {self.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
+        start = time.monotonic()
+        store = build_store(
+            folder, corpus.pieces(), text, tokenizer, self.held_out, source=self.source, workers=self.workers,
+            progress=_progress(text.bytes, report),
+        )
+        seconds = time.monotonic() - start
+        report(
+            f"Token store: {store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out "
+            f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
+        )
+        return store
+
+    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> TokenBatch:
+        """Full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
+        tokens = random_tokens(rows, raw_length, vocabulary)
+        return TokenBatch(tokens, np.ones_like(tokens))
+
+    def _corpus(self) -> Corpus:
+        if not self.source.strip():  # as `jaxlm import` leaves it; what needs no text does without
+            raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
+        return open_corpus(self.source, self.text_field)
+
+    def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
+        facts = json.dumps([1, text.fingerprint, self.tokenizer_kind, self.vocab_size, _SAMPLE, *symbols])
+        name = hashlib.sha256(facts.encode()).hexdigest()[:20]
+        folder = cache_folder(self.cache_dir) / "tokenizers" / name
+        if (folder / MARKER).exists():
+            return Tokenizer.load(str(folder))
+        report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
+        texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
+        return train_tokenizer(
+            texts, str(folder), kind=self.tokenizer_kind, vocab_size=self.vocab_size, symbols=symbols
+        )
 
 
-def prepare_store(config: DataConfig, tokenizer: Tokenizer, report: Callable[[str], None] = print) -> Store:
-    """Finds or builds the token store of this text by this tokenizer, kept and shared as `prepare_tokenizer` does.
-
-    Apart from it because a corpus takes long: what the tokenizer lacks can be told before. Raises UserError.
-    """
-    config.validate()
-    cache = cache_folder(config.cache_dir)
-    corpus = _corpus(config)
-    text = _survey(cache, corpus, report)
-    fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, config.held_out)
-    folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
-    if is_finished(folder):
-        return Store(folder)
-    report(f"Tokenising {config.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
-    start = time.monotonic()
-    store = build_store(
-        folder, corpus.pieces(), text, tokenizer, config.held_out, source=config.source, workers=config.workers,
-        progress=_progress(text.bytes, report),
-    )
-    seconds = time.monotonic() - start
-    report(
-        f"Token store: {store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out "
-        f"({store.held_out.documents:,} of {text.documents:,} documents), in {seconds:.1f} s"
-    )
-    return store
-
-
-def _corpus(config: DataConfig) -> Corpus:
-    if not config.source.strip():  # as `jaxlm import` leaves it; what needs no text does without
-        raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
-    return open_corpus(config.source, config.text_field)
-
-
-def _progress(total: int, report: Callable[[str], None]) -> Callable[[int], None]:
+def _progress(total: int, report: Report) -> Callable[[int], None]:
     """A function to call with the bytes tokenised so far, of `total`; now and then it reports them."""
     start = told = time.monotonic()
 
@@ -150,7 +168,7 @@ def compilation_cache() -> str:
     return str((cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache) / "xla")
 
 
-def _survey(cache: epath.Path, corpus: Corpus, report: Callable[[str], None]) -> Survey:
+def _survey(cache: epath.Path, corpus: Corpus, report: Report) -> Survey:
     """Reads the text once to know it, or remembers it by the sizes and times of its files."""
     remembered = cache / "sources" / f"{corpus.stamp[:20]}.json"
     try:
@@ -174,15 +192,3 @@ def _write_whole(path: epath.Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another --data.cache-dir.") from error
-
-
-def _trained_tokenizer(
-    cache: epath.Path, config: DataConfig, corpus: Corpus, text: Survey, report: Callable[[str], None]
-) -> Tokenizer:
-    facts = json.dumps([1, text.fingerprint, config.tokenizer_kind, config.vocab_size, _SAMPLE])
-    folder = cache / "tokenizers" / hashlib.sha256(facts.encode()).hexdigest()[:20]
-    if (folder / MARKER).exists():
-        return Tokenizer.load(str(folder))
-    report(f"Training a vocabulary of {config.vocab_size:,} ({config.tokenizer_kind}) on {config.source}")
-    texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
-    return train_tokenizer(texts, str(folder), kind=config.tokenizer_kind, vocab_size=config.vocab_size)

@@ -6,11 +6,12 @@ are very many. Both stages are array operations on a whole batch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxlm.data.store import Part, Store
+from jaxlm.data.arrays import FlatArray
 from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch
 
@@ -18,6 +19,22 @@ PACKINGS = ("document", "packed", "packed-eos")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
 _AT_ONCE = 1 << 20  # offsets read at a time when a part is opened
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One split of a token store.
+
+    tokens: uint16 or uint32. offsets: int64, one more than documents; document d is tokens offsets[d] to
+    offsets[d + 1] - 1, never empty.
+    """
+
+    name: str
+    documents: int
+    num_tokens: int
+    text_bytes: int
+    tokens: FlatArray
+    offsets: FlatArray
 
 
 class _Offsets:
@@ -48,17 +65,18 @@ class _Offsets:
         return np.cumsum(np.concatenate(sums))
 
 
-def windows_of(store: Store, split: str, length: int, packing: str) -> DocumentWindows | PackedWindows:
-    part = store.part(split)
-    pad = max(store.pad, 0)
+def windows_of(part: Part, length: int, packing: str, *, pad: int, eos: int) -> DocumentWindows | PackedWindows:
+    """pad, eos: ids, -1 where the tokenizer has none. Raises UserError for an unknown packing or a missing `eos`."""
+    if packing not in PACKINGS:
+        raise UserError(f"{packing!r} is no packing; choose one of {', '.join(PACKINGS)}.")
     if packing == "document":
-        return DocumentWindows(part, length, pad)
-    if packing == "packed-eos" and store.eos < 0:
+        return DocumentWindows(part, length, max(pad, 0))
+    if packing == "packed-eos" and eos < 0:
         raise UserError(
             "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
-    return PackedWindows(part, length, pad, store.eos if packing == "packed-eos" else None)
+    return PackedWindows(part, length, max(pad, 0), eos if packing == "packed-eos" else None)
 
 
 class DocumentWindows:
@@ -69,23 +87,23 @@ class DocumentWindows:
     """
 
     def __init__(self, part: Part, length: int, pad: int) -> None:
-        self._length, self._pad = length, pad
+        self.length, self._pad = length, pad
         self._tokens = part.tokens
         self._offsets = _Offsets(part)
         self._before = self._offsets.every(_STRIDE, self._windows)
         self.count = int(self._before[-1])
 
     def _windows(self, lengths: np.ndarray) -> np.ndarray:
-        return np.where(lengths < 2, 0, -(-lengths // self._length))
+        return np.where(lengths < 2, 0, -(-lengths // self.length))
 
     def read(self, index: np.ndarray) -> TokenBatch:
         """index: int [batch], -1 for an empty row. Returns int32 [batch, length] twice."""
         used = index >= 0
         start, size = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
         start[used], size[used] = self._locate(index[used])
-        place = np.arange(self._length)
+        place = np.arange(self.length)
         real = place < size[:, None]
-        tokens = self._tokens.windows(start, self._length)
+        tokens = self._tokens.windows(start, self.length)
         return TokenBatch(np.where(real, tokens, self._pad).astype(np.int32), real.astype(np.int32))
 
     def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,8 +116,8 @@ class DocumentWindows:
         rows = np.arange(len(index))
         length = lengths[rows, document]
         number = index - (ends[rows, document] - self._windows(length))
-        start = np.minimum(number * self._length, np.maximum(length - self._length, 0))
-        return near[rows, document] + start, np.minimum(length, self._length)
+        start = np.minimum(number * self.length, np.maximum(length - self.length, 0))
+        return near[rows, document] + start, np.minimum(length, self.length)
 
 
 class PackedWindows:
@@ -110,7 +128,7 @@ class PackedWindows:
     """
 
     def __init__(self, part: Part, length: int, pad: int, eos: int | None) -> None:
-        self._length, self._pad, self._eos = length, pad, eos
+        self.length, self._pad, self._eos = length, pad, eos
         self._extra = 0 if eos is None else 1
         self._tokens = part.tokens
         self._offsets = _Offsets(part)
@@ -121,11 +139,11 @@ class PackedWindows:
     def read(self, index: np.ndarray) -> TokenBatch:
         """index: int [batch], -1 for an empty row. Returns int32 [batch, length] twice."""
         used = index >= 0
-        start = np.where(used, index, 0) * self._length
-        place = np.arange(self._length)
+        start = np.where(used, index, 0) * self.length
+        place = np.arange(self.length)
         real = used[:, None] & (start[:, None] + place < self._size)
         first, segment, is_end = self._documents(start)
-        tokens = self._tokens.windows(start - self._extra * first, self._length)
+        tokens = self._tokens.windows(start - self._extra * first, self.length)
         if self._eos is not None:  # each end before a place moves what is stored by one
             tokens = np.take_along_axis(tokens, place - (segment - 1), axis=1)
             tokens = np.where(is_end, self._eos, tokens)
@@ -139,14 +157,14 @@ class PackedWindows:
         rows = np.arange(len(start))[:, None]
         block = np.searchsorted(self._before, start, side="right") - 1
         # A window touches at most `length` documents after its first, for none is empty.
-        count = _STRIDE + self._length + 1
+        count = _STRIDE + self.length + 1
         number = block[:, None] * _STRIDE + np.arange(count)
         begins = self._offsets.from_each(block * _STRIDE, count)
         begins = begins + self._extra * np.minimum(number, self._offsets.documents)
         relative = begins - start[:, None]
         first = block * _STRIDE + (relative <= 0).sum(axis=1) - 1
-        marks = np.zeros((len(start), self._length + 1), np.int64)
-        inside = (relative > 0) & (relative <= self._length) & (number <= self._offsets.documents)
+        marks = np.zeros((len(start), self.length + 1), np.int64)
+        inside = (relative > 0) & (relative <= self.length) & (number <= self._offsets.documents)
         marks[np.broadcast_to(rows, relative.shape)[inside], relative[inside]] = 1
         segment = 1 + np.cumsum(marks[:, :-1], axis=1)
         is_end = (marks[:, 1:] == 1) & (self._extra == 1)

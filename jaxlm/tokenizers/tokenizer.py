@@ -90,7 +90,8 @@ class Tokenizer:
         start = np.array([_starts_word(piece, self._style) for piece in self._pieces]) & ~special
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentinel=sentinels[0] if count else -1,
-            num_sentinels=count, name=self._definition.name, **ids,
+            num_sentinels=count, symbols={piece: numbers[piece] for piece in sorted(self._special & numbers.keys())},
+            name=self._definition.name, **ids,
         )
 
     @classmethod

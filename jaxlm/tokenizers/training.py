@@ -8,7 +8,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import sentencepiece
@@ -22,7 +22,6 @@ NUM_SENTINELS = 100
 # The order is that of Vocabulary.stand_in: `<extra_id_0>` has the highest id of its block.
 CONTROL_SYMBOLS = ("[CLS]", "[SEP]", "[MASK]", *(f"<extra_id_{k}>" for k in reversed(range(NUM_SENTINELS))))
 _FIRST_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", "bos": "<s>", "eos": "</s>"}
-_SYMBOLS_AND_BYTES = len(_FIRST_SYMBOLS) + len(CONTROL_SYMBOLS) + 256
 SYMBOLS = _FIRST_SYMBOLS | {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 # In every vocabulary, so that a symbol's name in a text can always be spelt out in characters.
 _ASCII = "".join(map(chr, range(33, 127))) + sentencepiece_json.SPACE
@@ -44,6 +43,7 @@ def train_tokenizer(
     vocab_size: int = 8192,
     max_bytes: int = 20_000_000,
     character_coverage: float = 0.9995,
+    symbols: Sequence[str] = (),
     seed: int = 0,
 ) -> Tokenizer:
     """Trains a vocabulary, saves it in `folder` (in the form of `Tokenizer.save`) and returns it.
@@ -52,6 +52,7 @@ def train_tokenizer(
         drawn evenly over all of them.
     kind: "unigram" (language-model pieces) or "bpe" (merged pairs).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
+    symbols: names of further special symbols, such as "[R]", for an objective that needs them.
     character_coverage: share of the characters of the text that get a piece; the others are spelt in bytes.
     The same texts and settings give the same model, byte for byte.
     Raises UserError if there is no text, or the vocabulary is larger or smaller than the text supports.
@@ -66,7 +67,8 @@ def train_tokenizer(
     lines = _sample(_lines(texts), max_bytes, seed)
     if not lines:
         raise UserError("there is no text to train a tokenizer on; check the source.")
-    model = _train(lines, kind, vocab_size, character_coverage)
+    control = list(dict.fromkeys((*CONTROL_SYMBOLS, *symbols)))
+    model = _train(lines, kind, vocab_size, character_coverage, control)
     definition = files.Definition(
         files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}"
     )
@@ -108,19 +110,22 @@ def _sample(lines: Iterable[str], max_bytes: int, seed: int) -> list[str]:
     return [line for _, line in kept]
 
 
-def _train(lines: list[str], kind: str, vocab_size: int, character_coverage: float) -> bytes:
+def _train(
+    lines: list[str], kind: str, vocab_size: int, character_coverage: float, control: list[str]
+) -> bytes:
     alphabet, lines = _spell(lines, character_coverage)
-    needed = _SYMBOLS_AND_BYTES + len(alphabet)
+    fixed = len(_FIRST_SYMBOLS) + len(control) + 256
+    needed = fixed + len(alphabet)
     if vocab_size < needed:
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small for {_SYMBOLS_AND_BYTES} symbols and bytes and the "
+            f"a vocabulary of {vocab_size} is too small for {fixed} symbols and bytes and the "
             f"{len(alphabet)} characters of the text; ask for at least {needed}, better a few thousand"
             + (", or lower character_coverage." if len(alphabet) > len(_ASCII) else ".")
         )
     try:
-        model = _run_trainer(lines, kind, vocab_size, alphabet)
+        model = _run_trainer(lines, kind, vocab_size, alphabet, control)
     except RuntimeError as error:
-        raise _explained(error, lines, kind, vocab_size, alphabet) from error
+        raise _explained(error, lines, kind, vocab_size, alphabet, control) from error
     proto = sentencepiece_json.parse(model)
     proto.normalizer_spec.name = sentencepiece_json.LINES
     if kind == "unigram":
@@ -156,13 +161,13 @@ def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]
     return "".join(sorted(alphabet)), [*spelt, *[_BOUNDARY * 100] * (1 + total // 10_000_000)]
 
 
-def _run_trainer(lines: list[str], kind: str, vocab_size: int, alphabet: str) -> bytes:
+def _run_trainer(lines: list[str], kind: str, vocab_size: int, alphabet: str, control: list[str]) -> bytes:
     output = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=output, model_type=kind, vocab_size=vocab_size,
         **{f"{role}_id": number for number, role in enumerate(_FIRST_SYMBOLS)},
         **{f"{role}_piece": piece for role, piece in _FIRST_SYMBOLS.items()},
-        control_symbols=list(CONTROL_SYMBOLS), byte_fallback=True, required_chars=alphabet, character_coverage=1.0,
+        control_symbols=control, byte_fallback=True, required_chars=alphabet, character_coverage=1.0,
         normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
         max_sentence_length=8 * _CHUNK, seed_sentencepiece_size=min(1_000_000, _SEEDS * max(vocab_size, 8192)),
         # The sums of the threads depend on their number, so it is part of the recipe.
@@ -171,13 +176,15 @@ def _run_trainer(lines: list[str], kind: str, vocab_size: int, alphabet: str) ->
     return output.getvalue()
 
 
-def _explained(error: RuntimeError, lines: list[str], kind: str, vocab_size: int, alphabet: str) -> Exception:
+def _explained(
+    error: RuntimeError, lines: list[str], kind: str, vocab_size: int, alphabet: str, control: list[str]
+) -> Exception:
     message, size = str(error), vocab_size
     # The trainer's own limit is an estimate, so it is tried before it is named.
     while (limit := re.search(r"value <= (\d+)", message)) and int(limit[1]) < size:
         size = int(limit[1])
         try:
-            _run_trainer(lines, kind, size, alphabet)
+            _run_trainer(lines, kind, size, alphabet, control)
         except RuntimeError as again:
             message = str(again)
             continue

@@ -6,6 +6,7 @@ It imports no jax, so that processes that only tokenise start fast.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class Vocabulary:
     word_start: bool [size], true where a token begins a new word (for whole-word masking).
     sentinel: id of `<extra_id_0>`; sentinel k has id `sentinel - k`, for k < num_sentinels (T5's descending order).
     keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
+    symbols: name → id of every special symbol, those of an objective ("[R]") included.
     name: where it came from, for error messages.
     """
 
@@ -37,6 +39,7 @@ class Vocabulary:
     sentinel: int = -1
     num_sentinels: int = 0
     keeps_rows: bool = False
+    symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     name: str = "the tokenizer"
 
     def require(self, *symbols: str, purpose: str) -> None:
@@ -49,6 +52,15 @@ class Vocabulary:
                 "or train one with `jaxlm tokenizer train`, which adds every symbol."
             )
 
+    def id(self, symbol: str) -> int:
+        """The id of a special symbol by its name, such as "[R]". Raises UserError if there is none."""
+        if symbol not in self.symbols:
+            raise UserError(
+                f"{self.name} has no symbol {symbol}; choose a tokenizer that has it, or train one with "
+                f"`jaxlm tokenizer train --symbols '{symbol}'`."
+            )
+        return self.symbols[symbol]
+
     def rows(self, configured: int, multiple: int = 1) -> int:
         """Embedding rows for a model configured with so many: as configured where that holds every id with less than
         128 to spare (published embeddings are often padded), else the vocabulary's size, rounded up to `multiple`."""
@@ -57,16 +69,19 @@ class Vocabulary:
         return configured if kept else -(-self.size // multiple) * multiple
 
     @classmethod
-    def stand_in(cls, size: int) -> Vocabulary:
+    def stand_in(cls, size: int, symbols: Sequence[str] = ()) -> Vocabulary:
         """A vocabulary of `size` ids laid out as `jaxlm tokenizer train` lays them out, for use where only shapes
         matter (plans, benchmarks, parameter counts): pad 0, unk 1, bos 2, eos 3, cls 4, sep 5, mask 6, then 100
-        sentinels (`<extra_id_0>` last), then text."""
+        sentinels (`<extra_id_0>` last), then `symbols`, then text."""
         sentinels = min(100, max(0, size - 16))
-        first_text = 7 + sentinels
+        names = ("[PAD]", "[UNK]", "<s>", "</s>", "[CLS]", "[SEP]", "[MASK]",
+                 *(f"<extra_id_{k}>" for k in reversed(range(sentinels))), *symbols)
+        first_text = len(names)
         special = np.arange(size) < first_text
         return cls(
             size=size, special=special, word_start=~special, pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6,
-            sentinel=first_text - 1, num_sentinels=sentinels, name=f"a stand-in vocabulary of {size}",
+            sentinel=6 + sentinels, num_sentinels=sentinels, name=f"a stand-in vocabulary of {size}",
+            symbols={name: number for number, name in enumerate(names)},
         )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment
+from jaxlm.data.base import Source
 from jaxlm.data.batches import Batches
-from jaxlm.data.store import Store
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
@@ -29,7 +29,7 @@ class Stage(NamedTuple):
     batches: Batches
 
 
-def stages_of(experiment: Experiment, store: Store, objective: Objective) -> list[Stage]:
+def stages_of(experiment: Experiment, store: Source, objective: Objective) -> list[Stage]:
     """The short rows, where they are asked for, and the full ones. Raises UserError for a text or a
     `train.short_length` too short for the objective."""
     t, length = experiment.train, experiment.data.length
@@ -41,7 +41,7 @@ def stages_of(experiment: Experiment, store: Store, objective: Objective) -> lis
     except UserError as error:
         raise UserError(f"train.short_length will not do as a data.length: {error}") from None
     rows = t.batch_size * length // t.short_length
-    short = Batches(store, "train", rows, objective.raw_length(t.short_length), objective.packing, t.seed)
+    short = store.batches("train", rows, objective.raw_length(t.short_length), objective.packing, t.seed)
     return [Stage(0, t.short_steps, t.short_length, short), full]
 
 
@@ -50,10 +50,10 @@ def stage_after(stages: list[Stage], step: int) -> Stage:
     return next(s for s in stages if s.last is None or step < s.last)
 
 
-def batches_of(experiment: Experiment, store: Store, objective: Objective, split: str) -> Batches:
+def batches_of(experiment: Experiment, store: Source, objective: Objective, split: str) -> Batches:
     """The batches of `data.length`."""
     t, raw_length = experiment.train, objective.raw_length(experiment.data.length)
-    return Batches(store, split, t.batch_size, raw_length, objective.packing, t.seed)
+    return store.batches(split, t.batch_size, raw_length, objective.packing, t.seed)
 
 
 class Feed:
@@ -62,7 +62,7 @@ class Feed:
     Raises UserError as `stages_of` does.
     """
 
-    def __init__(self, experiment: Experiment, store: Store, objective: Objective, mesh: Mesh) -> None:
+    def __init__(self, experiment: Experiment, store: Source, objective: Objective, mesh: Mesh) -> None:
         self._experiment, self._objective = experiment, objective
         self._sharding = batch_sharding(mesh)
         self._stages = stages_of(experiment, store, objective)

@@ -13,7 +13,7 @@ from jaxlm.analysis.plan import run_vocabulary
 from jaxlm.cli import main
 from jaxlm.commands.bench import report
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.electra import ElectraConfig
@@ -49,7 +49,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 def experiment_of(name: str) -> Experiment:
     return Experiment(
-        objective=OBJECTIVES[name], data=DataConfig(length=64), train=TrainConfig(batch_size=4, steps=10),
+        objective=OBJECTIVES[name], data=TextData(length=64), train=TrainConfig(batch_size=4, steps=10),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
     )
 

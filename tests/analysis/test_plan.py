@@ -16,7 +16,7 @@ from jaxlm.analysis.hlo import Traffic
 from jaxlm.cli import main
 from jaxlm.commands.plan import report
 from jaxlm.config.experiment import Experiment, TrainConfig
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.electra import ElectraConfig
@@ -30,7 +30,7 @@ MODEL = BertConfig(vocab_size=1024, hidden_size=256, num_layers=3, num_heads=4, 
                    dropout=0.0, attention_dropout=0.0, dtype="bfloat16", activation="relu")
 EXPERIMENT = Experiment(
     objective=BertPretraining(model=MODEL, next_sentence=False),
-    data=DataConfig(length=32),
+    data=TextData(length=32),
     train=TrainConfig(batch_size=64, steps=10),
 )
 

@@ -12,9 +12,8 @@ import pytest
 
 from jaxlm.data import build
 from jaxlm.data import text as data
-from jaxlm.data.batches import Batches
 from jaxlm.data.store import Store
-from jaxlm.data.text import DataConfig, prepare_store, prepare_tokenizer
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -29,8 +28,8 @@ class Prepared(NamedTuple):
 
 def prepare(config, report):
     """Both, as a run has them made."""
-    tokenizer = prepare_tokenizer(config, report)
-    return Prepared(tokenizer, prepare_store(config, tokenizer, report))
+    tokenizer = config.prepare_tokenizer(report)
+    return Prepared(tokenizer, config.open(tokenizer, report))
 
 
 def write_words(path, count, seed=0):
@@ -52,7 +51,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(folder):
-    return DataConfig(
+    return TextData(
         source=str(folder / "words.txt"), cache_dir=str(folder / "cache"), vocab_size=600, held_out=0.05, length=32
     )
 
@@ -64,14 +63,14 @@ def test_a_text_is_prepared_once(folder, config):
     assert first.tokenizer.vocabulary.size == first.store.vocab_size == 600
     assert first.store.tokenizer_fingerprint == first.tokenizer.fingerprint
     assert first.store.held_out.documents >= 1
-    assert 2 < first.store.unigram_entropy() < np.log(600)
+    assert 2 < first.store.statistics.unigram_entropy < np.log(600)
 
     again = prepare(dataclasses.replace(config, length=512, workers=3), lines.append)
     assert len(lines) == 4  # at once, and for every objective
     assert again.store.folder == first.store.folder
 
     # What is stored is the text.
-    batch = Batches(first.store, "train", 4, 20, "document", 0).batch(0)
+    batch = first.store.batches("train", 4, 20, "document", 0).batch(0)
     text = (folder / "words.txt").read_text()
     for row in batch.tokens:
         assert first.tokenizer.decode(row).strip() in text
@@ -124,12 +123,35 @@ def test_workers_give_the_same_store(config, tmp_path):
 
 
 def test_the_tokenizer_alone(config, tmp_path):
-    trained = prepare_tokenizer(config, lambda line: None)
+    trained = config.prepare_tokenizer(lambda line: None)
     assert trained == prepare(config, lambda line: None).tokenizer
     trained.save(tmp_path / "own")
     given = dataclasses.replace(config, tokenizer=str(tmp_path / "own"))
-    assert prepare_tokenizer(given, lambda line: None) == trained
+    assert given.prepare_tokenizer(lambda line: None) == trained
     assert prepare(given, lambda line: None).store.folder == prepare(config, lambda line: None).store.folder
+
+
+def test_symbols_of_an_objective(config, tmp_path):
+    plain, report = config.prepare_tokenizer(lambda line: None), [].append
+    trained = config.prepare_tokenizer(report, symbols=("[R]", "[MASK]"))
+    v = trained.vocabulary
+    assert trained.piece(v.id("[R]")) == "[R]" and v.special[v.id("[R]")] and v.id("[MASK]") == v.mask
+    assert config.prepare_tokenizer(report, symbols=("[R]", "[MASK]")) == trained != plain
+    assert config.prepare_tokenizer(report) == plain
+    plain.save(tmp_path / "plain")
+    with pytest.raises(UserError, match=r"no symbol \[R\]; .*--symbols '\[R\]'"):
+        dataclasses.replace(config, tokenizer=str(tmp_path / "plain")).prepare_tokenizer(report, symbols=("[R]",))
+
+
+def test_synthetic_rows_and_statistics(config):
+    prepared = prepare(config, lambda line: None)
+    vocabulary = prepared.tokenizer.vocabulary
+    batch = config.synthetic(3, 10, vocabulary)
+    assert batch.tokens.shape == batch.segment_ids.shape == (3, 10) and batch.tokens.dtype == np.int32
+    assert not vocabulary.special[batch.tokens].any() and (batch.segment_ids == 1).all()
+    assert (batch.tokens == config.synthetic(3, 10, vocabulary).tokens).all()
+    tokens = prepared.store.train.tokens.read(0, prepared.store.train.num_tokens)
+    assert (prepared.store.statistics.token_counts == np.bincount(tokens, minlength=600)).all()
 
 
 def test_the_cache_folder(monkeypatch, tmp_path):
@@ -156,9 +178,9 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     ],
 )
 def test_values_out_of_range(field, value):
-    DataConfig().validate()
+    TextData().validate()
     with pytest.raises(UserError, match="--data." + field.replace("_", "-")):
-        dataclasses.replace(DataConfig(), **{field: value}).validate()
+        dataclasses.replace(TextData(), **{field: value}).validate()
 
 
 def test_a_source_is_needed_where_text_is(config):
@@ -166,16 +188,16 @@ def test_a_source_is_needed_where_text_is(config):
     sourceless, report = dataclasses.replace(config, source=" "), [].append
     sourceless.validate()
     with pytest.raises(UserError, match=r"--data\.source is empty"):
-        prepare_tokenizer(sourceless, report)
+        sourceless.prepare_tokenizer(report)
     with pytest.raises(UserError, match=r"--data\.source is empty"):
-        prepare_store(sourceless, prepare_tokenizer(config, report), report)
+        sourceless.open(config.prepare_tokenizer(report), report)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n\t\n"])
 def test_an_empty_corpus(tmp_path, text):
     (tmp_path / "empty.txt").write_text(text)
     with pytest.raises(UserError, match=r"empty\.txt holds no text"):
-        prepare(DataConfig(source=str(tmp_path / "empty.txt"), cache_dir=str(tmp_path / "c")), lambda line: None)
+        prepare(TextData(source=str(tmp_path / "empty.txt"), cache_dir=str(tmp_path / "c")), lambda line: None)
 
 
 def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
@@ -206,9 +228,9 @@ def test_published_vocabularies(config, tmp_path):
     path = tmp_path / "odd.txt"
     path.write_text("Nul\x00 byte, bell \x07.\n\nAnother one, un" + "b" * 300 + "elievable")
     prepared = prepare(
-        DataConfig(source=str(path), cache_dir=str(tmp_path / "c"), tokenizer=VOCABULARY, held_out=0), lambda line: None
+        TextData(source=str(path), cache_dir=str(tmp_path / "c"), tokenizer=VOCABULARY, held_out=0), lambda line: None
     )
-    batch = Batches(prepared.store, "train", 2, 12, "document", 0).batch(0)
+    batch = prepared.store.batches("train", 2, 12, "document", 0).batch(0)
     found = {prepared.tokenizer.decode(row[mask > 0]) for row, mask in zip(*batch, strict=True)}
     assert any("nul byte, bell" in text for text in found)
 
@@ -241,7 +263,7 @@ def tokenised(path, tokenizer, folder):
 @pytest.mark.parametrize("form", ["lines.txt", "one_line.txt", "one_line.jsonl", "nul.txt"])
 def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
     """100 MB, as many documents, as one document on one line, or as NUL bytes: under 500 MB in all."""
-    trained = prepare_tokenizer(config, lambda line: None)
+    trained = config.prepare_tokenizer(lambda line: None)
     trained.save(tmp_path / "tokenizer")
     words = " ".join((folder / "words.txt").read_text().split())
     path = tmp_path / form
@@ -260,7 +282,7 @@ def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
 
 
 def test_a_large_document_takes_little_memory(config, folder, tmp_path):
-    trained = prepare_tokenizer(config, lambda line: None)
+    trained = config.prepare_tokenizer(lambda line: None)
     trained.save(tmp_path / "tokenizer")
     words = " ".join((folder / "words.txt").read_text().split())
     (tmp_path / "small.txt").write_text(words)

@@ -13,10 +13,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxlm.config.experiment import OptimizerConfig
+from jaxlm.config.experiment import OptimizerConfig, load_preset
 from jaxlm.config.flags import override
-from jaxlm.config.presets import load_preset
-from jaxlm.data.text import prepare_store, prepare_tokenizer
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.parallel.hosts import local_rows, place_rows
@@ -133,8 +131,8 @@ def resumed(preset: str, folder: Path) -> dict:
 def fed(preset: str, name: str) -> dict:
     """Two steps of short rows and two of long ones: the batches, and the shapes of each device's part of them."""
     experiment = override(load_preset(preset), ["--train.short-steps", "2", "--train.short-length", "16"], "")
-    tokenizer = prepare_tokenizer(experiment.data, lambda text: None)
-    store = prepare_store(experiment.data, tokenizer, lambda text: None)
+    tokenizer = experiment.data.prepare_tokenizer(lambda text: None)
+    store = experiment.data.open(tokenizer, lambda text: None)
     objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
     with contextlib.closing(feed.Feed(experiment, store, objective, mesh_of(name)).after(0)) as source:
         batches = [batch._asdict() for batch in itertools.islice(source, 4)]

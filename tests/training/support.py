@@ -18,7 +18,7 @@ PRESET = """
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 
 experiment = Experiment(
     objective=BertPretraining(
@@ -26,7 +26,7 @@ experiment = Experiment(
             hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32, attention_dropout=0.0
         )
     ),
-    data=DataConfig(source={text!r}, length=32, vocab_size=512, held_out=0.1),
+    data=TextData(source={text!r}, length=32, vocab_size=512, held_out=0.1),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="constant"),
     train=TrainConfig(steps=12, batch_size=8, log_every=3, eval_every=0, eval_batches=2, checkpoint_every=4,
                       tensorboard=False),

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config.experiment import Experiment, TrainConfig
-from jaxlm.data.batches import Batches
-from jaxlm.data.text import DataConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
@@ -29,7 +28,7 @@ def store(tmp_path_factory):
 def feed_of(store, short_steps: int = 3, short_length: int = 8) -> Feed:
     objective = CausalLM(model=Gpt2Config(hidden_size=16, num_layers=1, num_heads=2, max_positions=32))
     experiment = Experiment(
-        objective, data=DataConfig(length=32),
+        objective, data=TextData(length=32),
         train=TrainConfig(batch_size=4, eval_batches=2, short_steps=short_steps, short_length=short_length, seed=3),
     )
     experiment.validate()
@@ -49,7 +48,7 @@ def test_short_rows_first_and_as_many_tokens(store):
     found = tokens(feed, 0, 6)
     assert [t.shape for t in found] == [(16, 9)] * 3 + [(4, 33)] * 3
     for split, first, length, rows in ((found[:3], 0, 9, 16), (found[3:], 0, 33, 4)):
-        expected = Batches(store, "train", rows, length, feed._objective.packing, 3)
+        expected = store.batches("train", rows, length, feed._objective.packing, 3)
         for step, ours in enumerate(split, first):
             np.testing.assert_array_equal(ours, expected.batch(step).tokens)
     assert [np.asarray(b.tokens).shape for b in feed.held_out()] == [(4, 33)] * 2

@@ -1,0 +1,89 @@
+"""The contract between data and everything that trains, plans, shows or measures: `Data`, and its `Source` of batches.
+
+It imports no jax. `Data` is a frozen configuration; `open` makes a `Source` of it, which reads. Two kinds exist:
+`jaxlm.data.text.TextData` (pretraining text) and `jaxlm.data.labelled.LabelledData` (rows of a task).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxlm.data.batches import Batches
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Statistics:
+    """Token statistics of a source.
+
+    token_counts: int64 [vocabulary], how often each id occurs in the training split.
+    unigram_entropy: entropy in nats of the distribution of single tokens in the held-out split: the loss per token of
+        a model that knows nothing but how frequent every token is. 0 where nothing is held out.
+    """
+
+    token_counts: np.ndarray
+    unigram_entropy: float
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of the distribution that the counts estimate; 0 if there are none."""
+    shares = counts[counts > 0] / max(1, counts.sum())
+    return float(-(shares * np.log(shares)).sum())
+
+
+class Source(Protocol):
+    """Opened data.
+
+    fingerprint: SHA-256 (hex) of everything that determines the batches but the arguments of `batches`.
+    """
+
+    fingerprint: str
+
+    @property
+    def statistics(self) -> Statistics: ...
+
+    def batches(self, split: str, rows: int, raw_length: int, packing: str, seed: int) -> Batches:
+        """Batches of `rows` rows over all hosts, of `raw_length` tokens, shuffled by `seed`.
+
+        split: "train" or "held_out". packing: see `jaxlm.data.windows`; labelled rows have no use for it.
+        Raises UserError for values out of range, and if there is nothing to train on.
+        """
+        ...
+
+
+class Data(Protocol):
+    """What to learn from, as a frozen dataclass of flags; `length` is the model's, special symbols included."""
+
+    length: int
+
+    def validate(self) -> None:
+        """Raises UserError for a value out of range."""
+        ...
+
+    def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
+        """Loads the tokenizer, or trains it. `report` gets a line about everything that takes time.
+
+        symbols: names of special symbols that the tokenizer must have beyond those that training gives it; raises
+        UserError if one is missing. Apart from `open`, so that what a tokenizer lacks is found before a corpus is tokenised.
+        """
+        ...
+
+    def open(self, tokenizer: Tokenizer, report: Report = print) -> Source: ...
+
+    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> Any:
+        """A batch like those of the source (the same NamedTuple of numpy arrays): full rows of random text tokens, for
+        plans and benchmarks. It reads nothing."""
+        ...
+
+
+def random_tokens(rows: int, raw_length: int, vocabulary: Vocabulary) -> np.ndarray:
+    """int32 [rows, raw_length] tokens of text, drawn evenly, the same every time."""
+    text = np.flatnonzero(~vocabulary.special)
+    return np.random.default_rng(0).choice(text, (rows, raw_length)).astype(np.int32)
