@@ -1,4 +1,7 @@
-"""What a train step will need on a TPU topology: the real step, compiled on this machine by TPU's own compiler."""
+"""Plan of a train step on a TPU topology: the real step, compiled by the TPU compiler on a machine without TPUs.
+
+Needs libtpu. Reports memory, FLOPs, collectives and the estimated time of a step (estimate.py).
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,23 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxlm.analysis.hlo import Traffic, traffic
+from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, Estimate, estimate
+from jaxlm.analysis.hlo import Traffic, asynchronous_share, parse, traffic
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-TABLE = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
+TOPOLOGIES = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
 """The topologies of `jaxlm plan` without --topology."""
 EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4 or v6e:16x16"
-ASSUMED_MFU = 0.4
-"""Share of the peak at which the estimated time of a step is computed; a stated assumption, not a measurement."""
 
 ENVIRONMENT = {
-    # A compiler needs no chip, hence no lock against others and no questions to a cloud's metadata server.
+    # The compiler needs no chip, so it takes no lock on one and does not query the cloud's metadata server.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
 }
@@ -33,11 +36,12 @@ _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A step on a topology; sizes in bytes for one chip (one device, as jax counts them) and one step.
+    """What one train step needs on a topology; sizes in bytes, for one chip (one device, as jax counts them).
 
-    hbm_by_kind: parameters, optimizer_state and batch as the step holds them on entry; activations_and_workspace, the
-    compiler's temporaries at their peak; program, the code itself; other, what layouts add by padding. Known in full
-    only for what fits: else hbm_bytes is the compiler's figure and the kinds are those that follow from the shapes.
+    hbm_by_kind: parameters, optimizer_state and batch are the step's inputs; activations_and_workspace are the
+    compiler's temporaries at their peak; program is the code; other is padding of layouts. If the step does not fit,
+    hbm_bytes is the compiler's figure, the kinds are those known from the shapes, and there is no estimate.
+    flops: model FLOPs of the whole step (3 x forward, by formula). compile_seconds: lowering and compilation.
     """
 
     topology: str
@@ -54,7 +58,9 @@ class Plan:
     hbm_by_kind: dict[str, int]
     flops: float
     peak_flops: float
+    compile_seconds: float
     traffic: dict[str, Traffic]
+    estimate: Estimate | None = None
     message: str = ""
 
     @property
@@ -66,12 +72,16 @@ class Plan:
         return self.flops / self.devices
 
     @property
-    def seconds(self) -> float | None:
-        """Of one step, at ASSUMED_MFU of the peak."""
-        return self.flops_per_device / (self.peak_flops * ASSUMED_MFU) if self.peak_flops else None
+    def estimated_mfu(self) -> float | None:
+        """Model FLOPs utilisation at the estimated step time."""
+        return self.flops_per_device / self.estimate.seconds / self.peak_flops if self.estimate else None
+
+    @property
+    def estimated_tokens_per_second(self) -> float | None:
+        return self.batch_size * self.length / self.estimate.seconds if self.estimate else None
 
     def to_json(self) -> dict[str, Any]:
-        seconds = self.seconds
+        e = self.estimate
         return {
             "topology": self.topology, "devices": self.devices, "device_kind": self.device_kind, "mesh": self.mesh,
             "batch_size": self.batch_size, "length": self.length, "vocabulary": self.vocabulary,
@@ -80,46 +90,49 @@ class Plan:
             "headroom_bytes": max(self.headroom, 0), "bytes_over": max(-self.headroom, 0),
             "hbm_by_kind": self.hbm_by_kind,
             "flops_per_step": self.flops, "flops_per_step_per_chip": self.flops_per_device,
-            "peak_flops_per_chip": self.peak_flops, "assumed_mfu": ASSUMED_MFU,
-            "step_seconds_at_assumed_mfu": seconds,
-            "tokens_per_second_at_assumed_mfu": self.batch_size * self.length / seconds if seconds else None,
+            "peak_flops_per_chip": self.peak_flops,
+            "estimated_step_seconds": e and e.seconds, "estimated_mfu": self.estimated_mfu,
+            "estimated_tokens_per_second": self.estimated_tokens_per_second,
+            "estimated_kernel_seconds": e and e.kernel_seconds, "kernel_peak_share": KERNEL_PEAK_SHARE,
+            "roofline_seconds": e and e.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
+            "top_operations": [dataclasses.asdict(one) for one in e.top] if e else [],
             "collectives": {kind: dataclasses.asdict(item) for kind, item in self.traffic.items()},
+            "asynchronous_share": asynchronous_share(self.traffic),
+            "compile_seconds": self.compile_seconds,
             "compiler_message": self.message or None,
         }
 
 
 def prepare_environment() -> None:
-    """Lets TPU's compiler work where there is no TPU, without its warnings, and leaves alone what accelerators there
-    are. Call before jax is first used."""
+    """Sets the environment in which the TPU compiler runs without a TPU and without warnings, and makes jax use the CPU
+    only. Call before jax is first used."""
     import jax
 
     os.environ["JAX_PLATFORMS"] = "cpu"
-    jax.config.update("jax_platforms", "cpu")  # which jax has read from the environment when it was imported
+    jax.config.update("jax_platforms", "cpu")  # jax read the environment when it was imported
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def require_compiler() -> None:
-    """UserError where libtpu is not installed."""
+    """Raises UserError if libtpu is not installed."""
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("`jaxlm plan` needs TPU's compiler, libtpu; install it with `pip install 'jaxlm[tpu]'`.")
+        raise UserError("`jaxlm plan` needs the TPU compiler (libtpu); install it with `pip install 'jaxlm[tpu]'`.")
 
 
-def plan(experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None) -> Plan:
-    """Compiles the experiment's train step for a topology such as "v5e:16x16".
+def plan(
+    experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, hlo: Path | None = None
+) -> Plan:
+    """Compiles the experiment's train step for a topology such as "v5e:16x16" and reads what it will need.
 
-    vocabulary: by default a stand-in of the size in the preset's model. What does not fit is an answer (`fits` is
-    False), not an error. UserError for a topology that does not exist, a mesh or a batch that does not suit it.
+    vocabulary: by default a stand-in of the size in the preset's model. hlo: a file for the compiled module's text.
+    A step that does not fit is a result (`fits` is False), not an error. UserError for a topology that does not exist
+    and for a mesh or a batch size that does not suit it.
     """
     import jax
-    import jax.numpy as jnp
 
     from jaxlm.parallel.mesh import check_batch, make_mesh
     from jaxlm.parallel.peaks import peak_flops
-    from jaxlm.parallel.rules import batch_sharding
-    from jaxlm.training.optimizers import make_optimizer
-    from jaxlm.training.step import make_init, make_train_step
-    from jaxlm.types import TokenBatch
 
     experiment.validate()
     devices = topology_devices(topology)
@@ -127,50 +140,88 @@ def plan(experiment: Experiment, topology: str, vocabulary: Vocabulary | None = 
     t, length = experiment.train, experiment.data.length
     check_batch(t.batch_size, t.accumulate, mesh)
     objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
-    optimizer = make_optimizer(experiment.optimizer, t.steps)
-    _, shapes, layout = make_init(objective, optimizer, mesh)
-    step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
-    row = jax.ShapeDtypeStruct((t.batch_size, objective.raw_length(length)), jnp.int32)
-    batch = TokenBatch(row, row)
-    by_kind = {
-        "parameters": _held(shapes.params, layout.params),
-        "optimizer_state": _held(shapes.opt_state, layout.opt_state),
-        "batch": _held(batch, TokenBatch(batch_sharding(mesh), batch_sharding(mesh))),
-    }
-    limit = hbm_limit(devices[0])
+    program = _lowered(experiment, objective, mesh)
+    by_kind, limit = program.held, hbm_limit(devices[0])
     facts = dict(
         topology=topology, devices=len(devices), device_kind=devices[0].device_kind, mesh=dict(mesh.shape),
         batch_size=t.batch_size, length=length, hbm_limit=limit, vocabulary=described(experiment.objective, vocabulary),
-        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params)),
-        flops=3.0 * objective.flops(length) * t.batch_size, peak_flops=peak_flops(devices[0]),
+        parameters=program.parameters, flops=3.0 * objective.flops(length) * t.batch_size,
+        peak_flops=peak_flops(devices[0]),
     )
+    start = time.perf_counter()
     try:
         with _without_cache():
-            compiled = step.lower(shapes, batch).compile()
+            compiled = program.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         message = _first_sentence(str(error))
         used = _used_bytes(str(error))
         if used is None:
             raise
-        if "temporaries" in message:  # the compiler gave up before it added what the step holds anyway
+        if "temporaries" in message:  # the compiler stopped before it added the step's inputs
             used += sum(by_kind.values())
-        return Plan(**facts, fits=False, hbm_bytes=used, hbm_by_kind=by_kind, traffic={}, message=message)
-    memory = compiled.memory_analysis()
-    # Donated buffers are counted in the arguments and again in the output, of which only the rest is new.
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    by_kind |= {
-        "activations_and_workspace": memory.temp_size_in_bytes,
-        "program": memory.generated_code_size_in_bytes,
-        "other": held - sum(by_kind.values()),
-    }
+        return Plan(
+            **facts, fits=False, hbm_bytes=used, hbm_by_kind=by_kind, compile_seconds=time.perf_counter() - start,
+            traffic={}, message=message,
+        )
+    seconds = time.perf_counter() - start
+    text = compiled.as_text()
+    if hlo is not None:
+        hlo.write_text(text)
+    module = parse(text)
+    by_kind = _memory(compiled.memory_analysis(), by_kind)
     used = sum(by_kind.values())
     return Plan(
-        **facts, fits=used <= limit, hbm_bytes=used, hbm_by_kind=by_kind, traffic=traffic(compiled.as_text())
+        **facts, fits=used <= limit, hbm_bytes=used, hbm_by_kind=by_kind, compile_seconds=seconds,
+        traffic=traffic(module),
+        estimate=estimate(module, compiled.cost_analysis() or {}, devices[0], facts["flops"] / len(devices)),
     )
 
 
+class _Lowered(NamedTuple):
+    """A train step before compilation. held: bytes of its inputs on one device, by kind."""
+
+    parameters: int
+    held: dict[str, int]
+    lower: Callable[[], Any]
+
+
+def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
+    """The experiment's train step on `mesh`; the only function here that knows how a step is made."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxlm.parallel.rules import batch_sharding
+    from jaxlm.training.optimizers import make_optimizer
+    from jaxlm.training.step import make_init, make_train_step
+    from jaxlm.types import TokenBatch
+
+    t = experiment.train
+    optimizer = make_optimizer(experiment.optimizer, t.steps)
+    _, shapes, shardings = make_init(objective, optimizer, mesh)
+    step = make_train_step(objective, optimizer, mesh, shardings, seed=t.seed, accumulate=t.accumulate)
+    row = jax.ShapeDtypeStruct((t.batch_size, objective.raw_length(experiment.data.length)), jnp.int32)
+    batch = TokenBatch(row, row)
+    held = {
+        "parameters": _held(shapes.params, shardings.params),
+        "optimizer_state": _held(shapes.opt_state, shardings.opt_state),
+        "batch": _held(batch, TokenBatch(batch_sharding(mesh), batch_sharding(mesh))),
+    }
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params))
+    return _Lowered(parameters, held, lambda: step.lower(shapes, batch))
+
+
+def _memory(memory: Any, held: dict[str, int]) -> dict[str, int]:
+    """HBM of a compiled step by kind. Donated buffers are counted in the arguments and again in the output."""
+    arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return held | {
+        "activations_and_workspace": memory.temp_size_in_bytes,
+        "program": memory.generated_code_size_in_bytes,
+        "other": arguments - sum(held.values()),
+    }
+
+
 def topology_devices(name: str) -> Sequence[Any]:
-    """The devices of a topology "GENERATION:AxB[xC]" (chips along each axis), abstract ones. UserError for another."""
+    """Abstract devices of a topology "GENERATION:AxB[xC]" (chips along each axis). UserError if there is none such."""
     from jax.experimental import topologies
 
     match = re.fullmatch(r"(v\d+\w*|tpu\d+\w*):(\d+(?:x\d+){1,2})", name.strip().lower())
@@ -181,20 +232,19 @@ def topology_devices(name: str) -> Sequence[Any]:
     if generation == "v7x":
         generation = "tpu7x"
     if generation == "v4":
-        options["chip_config_name"] = "megacore"  # as jax runs on v4: one device a chip
+        options["chip_config_name"] = "megacore"  # as jax runs on v4: one device per chip
     if math.prod(map(int, chips.split("x"))) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{chips}", **options).devices
-    except Exception as error:  # libtpu answers with runtime errors of several kinds
+    except Exception as error:  # libtpu raises runtime errors of several types
         raise UserError(
             f"there is no TPU topology {name} ({_first_sentence(str(error)).rstrip('.')}); try {EXAMPLES}."
         ) from error
 
 
 def run_vocabulary(config: str) -> Vocabulary | None:
-    """The vocabulary that the run in the folder `config` is bound to. None for a preset, which has none before it is
-    given a text."""
+    """Vocabulary of the run in the folder `config`; None for a preset, which is not bound to a vocabulary yet."""
     from jaxlm.runs.folder import is_imported, own_tokenizer
     from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -205,23 +255,23 @@ def run_vocabulary(config: str) -> Vocabulary | None:
 
 
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:
-    """For a report: how large the vocabulary is that a model is planned or measured with, and whose."""
+    """Size of the vocabulary that a model is planned or timed with, and where it is from, for a report."""
     if vocabulary is None:
         return f"vocabulary of {vocabulary_size(objective):,}: the preset's own"
     return f"vocabulary of {vocabulary.size:,}: the run's own"
 
 
 def published_vocabulary(objective: Any) -> Vocabulary:
-    """A stand-in of the size that a preset's model is published with."""
+    """Stand-in vocabulary of the size with which a preset's model is published."""
     return Vocabulary.stand_in(vocabulary_size(objective))
 
 
 def vocabulary_size(objective: Any) -> int:
-    """The vocabulary that a preset's model is published with: the first field `vocab_size` in the objective."""
+    """Vocabulary size with which a preset's model is published: the first field `vocab_size` in the objective."""
     for value in _dataclasses_in(objective):
         if hasattr(value, "vocab_size"):
             return int(value.vocab_size)
-    raise UserError(f"{type(objective).__name__} says nowhere how large its vocabulary is (a field vocab_size).")
+    raise UserError(f"{type(objective).__name__} has no model with a field vocab_size.")
 
 
 def _dataclasses_in(value: Any) -> Iterator[Any]:
@@ -232,7 +282,7 @@ def _dataclasses_in(value: Any) -> Iterator[Any]:
 
 
 def hbm_limit(device: Any) -> int:
-    """Bytes of memory that a program may use on such a device, asked of the compiler with a program that is too big."""
+    """HBM in bytes that a program may use on `device`, from the compiler's message about a program that is too big."""
     import jax
     import jax.numpy as jnp
 
@@ -245,11 +295,11 @@ def hbm_limit(device: Any) -> int:
             if match := re.search(r"(?:available HBM \(| of )([\d.]+)([KMGT]?)", str(error)):
                 return _bytes(match)
             raise
-    raise RuntimeError("the compiler says that four terabytes fit one chip")
+    raise RuntimeError("the TPU compiler accepted a program of four terabytes")
 
 
 def _used_bytes(message: str) -> int | None:
-    """What the compiler says that a program would need, or None where it speaks of something else than memory."""
+    """HBM in bytes that a program would need, from the compiler's error message; None for another error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     match = re.search(r"Used ([\d.]+)([KMGT]?) of", message) or re.search(
@@ -263,7 +313,7 @@ def _bytes(match: re.Match[str]) -> int:
 
 
 def _held(shapes: Any, layout: Any) -> int:
-    """Bytes of one device's share."""
+    """Bytes of the arrays' shards on one device."""
     import jax
 
     def share(leaf: Any, sharding: Any) -> int:
@@ -279,7 +329,7 @@ def _first_sentence(text: str) -> str:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """The compilation cache holds programs that can be loaded; these cannot."""
+    """Turns the compilation cache off: it stores loadable programs, and these cannot be loaded here."""
     import jax
 
     before = jax.config.jax_enable_compilation_cache

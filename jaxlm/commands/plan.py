@@ -1,14 +1,16 @@
-"""jaxlm plan CONFIG [--topology v5e:16x16] [--json] [--any.field VALUE …]
+"""jaxlm plan CONFIG [--topology v5e:16x16[,v5e:8x8 …]] [--hlo FILE] [--json] [--any.field VALUE …]
 
-Compiles the real train step for a TPU topology on this machine, which needs no TPU, and says whether it fits and what
-it costs. Without --topology: a table over sizes of v4, v5e, v5p and v6e.
+Compiles the real train step for a TPU topology on this machine, which needs no TPU, and reports whether it fits and
+the TPU compiler's estimate of its time. Several topologies, and the default selection of v4, v5e, v5p and v6e without
+--topology, are printed as one table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxlm.commands.common import Parser
 
@@ -27,7 +29,10 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", help="a preset (configs/bert_base.py) or a run folder")
-    parser.add_argument("--topology", default=None, help="generation and chips: v5e:16x16, v4:2x2x2, v5p:4x4x4, …")
+    parser.add_argument("--topology", default=None,
+                        help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between")
+    parser.add_argument("--hlo", default=None, type=Path, metavar="FILE",
+                        help="write the compiled module's text (of one topology)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     if not arguments or arguments[0] in ("-h", "--help"):
         parser.print_help()
@@ -36,6 +41,9 @@ def main(arguments: list[str]) -> int:
 
     from jaxlm.analysis import plan as planning
 
+    topologies = options.topology.split(",") if options.topology else planning.TOPOLOGIES
+    if options.hlo and len(topologies) > 1:
+        parser.error("--hlo needs one --topology")
     planning.require_compiler()
     planning.prepare_environment()
     from jaxlm.config.flags import override
@@ -43,26 +51,27 @@ def main(arguments: list[str]) -> int:
 
     experiment = override(load_preset(options.config), rest, f"jaxlm plan {options.config}")
     vocabulary = planning.run_vocabulary(options.config)
-    if options.topology:
-        result = planning.plan(experiment, options.topology, vocabulary)
+    if len(topologies) == 1:
+        result = planning.plan(experiment, topologies[0], vocabulary, options.hlo)
         print(json.dumps(result.to_json()) if options.json else report(result) + short_rows(experiment))
         return 0
+    rows = (_row_json(experiment, name, vocabulary) for name in topologies)
     if options.json:
-        print(json.dumps({"topologies": [_row_json(experiment, name, vocabulary) for name in planning.TABLE]}))
+        print(json.dumps({"topologies": list(rows)}))
         return 0
-    first = True
-    for name in planning.TABLE:
-        row = _row_json(experiment, name, vocabulary)
-        if first:
+    for index, row in enumerate(rows):
+        if index == 0:  # after the first compilation, which finds the user's mistakes
             print(heading(experiment, planning.described(experiment.objective, vocabulary)))
-        first = False
         print(table_row(row), flush=True)
-    print(short_rows(experiment), end="\n" if experiment.train.short_steps else "")
+    print(f"\n{CAVEAT}{short_rows(experiment)}")
     return 0
 
 
-def short_rows(experiment) -> str:
-    """That there are steps which the plan is not of."""
+CAVEAT = "ms, MFU and tokens/s are the TPU compiler's estimate without collectives, not a measurement."
+
+
+def short_rows(experiment: Any) -> str:
+    """A note that the first steps of a schedule with short rows are not what was planned; "" without such steps."""
     t, length = experiment.train, experiment.data.length
     return (
         f"\nPlanned are the steps over rows of {length}; the first {t.short_steps:,} read rows of {t.short_length}."
@@ -70,8 +79,8 @@ def short_rows(experiment) -> str:
     )
 
 
-def _row_json(experiment, name: str, vocabulary) -> dict:
-    """A plan as JSON; where the mesh or the batch does not suit a topology, the reason instead."""
+def _row_json(experiment: Any, name: str, vocabulary: Any) -> dict[str, Any]:
+    """A plan as JSON; for a mesh or batch size that does not suit the topology, the reason instead."""
     from jaxlm.analysis.plan import plan, topology_devices
     from jaxlm.errors import UserError
 
@@ -82,31 +91,34 @@ def _row_json(experiment, name: str, vocabulary) -> dict:
         return {"topology": name, "devices": devices, "fits": None, "error": str(error)}
 
 
-def heading(experiment, vocabulary: str) -> str:
+def heading(experiment: Any, vocabulary: str) -> str:
     t = experiment.train
     return (
         f"{type(experiment.objective).__name__}, batch {t.batch_size} x {experiment.data.length} over all chips, "
         f"{vocabulary}\n\n"
-        f"{'topology':<12}{'chips':>6}  {'fits':<5}{'HBM/chip':>10}{'of':>10}{'headroom':>10}{'FLOPs/chip':>12}"
-        f"{'tokens/s*':>13}"
+        f"{'topology':<12}{'chips':>6}  {'fits':<5}{'HBM/chip':>10}{'of':>10}{'FLOPs/chip':>12}"
+        f"{'ms':>10}{'MFU':>7}{'tokens/s':>11}"
     )
 
 
-def table_row(row: dict) -> str:
+def table_row(row: dict[str, Any]) -> str:
     start = f"{row['topology']:<12}{row['devices']:>6}  "
     if row["fits"] is None:
         return f"{start}-     {row['error']}"
-    room = gib(row["headroom_bytes"]) if row["fits"] else "-" + gib(row["bytes_over"])
-    speed = row["tokens_per_second_at_assumed_mfu"]
-    return (
+    line = (
         f"{start}{'yes' if row['fits'] else 'NO':<5}{gib(row['hbm_bytes_per_chip']):>10}"
-        f"{gib(row['hbm_limit_bytes']):>10}{room:>10}{si(row['flops_per_step_per_chip']):>12}"
-        f"{si(speed) if speed else '?':>13}"
+        f"{gib(row['hbm_limit_bytes']):>10}{si(row['flops_per_step_per_chip']):>12}"
+    )
+    if not row["estimated_step_seconds"]:
+        return line + f"{'-':>10}{'-':>7}{'-':>11}"
+    return (
+        f"{line}{row['estimated_step_seconds'] * 1e3:>10,.2f}{row['estimated_mfu']:>7.1%}"
+        f"{si(row['estimated_tokens_per_second']):>11}"
     )
 
 
 def report(p: Plan) -> str:
-    """The plan for people."""
+    """The plan of one topology as text."""
     mesh = ", ".join(f"{axis} {size}" for axis, size in p.mesh.items())
     lines = [
         f"{p.topology}: {p.devices} x {p.device_kind}, mesh {mesh}; {p.parameters:,} parameters, "
@@ -125,29 +137,46 @@ def report(p: Plan) -> str:
     if not p.fits:
         lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate, or "
                      "--objective.model.remat full.")
-    lines += ["", f"{si(p.flops)}FLOPs a step by formula, {si(p.flops_per_device)}FLOPs a chip."]
-    if p.fits and p.seconds:
-        from jaxlm.analysis.plan import ASSUMED_MFU
+    lines += ["", f"{si(p.flops)}FLOPs a step by formula, {si(p.flops_per_device)}FLOPs a chip; "
+                  f"compiled in {p.compile_seconds:,.1f} s."]
+    return "\n".join(lines + _estimate_lines(p) + _collective_lines(p))
 
-        speed = p.batch_size * p.length / p.seconds
-        lines.append(
-            f"If it reached {ASSUMED_MFU:.0%} of the peak of {si(p.peak_flops)}FLOP/s, an assumption: "
-            f"{p.seconds * 1e3:,.2f} ms a step, {speed:,.0f} tokens/s."
-        )
-    if p.traffic:
-        lines += ["", f"{'collectives a step, a chip':<28}{'count':>8}{'bytes':>14}{'asynchronous':>14}{'bytes':>14}"]
-        for kind, item in p.traffic.items():
-            lines.append(
-                f"  {kind:<26}{item.count:>8}{gib(item.bytes):>14}{item.asynchronous_count:>14}"
-                f"{gib(item.asynchronous_bytes):>14}"
-            )
-    elif p.fits:
-        lines += ["", "No collectives: each chip works alone."]
-    return "\n".join(lines)
+
+def _estimate_lines(p: Plan) -> list[str]:
+    if not p.estimate:
+        return []
+    from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE
+
+    e = p.estimate
+    lines = [
+        f"Estimated by the TPU compiler's cycles, without collectives: {e.seconds * 1e3:,.2f} ms a step, "
+        f"MFU {p.estimated_mfu:.1%} of {si(p.peak_flops)}FLOP/s, {p.estimated_tokens_per_second:,.0f} tokens/s.",
+        f"Roofline: {e.roofline_seconds * 1e3:,.2f} ms (by FLOPs {p.flops_per_device / p.peak_flops * 1e3:,.2f} ms; "
+        f"{gib(e.bytes_accessed)} of HBM traffic).",
+    ]
+    if e.kernel_seconds:
+        lines.append(f"Of it, kernels without cycles: {e.kernel_seconds * 1e3:,.2f} ms, assumed to reach "
+                     f"{KERNEL_PEAK_SHARE:.0%} of the peak.")
+    lines += ["", f"{'ms':>10}{'share':>8}{'times':>7}  operation"]
+    lines += [f"{one.seconds * 1e3:>10,.2f}{one.share:>8.1%}{one.executions:>7}  {one.name}" for one in e.top]
+    return lines
+
+
+def _collective_lines(p: Plan) -> list[str]:
+    from jaxlm.analysis.hlo import asynchronous_share
+
+    if not p.traffic:
+        return ["", "No collectives: each chip works alone."] if p.fits else []
+    lines = ["", f"{'collectives a step, a chip':<28}{'count':>8}{'bytes':>14}{'overlapping':>14}{'bytes':>14}"]
+    lines += [
+        f"  {kind:<26}{item.count:>8}{gib(item.bytes):>14}{item.asynchronous_count:>14}"
+        f"{gib(item.asynchronous_bytes):>14}" for kind, item in p.traffic.items()
+    ]
+    return [*lines, f"{asynchronous_share(p.traffic):.0%} of these bytes overlap with compute."]
 
 
 def gib(size: float) -> str:
-    """Bytes in the unit that suits them, powers of 1024."""
+    """A size in bytes with a binary prefix: "1.50 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024 or unit == "GiB":
             return f"{size:,.0f} B" if unit == "B" else f"{size:,.2f} {unit}"
@@ -156,7 +185,7 @@ def gib(size: float) -> str:
 
 
 def si(value: float) -> str:
-    """A number with a prefix, powers of 1000: "23.3 T"."""
+    """A number with a decimal prefix: "23.3 T"."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(value) < 1000 or prefix == "P":
             return f"{value:,.3g} {prefix}"

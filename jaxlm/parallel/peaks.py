@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 
@@ -16,6 +17,34 @@ PEAKS: tuple[tuple[str, float], ...] = (
     ("A100", 312e12), ("L40S", 362e12), ("L4", 121e12), ("A10", 125e12), ("V100", 125e12), ("T4", 65e12),
     ("RTX 4090", 165e12),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class TPU:
+    """One device of a TPU generation: clock in Hz, HBM bandwidth in bytes/s, rows and columns of its matrix units."""
+
+    clock: float
+    hbm_bandwidth: float
+    mxu_width: int
+
+
+# Bandwidths: Google Cloud's pages on each generation. Clocks: v4's 1,050 MHz is published (Jouppi et al. 2023); the
+# others follow from the peak, which is 2 x MXUs x width^2 x clock: v5e has 4 MXUs of 128, v4 and v5p 8 of 128 (both
+# cores of a chip). v6e is counted as 4 MXUs of 256, since the compiler's estimate for a large product is already more
+# FLOPs a cycle than 2 of them do.
+TPUS: dict[str, TPU] = {
+    "TPU v6": TPU(1.75e9, 1640e9, 256),
+    "TPU v5p": TPU(1.75e9, 2765e9, 128),
+    "TPU v5 lite": TPU(1.5e9, 819e9, 128),
+    "TPU v5e": TPU(1.5e9, 819e9, 128),
+    "TPU v5": TPU(1.75e9, 2765e9, 128),
+    "TPU v4": TPU(1.05e9, 1228e9, 128),
+}
+
+
+def tpu_generation(device: jax.Device) -> TPU | None:
+    """Clock and bandwidth of a TPU device, or None where they are not known."""
+    return next((chip for name, chip in TPUS.items() if device.device_kind.startswith(name)), None)
 
 
 def peak_flops(device: jax.Device) -> float:
