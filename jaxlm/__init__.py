@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from jaxlm.tokenizers.tokenizer import Tokenizer
+    from jaxlm.runs.load import LoadedModel
 
 
-class Loaded(NamedTuple):
-    """A trained model: `objective.model` is its configuration, `params` a nested dict of float32 arrays."""
-
-    objective: Any
-    params: dict[str, Any]
-    tokenizer: Tokenizer
-
-
-def load(path: str, needs: Collection[str] = ()) -> Loaded:
+def load(path: str, needs: Collection[str] = ()) -> LoadedModel:
     """Opens a run folder (its newest checkpoint) or a Transformers folder. UserError when it is neither.
 
-    A Transformers folder may lack heads, which are then initialised afresh: a warning names them. needs: what the
-    caller reads, by the first names of its parameters ("mlm_head"); UserError where one of those would be afresh.
+    A Transformers folder may lack heads, which are then initialized: a warning names them. needs: what the caller
+    reads, by the first names of its parameters ("mlm_head"); UserError where one of those is missing.
     """
     import warnings
-    from pathlib import Path
 
     from jaxlm.errors import UserError
+    from jaxlm.runs.load import load_model
 
-    folder = Path(path)
-    if not folder.is_dir():
-        raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
-    if (folder / "checkpoints").is_dir():
-        from jaxlm.runs.run import open_run
-
-        run = open_run(folder)
-        params, step = run.params()
-        loaded = Loaded(run.objective, params, run.tokenizer)
-        fresh = run.metadata.get("fresh", []) if step == 0 else []
-    else:
-        from jaxlm.huggingface import import_folder
-
-        imported = import_folder(folder)
-        loaded, fresh = Loaded(imported.objective, imported.params, imported.tokenizer), imported.fresh_heads
-    missing = ", ".join(name for name in fresh if name in needs)
+    loaded = load_model(path)
+    missing = ", ".join(name for name in loaded.fresh if name in needs)
     if missing:
         raise UserError(f"{path} has no {missing}, so it would answer at random; `jaxlm import` and train it first.")
-    if fresh and not needs:
-        warnings.warn(f"{path} has no {', '.join(fresh)}: initialised afresh.", stacklevel=2)
+    if loaded.fresh and not needs:
+        warnings.warn(f"{path} has no {', '.join(loaded.fresh)}: initialized afresh.", stacklevel=2)
     return loaded

@@ -1,12 +1,13 @@
-"""What a run reads: of each step its batch, short rows first where that is asked for, and the held-out batches."""
+"""The batches of a run: those of each training step, short rows first where that is asked for, and the held-out ones."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -17,11 +18,10 @@ from jaxlm.errors import UserError
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
-from jaxlm.types import TokenBatch
 
 
 class Stage(NamedTuple):
-    """Steps whose batches have one shape: from the one after `first` to `last`, or without end."""
+    """Steps whose batches have one shape: those after `first`, up to and including `last`, or without end."""
 
     first: int
     last: int | None
@@ -29,44 +29,45 @@ class Stage(NamedTuple):
     batches: Batches
 
 
-def stages_of(experiment: Experiment, store: Source, objective: Objective) -> list[Stage]:
-    """The short rows, where they are asked for, and the full ones. Raises UserError for a text or a
+def stages_of(experiment: Experiment, source: Source, objective: Objective) -> list[Stage]:
+    """The steps over short rows, where they are asked for, and those over full rows. UserError for a text or a
     `train.short_length` too short for the objective."""
     t, length = experiment.train, experiment.data.length
-    full = Stage(t.short_steps, None, length, batches_of(experiment, store, objective, "train"))
+    full = Stage(t.short_steps, None, length, batches_of(experiment, source, objective, "train"))
     if not t.short_steps:
         return [full]
     try:
         objective.bind(objective.vocabulary, t.short_length)
     except UserError as error:
-        raise UserError(f"train.short_length will not do as a data.length: {error}") from None
+        raise UserError(f"train.short_length is not possible as a data.length: {error}") from None
     rows = t.batch_size * length // t.short_length
-    short = store.batches("train", rows, objective.raw_length(t.short_length), objective.packing, t.seed)
+    short = source.batches("train", rows, objective.raw_length(t.short_length), objective.packing, t.seed)
     return [Stage(0, t.short_steps, t.short_length, short), full]
 
 
 def stage_after(stages: list[Stage], step: int) -> Stage:
-    """The one that the step after `step` belongs to."""
+    """The stage of the step after `step`."""
     return next(s for s in stages if s.last is None or step < s.last)
 
 
-def batches_of(experiment: Experiment, store: Source, objective: Objective, split: str) -> Batches:
+def batches_of(experiment: Experiment, source: Source, objective: Objective, split: str) -> Batches:
     """The batches of `data.length`."""
     t, raw_length = experiment.train, objective.raw_length(experiment.data.length)
-    return store.batches(split, t.batch_size, raw_length, objective.packing, t.seed)
+    return source.batches(split, t.batch_size, raw_length, objective.packing, t.seed)
 
 
 class Feed:
-    """The batches of a run on its devices; each process reads the rows of its own. A batch is a function of the step.
+    """The batches of a run on its devices; each process reads its own rows. A batch is a function of the step.
 
-    Raises UserError as `stages_of` does.
+    UserError as from `stages_of`.
     """
 
-    def __init__(self, experiment: Experiment, store: Source, objective: Objective, mesh: Mesh) -> None:
+    def __init__(self, experiment: Experiment, source: Source, objective: Objective, mesh: Mesh) -> None:
         self._experiment, self._objective = experiment, objective
         self._sharding = batch_sharding(mesh)
-        self._stages = stages_of(experiment, store, objective)
-        self._held_out = batches_of(experiment, store, objective, "held_out")
+        self._stages = stages_of(experiment, source, objective)
+        self._held_out = batches_of(experiment, source, objective, "held_out")
+        self.tokens_per_step = experiment.train.batch_size * experiment.data.length
 
     def __str__(self) -> str:
         done = [s for s in self._stages if s.first < self._experiment.train.steps]
@@ -75,7 +76,7 @@ class Feed:
             for s in done
         )
 
-    def after(self, step: int) -> Iterator[TokenBatch]:
+    def after(self, step: int) -> Iterator[Any]:
         """The batches of the steps after `step`, without end, some read ahead."""
         while True:
             stage = stage_after(self._stages, step)
@@ -86,23 +87,31 @@ class Feed:
             step = stage.last  # the last stage has no end
 
     def flops(self, step: int) -> float:
-        """Of a step: three times the forward pass's by the objective's formula."""
+        """Training FLOPs of `step` (3 × forward)."""
         stage = stage_after(self._stages, step - 1)
-        return 3 * self._objective.flops(stage.length) * stage.batches.batch_size
+        return self._objective.step_flops(stage.length, stage.batches.batch_size)
+
+    def change_at(self, step: int) -> str | None:
+        """A sentence where the rows of `step` are of another length than those before."""
+        stage = stage_after(self._stages, step - 1)
+        if step == 1 or stage.first != step - 1:
+            return None
+        return f"From step {step:,} on, rows have {stage.length} tokens; the loss over such rows may be another."
 
     @property
     def has_held_out(self) -> bool:
+        """Whether there is text to evaluate on."""
         return self._held_out.num_rows > 0
 
-    def held_out(self) -> Iterator[TokenBatch]:
-        """The same batches each time."""
+    def held_out(self) -> Iterator[Any]:
+        """The batches of an evaluation, the same each time."""
         t, rows = self._experiment.train, self._rows(self._held_out)
         return self._placed(self._held_out.evaluation(t.batch_size, t.eval_batches, rows), self._held_out, rows)
 
     def _rows(self, batches: Batches) -> slice:
         return local_rows(self._sharding, batches.batch_size, batches.raw_length)
 
-    def _placed(self, stream: Iterator[TokenBatch], batches: Batches, rows: slice) -> Iterator[TokenBatch]:
+    def _placed(self, stream: Iterator[Any], batches: Batches, rows: slice) -> Iterator[Any]:
         place = place_rows(self._sharding, batches.batch_size, rows)
         for batch in stream:
-            yield TokenBatch(place(np.asarray(batch.tokens)), place(np.asarray(batch.segment_ids)))
+            yield jax.tree.map(lambda array: place(np.asarray(array)), batch)

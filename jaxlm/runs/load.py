@@ -1,0 +1,36 @@
+"""Trained models from either kind of folder: a run of jaxlm, or a folder that Transformers saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface.folder import import_folder
+from jaxlm.runs.run import open_run
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+
+class LoadedModel(NamedTuple):
+    """A trained model. objective: bound to the tokenizer; its `model` is the configuration. params: a nested dict of
+    float32 arrays. fresh: first names of parameters that the folder lacked and that are initialized."""
+
+    objective: Any
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    fresh: Collection[str]
+
+
+def load_model(path: str | os.PathLike[str]) -> LoadedModel:
+    """The newest checkpoint of a run folder, or a Transformers folder. UserError when it is neither."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
+    if (folder / "checkpoints").is_dir():
+        run = open_run(folder)
+        params, step = run.params()
+        return LoadedModel(run.objective, params, run.tokenizer, run.metadata.get("fresh", []) if step == 0 else [])
+    imported = import_folder(folder)
+    return LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh_heads)

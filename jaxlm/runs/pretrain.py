@@ -1,0 +1,176 @@
+"""Pretraining from start to end: `pretrain(experiment, run_dir)` reads from top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxlm.config.experiment import Experiment
+from jaxlm.errors import UserError
+from jaxlm.fields import marks_of
+from jaxlm.objectives.base import Loaded
+from jaxlm.parallel.hosts import main_first
+from jaxlm.parallel.mesh import check_batch, make_mesh
+from jaxlm.parallel.rules import shardings
+from jaxlm.paths import local_folder
+from jaxlm.runs import folder as run_folder
+from jaxlm.runs import resume
+from jaxlm.runs.load import LoadedModel, load_model
+from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.feed import Feed
+from jaxlm.training.loop import StepLog, train
+from jaxlm.training.metrics import MetricsWriter, Totals, last_evaluation
+from jaxlm.training.program import Program, TrainState
+from jaxlm.training.progress import Progress
+
+Report = Callable[[str], None]
+
+
+def pretrain(
+    experiment: Experiment, run_dir: str | Path, init_from: str | None = None, report: Report = print
+) -> dict[str, float]:
+    """Trains to `train.steps`, resuming if the folder has a checkpoint; returns the figures of the last evaluation.
+
+    init_from: a run or a Transformers folder whose model, weights and tokenizer the run begins with. UserError for the
+    user's mistakes; its subclass NotFinite, also a FloatingPointError, when the loss diverges.
+    """
+    experiment.validate()
+    folder = local_folder(run_dir, "runs")
+    source = load_model(init_from) if init_from else None
+    if source is not None:
+        experiment = with_model_of(experiment, source, str(init_from))
+    with contextlib.ExitStack() as stack:
+        def hold() -> None:
+            run_folder.create(folder)
+            stack.enter_context(run_folder.lock(folder))
+            resume.check_configuration(folder, experiment)
+
+        main_first(hold, everywhere=False)
+        return _pretrain(experiment, folder, source, report if jax.process_index() == 0 else lambda _: None, stack)
+
+
+def _pretrain(
+    experiment: Experiment, folder: Path, source: LoadedModel | None, report: Report, stack: contextlib.ExitStack
+) -> dict[str, float]:
+    t = experiment.train
+
+    # The mesh first: its mistakes are cheap to find, those in a corpus are not.
+    mesh = make_mesh(experiment.mesh)
+    check_batch(t.batch_size, t.accumulate, mesh)
+
+    # The tokenizer, what it lacks, teachers; then the text.
+    data = resume.data_of(folder, experiment.data)
+    symbols = experiment.objective.symbols
+    tokenizer = source.tokenizer if source else main_first(lambda: data.prepare_tokenizer(report, symbols))
+    imported = source is not None
+    objective = resume.bind(folder, experiment, tokenizer.vocabulary, imported)
+    frozen = objective.frozen(load_objective)
+    text = main_first(lambda: data.open(tokenizer, report))
+    objective = resume.bind(folder, experiment, tokenizer.vocabulary, imported, text.statistics)
+    metadata = resume.run_metadata(folder, experiment, text, tokenizer, source)
+    feed = Feed(experiment, text, objective, mesh)
+
+    # The program; from here on the folder is this run's.
+    frozen = jax.device_put(frozen, shardings(frozen, mesh))
+    program = Program(experiment, objective, mesh, frozen)
+    steps_before = run_folder.recorded_steps(folder)
+    main_first(lambda: resume.claim(folder, experiment, tokenizer, metadata), everywhere=False)
+
+    # The state: restored, begun from another model, or fresh.
+    checkpoints = Checkpoints(folder / "checkpoints", t.keep_checkpoints)
+    stack.callback(checkpoints.close)
+    state, totals = initial_state(program, checkpoints, metadata, source, t.seed, report)
+    first = int(state.step)
+    entropy = text.statistics.unigram_entropy
+    report(
+        f"{type(objective).__name__}: {program.num_params:,} parameters, batches of {feed}, "
+        f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
+        + (f", resumed at step {first:,}" if first else "")
+    )
+    if first >= t.steps:
+        report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
+        return last_evaluation(folder)
+    for remark in schedule_remarks(experiment, first, steps_before):
+        report(remark)
+
+    # The steps.
+    main = jax.process_index() == 0
+    writer = MetricsWriter(folder, t.tensorboard, first) if main else None
+    if writer:
+        stack.callback(writer.close)
+    progress = stack.enter_context(Progress(t.steps, first, enabled=main))
+    log = StepLog(program, experiment, feed, checkpoints, first, writer, progress, totals)
+    evaluation, finished = train(program, experiment, state, feed, checkpoints, log, metadata, entropy)
+    if finished:
+        progress.note(f"Finished {t.steps:,} steps. Run: {folder}")
+    else:
+        progress.note("Stopped by a signal; saved. Run the same command to go on.")
+    return evaluation
+
+
+def with_model_of(experiment: Experiment, source: LoadedModel, path: str) -> Experiment:
+    """The experiment with the source's model; how it is computed and trained (dropout, dtype, remat, kernels) stays as
+    in the experiment. UserError where the model is of another kind."""
+    own, given = experiment.objective.model, source.objective.model
+    if type(own) is not type(given):
+        raise UserError(
+            f"--init-from {path} holds a {type(given).__name__}, but the configuration trains a {type(own).__name__}; "
+            "choose a preset of the same family."
+        )
+    recipe = {f.name: getattr(own, f.name) for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}}
+    model = dataclasses.replace(given, **recipe)
+    return dataclasses.replace(experiment, objective=dataclasses.replace(experiment.objective, model=model))
+
+
+def load_objective(path: str) -> Loaded:
+    """What an objective's `frozen` loads: a teacher."""
+    loaded = load_model(path)
+    return Loaded(loaded.objective, loaded.params)
+
+
+def initial_state(
+    program: Program, checkpoints: Checkpoints, metadata: dict[str, Any], source: LoadedModel | None, seed: int,
+    report: Report,
+) -> tuple[TrainState, Totals]:
+    """The state that training goes on from, and the sums of metrics not logged yet."""
+    restored = checkpoints.restore(program.shapes, program.shardings, report)
+    if restored is not None:
+        state, saved = restored
+        resume.check_metadata(saved, metadata)
+        return state, Totals(saved["unlogged"])
+    state = program.init(seed)
+    if checkpoints.steps():  # of step 0, which has parameters only
+        params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
+        report("Starting from the parameters of step 0, as imported")
+        return program.begin(params), Totals()
+    begun = program.objective.begin(state.params, program.frozen, source and Loaded(source.objective, source.params))
+    if begun is not state.params:
+        state = program.begin(begun)
+        # Kept, so that a run that is killed before its next checkpoint does not start anew from random weights.
+        checkpoints.save_params(state.params, metadata)
+        checkpoints.wait()
+    return state, Totals()
+
+
+def schedule_remarks(experiment: Experiment, first: int, steps_before: int | None) -> list[str]:
+    """What a user may not have meant about the number of steps."""
+    t, optimizer = experiment.train, experiment.optimizer
+    remarks = []
+    if t.short_steps >= t.steps:
+        remarks.append(
+            f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
+            "not meant, choose more train.steps or fewer train.short_steps."
+        )
+    if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
+        remarks.append(
+            f"The learning rate rises over {optimizer.warmup_steps:,} steps and this run has {t.steps:,}; if that is "
+            "not meant, lower optimizer.warmup_steps."
+        )
+    if first and steps_before not in (None, t.steps) and optimizer.schedule in ("linear", "cosine"):
+        remarks.append(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {steps_before:,}")
+    return remarks
