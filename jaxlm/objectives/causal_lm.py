@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class CausalLM:
     loss_chunk: int = 0
     """Positions of each row whose vocabulary logits are in memory at a time; 0 chooses: so many that a device has
     2,048 of them over all its rows, on a CPU as many as suit its cache."""
+    primary_metric: ClassVar[str] = "lm_loss"
     vocabulary: Any = field(None, bound=True)
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ class BertPretraining:
     """Predict whether the second half follows the first."""
     short_rate: float = 0.1
     """Share of rows cut to a random shorter length, so that the model meets short texts too."""
+    primary_metric: ClassVar[str] = "mlm_loss"
     vocabulary: Any = field(None, bound=True)
     """Set by `bind`, never by a flag: the tokenizer's Vocabulary."""
 

@@ -75,7 +75,7 @@ class Electra:
         return "document"
 
     @property
-    def headline(self) -> str:
+    def primary_metric(self) -> str:
         """The discriminator's loss measures a task that grows harder as the generator learns; this one only falls."""
         return "generator_loss"
 

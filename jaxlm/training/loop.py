@@ -25,7 +25,7 @@ from jaxlm.runs import folder as run_folder
 from jaxlm.runs import resume
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
-from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals, draw_curves, headline, last_evaluation
+from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals, last_evaluation
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.training.progress import Progress
 from jaxlm.training.step import TrainState, make_eval_step, make_init, make_train_step
@@ -105,10 +105,8 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
     )
     entropy = store.unigram_entropy("held_out")
     if first >= t.steps:
-        if main and not (folder / "curves.png").exists():
-            draw_curves(folder, report, entropy)
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
-        return last_evaluation(folder)
+        return last_evaluation(folder)[1]
 
     if t.short_steps >= t.steps:
         report(
@@ -201,7 +199,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
         clock += time.perf_counter() - paused
         log(step, figures)
         if figures:
-            progress.note(_evaluation_line(step, figures, headline(objective, figures), entropy))
+            progress.note(_evaluation_line(step, figures, objective.primary_metric, entropy))
         if saving:
             paused = time.perf_counter()
             try:
@@ -216,8 +214,7 @@ def _pretrain(experiment: Experiment, folder: Path, report: Report, stack: conte
             return evaluation
     checkpoints.wait()
     if main:
-        curves = draw_curves(folder, progress.note, entropy)
-        progress.note(f"Finished {t.steps:,} steps. Run: {folder}" + (f"  curves: {curves}" if curves else ""))
+        progress.note(f"Finished {t.steps:,} steps. Run: {folder}")
     return evaluation
 
 
