@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from jaxlm.config.presets import load_config
-from jaxlm.training.metrics import headline, last_evaluation, read_metrics
+from jaxlm.training.metrics import last_evaluation, read_metrics
 
 PRESETS = ("bert_tiny", "gpt2_tiny", "t5_tiny", "electra_tiny")
 STORE = ("--data.vocab-size", "8192", "--data.held-out", "0.01")
@@ -50,8 +50,8 @@ def main() -> None:
         pretrain(preset, options.source, start, "--train.steps", "1", "--optimizer.learning-rate", "1e-12")
         seconds = pretrain(preset, options.source, run)
         experiment = load_config(run / "config.json")
-        before, after = last_evaluation(start), last_evaluation(run)
-        loss = headline(experiment.objective, after)
+        before, after = last_evaluation(start)[1], last_evaluation(run)[1]
+        loss = experiment.objective.primary_metric
         others = [f"{key} {value:.3f}" for key, value in after.items() if key not in ("loss", loss)]
         real = [line["real_tokens"] for line in read_metrics(run) if "real_tokens" in line]
         print(

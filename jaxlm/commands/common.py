@@ -1,11 +1,14 @@
-"""What several commands need."""
+"""What several commands need: a parser, the configuration, a started jax."""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jaxlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlm.config.experiment import Experiment
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,6 +16,30 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def config_parser(program: str, description: str | None) -> Parser:
+    """A parser of `PROGRAM CONFIG [options] [--any.field VALUE …]`, for `read_config`."""
+    parser = Parser(
+        program, description=description, add_help=False, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Every field of the configuration is a flag: {program} CONFIG --help lists them.",
+    )
+    parser.add_argument("config", help="a preset (configs/bert_tiny.py) or a run folder")
+    return parser
+
+
+def read_config(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, Experiment]:
+    """(the command's own options, the Experiment of CONFIG with the flags applied). Without CONFIG: prints the options
+    and exits."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        parser.print_help()
+        raise SystemExit(0)
+    options, rest = parser.parse_known_args(arguments)
+    from jaxlm.config.flags import override
+    from jaxlm.config.presets import load_preset
+
+    return options, override(load_preset(options.config), rest, f"{parser.prog} {options.config}")
 
 
 def start_jax() -> None:

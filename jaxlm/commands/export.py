@@ -18,12 +18,12 @@ def main(arguments: list[str]) -> int:
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
     from jaxlm.runs.run import open_run
-    from jaxlm.training.metrics import dated_evaluation, headline
+    from jaxlm.training.metrics import last_evaluation
 
     run = open_run(options.run)
     params, step = run.params()
     experiment = run.experiment
-    evaluated, evaluation = dated_evaluation(run.folder, up_to=step)
+    evaluated, evaluation = last_evaluation(run.folder, up_to=step)
     earlier = bool(evaluation) and evaluated != step
     card = ModelCard(
         steps=step,
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         derived_from=run.metadata.get("imported_from", ""),
     )
     out = export_folder(options.out, run.objective, params, run.tokenizer, card)
-    name = headline(run.objective, evaluation)
+    name = run.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:
         loss += f" at step {evaluated:,}"

@@ -1,30 +1,46 @@
-"""jaxlm pretrain CONFIG [--run-dir DIR] [--any.field VALUE …]"""
+"""jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field VALUE …]
+
+Trains, or resumes if the run folder has a checkpoint; then draws the run's curves.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from jaxlm.commands.common import Parser, start_jax
+from jaxlm.commands.common import config_parser, read_config, start_jax
+from jaxlm.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("jaxlm pretrain", description=__doc__, add_help=False, allow_abbrev=False)
-    parser.add_argument("config", help="a preset (configs/bert_tiny.py) or an existing run folder")
+    parser = config_parser("jaxlm pretrain", __doc__)
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
-    if not arguments or arguments[0] in ("-h", "--help"):
-        parser.print_help()
-        print("\nEvery field of the configuration is a flag: jaxlm pretrain CONFIG --help lists them.")
-        return 0
-    options, rest = parser.parse_known_args(arguments)
-
-    from jaxlm.config.flags import override
-    from jaxlm.config.presets import load_preset
-
-    experiment = override(load_preset(options.config), rest, f"jaxlm pretrain {options.config}")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="begin from trained parameters")
+    options, experiment = read_config(parser, arguments)
+    config = Path(options.config)
+    run_dir = options.run_dir or (config if config.is_dir() else Path("runs") / config.stem)
+    if config.is_dir() and options.init_from is None and Path(run_dir).resolve() != config.resolve():
+        raise UserError(
+            f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
+            f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
+        )
     start_jax()
+    import jax
+
     from jaxlm.training.loop import pretrain
 
-    is_run = Path(options.config).is_dir()
-    run_dir = options.run_dir or (options.config if is_run else Path("runs") / Path(options.config).stem)
-    pretrain(experiment, run_dir)
+    pretrain(experiment, run_dir, **({"init_from": options.init_from} if options.init_from else {}))
+    if jax.process_index() == 0:
+        _update_curves(Path(run_dir))
     return 0
+
+
+def _update_curves(run: Path) -> None:
+    """Draws curves.png again where there are newer metrics."""
+    curves, metrics = run / "curves.png", run / "metrics.jsonl"
+    if not metrics.exists() or (curves.exists() and curves.stat().st_mtime >= metrics.stat().st_mtime):
+        return
+    from jaxlm.analysis.curves import draw_curves
+
+    if draw_curves(run, lambda line: print(line, file=sys.stderr)):
+        print(f"Curves: {curves}")

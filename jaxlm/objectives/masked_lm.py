@@ -50,7 +50,7 @@ class MaskedLM(MaskFiller):
     """Of the predicted tokens, the share replaced by a random token; the rest stay as they are."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
-    next_sentence: bool = True
+    next_sentence: bool = field(True, weights=True)
     """Predict whether the second half of a row follows the first."""
     text: Literal["document", "packed"] = "document"
     """document: a row holds text of one document; packed: rows are full, and where a document ends the next one follows

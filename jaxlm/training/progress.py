@@ -1,32 +1,29 @@
-"""What the user sees while training: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of training on standard output: lines of metrics, and on a terminal a bar below them."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-PLAIN_SECONDS = 5.0
+SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Shows loss, accuracy, tokens/s, MFU where it is known, and the time left."""
+    """Prints loss, accuracies, tokens per second, MFU where it is known, and the time left."""
 
     def __init__(self, steps: int, first: int, enabled: bool = True) -> None:
-        self.steps, self.first = steps, first
-        self.enabled = enabled
-        self.timed: tuple[int, float] | None = None
-        self.last_plain = 0.0
+        """steps: the last step of the run; first: the step that it was resumed at. enabled: on one process only."""
+        self.steps, self.first, self.enabled = steps, first, enabled
+        self.first_shown: tuple[int, float] | None = None
+        self.last_line = 0.0
         self.bar: RichProgress | None = None
         if enabled and sys.stdout.isatty():
-            self.bar = RichProgress(
-                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(), console=Console(),
-            )
-            self.task = self.bar.add_task("train", total=steps, completed=first, figures="compiling…")
+            columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TimeRemainingColumn()
+            self.bar = RichProgress(*columns, expand=True, transient=True)
+            self.task = self.bar.add_task("train", total=steps, completed=first)
 
     def __enter__(self) -> Progress:
         if self.bar:
@@ -38,36 +35,30 @@ class Progress:
             self.bar.stop()
 
     def show(self, step: int, means: dict[str, float]) -> None:
-        """One logged step."""
+        """Shows the metrics of a step: the first one, the last one, and one every few seconds between them."""
         if not self.enabled:
-            return
-        figures = [f"loss {means['loss']:.3f}"]
-        shares = {name.replace("_", " "): value for name, value in means.items() if name.endswith("accuracy")}
-        figures += [f"{name} {value:.3f}" for name, value in shares.items()]
-        figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
-        if "mfu" in means:
-            figures.append(f"MFU {means['mfu']:.1%}")
-        text = "  ".join(figures)
-        if self.bar:
-            self.bar.update(self.task, completed=step, figures=text)
             return
         now = time.perf_counter()
-        if now - self.last_plain >= PLAIN_SECONDS or step in (self.first + 1, self.steps):
-            self.last_plain = now
-            left = ""
-            if self.timed:  # the first step, which compiles, says nothing about the others
-                seconds = (now - self.timed[1]) / (step - self.timed[0]) * (self.steps - step)
-                left = f"  {_clock(seconds)} left"
-            print(f"step {step:,}/{self.steps:,}  {text}{left}", flush=True)
-        self.timed = self.timed or (step, now)
+        if self.bar:
+            self.bar.update(self.task, completed=step)
+        if now - self.last_line >= SECONDS_BETWEEN_LINES or step in (self.first + 1, self.steps):
+            self.last_line = now
+            figures = [f"loss {means['loss']:.3f}"]
+            figures += [f"{name.replace('_', ' ')} {means[name]:.3f}" for name in means if name.endswith("accuracy")]
+            figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
+            if "mfu" in means:
+                figures.append(f"MFU {means['mfu']:.1%}")
+            if self.first_shown:  # the first step compiles, so its time says nothing about the others
+                seconds = (now - self.first_shown[1]) / (step - self.first_shown[0]) * (self.steps - step)
+                figures.append(f"{_clock(seconds)} left")
+            self.note(f"step {step:,}/{self.steps:,}  " + "  ".join(figures))
+        self.first_shown = self.first_shown or (step, now)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
-        if not self.enabled:
-            return
+        """Prints a line, above the bar if there is one."""
         if self.bar:
-            self.bar.console.print(text, highlight=False)
-        else:
+            self.bar.console.print(text, highlight=False, markup=False)
+        elif self.enabled:
             print(text, flush=True)
 
 

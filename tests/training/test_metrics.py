@@ -7,8 +7,9 @@ import json
 import pytest
 from matplotlib.figure import Figure
 
+from jaxlm.analysis.curves import draw_curves
 from jaxlm.training.loop import _evaluation_line
-from jaxlm.training.metrics import draw_curves
+from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
 
 
 @pytest.mark.parametrize(("name", "has"), [
@@ -34,3 +35,27 @@ def test_curves_that_cannot_be_written_are_no_failure(tmp_path, monkeypatch):
     assert told == [f"The curves are not drawn: cannot write {tmp_path / 'curves.png'}: No space left on device."]
     assert not (tmp_path / "curves.png").exists()
     assert draw_curves(tmp_path, told.append) == tmp_path / "curves.png" and len(told) == 1
+
+
+def test_damaged_lines_are_left_out_and_mended(tmp_path, capsys):
+    """One bad byte, a line that is no object, one without a step; the last line may be cut off by a kill."""
+    path = tmp_path / "metrics.jsonl"
+    good = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "eval_loss": 1.75}, {"step": 4, "loss": 1.0}]
+    first, second, last = (json.dumps(line).encode() + b"\n" for line in good)
+    path.write_bytes(first + b'{"step": 2, "lo\xffss": 1}\n' + b"3\n" + second + b'{"loss": 1}\n' + last + b'{"ste')
+    assert read_metrics(tmp_path) == good
+    assert capsys.readouterr().err == f"{path} has 3 damaged lines, left out.\n"
+    assert last_evaluation(tmp_path) == (2, {"loss": 1.75}) and last_evaluation(tmp_path, up_to=1) == (0, {})
+    MetricsWriter(tmp_path, tensorboard=False, after_step=3).close()
+    assert path.read_bytes() == first + second
+    assert last_evaluation(tmp_path / "none") == (0, {})
+
+
+def test_curves_have_metrics_that_the_first_step_lacks(tmp_path, monkeypatch):
+    """A metric that has no weight at step 1, and one that only evaluations have."""
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "nsp_loss": 0.7, "eval_nsp_accuracy": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.extend(a.get_title() for a in figure.axes))
+    assert draw_curves(tmp_path, pytest.fail)
+    assert drawn[:3] == ["loss", "nsp_loss", "nsp_accuracy"]

@@ -1,0 +1,52 @@
+"""Learning curves of a run as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxlm.runs.folder import read_metadata
+from jaxlm.training.metrics import UNIGRAM_BASELINE, read_metrics
+
+
+def draw_curves(folder: Path, report: Callable[[str], None]) -> Path | None:
+    """Draws every loss and accuracy of a run's metrics.jsonl, in training and held-out, into curves.png.
+
+    None where there is nothing to draw or the file cannot be written, which `report` is told.
+    """
+    from matplotlib.figure import Figure  # not pyplot, which takes a second more to import
+
+    lines = read_metrics(folder)
+    names = dict.fromkeys(name.removeprefix("eval_") for line in lines for name in line)
+    names = [name for name in names if name.endswith(("loss", "accuracy", "precision", "recall"))]
+    if not names:
+        return None
+    entropy = read_metadata(folder).get("unigram_entropy")
+    columns = min(2, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        for key, label, style in ((name, "training", "-"), (f"eval_{name}", "held out", "o-")):
+            points = [(line["step"], line[key]) for line in lines if key in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
+        if entropy is not None and name in UNIGRAM_BASELINE:
+            axis.axhline(entropy, color="grey", linestyle=":", label="unigram entropy")
+        axis.set(title=name, xlabel="step")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    for axis in list(axes.flat)[len(names):]:
+        axis.set_visible(False)
+    figure.tight_layout()
+    path = folder / "curves.png"
+    try:
+        figure.savefig(path, dpi=100)
+    except OSError as error:
+        report(f"The curves are not drawn: cannot write {path}: {error.strerror}.")
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # half a picture would pass for a whole one
+        return None
+    return path

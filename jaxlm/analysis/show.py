@@ -1,0 +1,64 @@
+"""Examples of a training batch before and after corruption, as text for a terminal or for paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.text import prepare_store, prepare_tokenizer
+from jaxlm.runs import resume
+from jaxlm.training.feed import stage_after, stages_of
+from jaxlm.training.step import corruption_key
+
+STYLES = {
+    "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
+    "kept": "bold white on blue", "target": "bold green", "span": "bold white on magenta",
+}
+BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "«»", "span": "«»"}  # where there is no colour
+LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept but asked", "target": "asked", "span": "span"}
+
+
+def show(
+    experiment: Experiment, folder: Path, step: int, examples: int, report: Callable[[str], None] = print
+) -> None:
+    """Prints rows of the batch of training step `step` (0-based) and what the objective makes of them.
+
+    folder: the run whose tokenizer is used, if there is one. examples: number of rows.
+    """
+    console = Console(highlight=False)
+    data = resume.data_of(folder, experiment.data)
+    tokenizer = prepare_tokenizer(data, report)
+    objective = resume.bind(folder, experiment, tokenizer.vocabulary)
+    stage = stage_after(stages_of(experiment, prepare_store(data, tokenizer, report), objective), step)
+    batch = stage.batches.batch(step - stage.first)
+    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
+    real = float(np.mean(np.asarray(batch.segment_ids) > 0))
+    console.print(
+        f"{type(objective).__name__}, step {step}: rows of {batch.tokens.shape[1]} tokens of text "
+        f"({real:.1%} real in this batch) become"
+    )
+    for name, value in example.items():
+        console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)
+    used: dict[str, None] = {}
+    for row in range(min(examples, batch.tokens.shape[0])):
+        console.print(f"\nrow {row}", style="bold")
+        for line in objective.describe(batch, example, row):
+            text = Text(f"{line.title:>12}  ", style="cyan")
+            for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
+                used[mark] = None
+                text.append(_marked(piece, mark, console)).append(" ")
+            console.print(text)
+    legend = (_marked(f" {LEGEND[mark]} ", mark, console) for mark in used if mark in LEGEND)
+    console.print(Text("  ").join(legend))
+
+
+def _marked(piece: str, mark: str, console: Console) -> Text:
+    """The piece in the colour of its mark, or in brackets where there are no colours."""
+    left, right = BRACKETS.get(mark, ("", ""))
+    return Text(piece, STYLES.get(mark, "")) if console.is_terminal else Text(f"{left}{piece}{right}")
