@@ -1,8 +1,8 @@
-"""Reading of HLO: a module written by hand in the compiler's notation, with its totals counted by hand."""
+"""HLO parser: modules written by hand in the compiler's notation, with their totals counted by hand."""
 
 import pytest
 
-from jaxlm.analysis.hlo import Traffic, collectives, traffic
+from jaxlm.analysis.hlo import Traffic, asynchronous_share, collectives, parse, traffic
 
 HLO = """\
 HloModule jit_step, is_scheduled=true
@@ -36,7 +36,8 @@ replica_groups={{0,1,2,3}}, dimensions={0}
   %s = (s32[], bf16[4,8]{1,0}) parameter(0)
   %x = bf16[4,8]{1,0} get-tuple-element(%s), index=1
   %start = bf16[16,8]{1,0} fusion(%x), kind=kCustom, calls=%async_collective_fusion.1
-  %done = bf16[16,8]{1,0} fusion(%x), kind=kCustom, calls=%async_collective_fusion.2
+  %step = bf16[16,8]{1,0} fusion(%x), kind=kCustom, calls=%async_collective_fusion.2, \
+backend_config={"window_config":{"estimated_cycles":"40"}}
   %all-reduce.1 = (f32[8]{0:T(1024)S(1)}, /*index=1*/bf16[4,8]{1,0}) all-reduce(%g, %x), channel_id=3, \
 replica_groups={{0,1,2,3}}, to_apply=%add, metadata={op_name="jit(step)/while/body/dot_general"}
   ROOT %out = (s32[], bf16[4,8]{1,0}) tuple(%i2, %x)
@@ -47,8 +48,10 @@ ENTRY %main (q: bf16[4,8]) -> bf16[4,8] {
   %loop = (s32[], bf16[4,8]{1,0}) while(%t), condition=%cond, body=%body
   %scattered = f32[2,8]{1,0} reduce-scatter(%w), channel_id=4, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
   %cps = (f32[6]{0}, f32[6]{0}, u32[], u32[]) collective-permute-start(%v), channel_id=5, source_target_pairs={{0,1}}
+  %tanh = f32[6]{0} tanh(%y), backend_config={"window_config":{"estimated_cycles":"10"}}
   %cpd = f32[6]{0} collective-permute-done(%cps)
   %ars = f32[10]{0} all-reduce-start(%u), channel_id=6, replica_groups=mesh['x'=2,'y'=4] {'y'}, to_apply=%add
+  %bitcast = f32[5]{0} bitcast(%y)
   %ard = f32[10]{0} all-reduce-done(%ars)
   %rs2 = f32[3]{0} reduce-scatter(%z), channel_id=8, replica_groups=mesh['x'=2,'y'=4] {'x'}, to_apply=%add
   ROOT %r = bf16[4,8]{1,0} get-tuple-element(%loop), index=1
@@ -56,18 +59,42 @@ ENTRY %main (q: bf16[4,8]) -> bf16[4,8] {
 """
 
 
+def hlo_traffic(hlo: str) -> dict[str, Traffic]:
+    return traffic(parse(hlo))
+
+
 def test_bytes_and_counts_are_multiplied_by_the_loop_and_fusions_of_one_channel_count_once():
-    assert traffic(HLO) == {
+    # The all-reduce has nothing but a bitcast between its start and its end, so it overlaps with no compute.
+    expected = {
         "all-gather": Traffic(12, 12 * 16 * 8 * 2, 12, 12 * 16 * 8 * 2),
-        "all-reduce": Traffic(12 + 1, 12 * (8 * 4 + 4 * 8 * 2) + 10 * 4, 1, 10 * 4),
+        "all-reduce": Traffic(12 + 1, 12 * (8 * 4 + 4 * 8 * 2) + 10 * 4, 0, 0),
         "reduce-scatter": Traffic(2, 2 * 8 * 4 * 4 + 3 * 4 * 2),
         "collective-permute": Traffic(1, 24, 1, 24),
     }
+    assert hlo_traffic(HLO) == expected
+    overlapping = 12 * 16 * 8 * 2 + 24
+    assert asynchronous_share(expected) == overlapping / sum(item.bytes for item in expected.values())
+    assert asynchronous_share({}) is None
 
 
-def test_origins_are_kept():
-    origins = {one.origin for one in collectives(HLO)}
-    assert "jit(step)/while/body/dot_general" in origins
+def test_a_collective_fused_with_nothing_that_takes_time_does_not_overlap():
+    without = HLO.replace('"estimated_cycles":"40"', '"estimated_cycles":"0"')
+    assert hlo_traffic(without)["all-gather"].asynchronous_count == 0
+
+
+def test_a_collective_that_the_compiler_made_synchronous_again_does_not_overlap():
+    name = 'frontend_attributes={async_collective_name="all-reduce-start"}'
+    hlo = entry(f"%r = f32[8]{{0}} all-reduce(%a), channel_id=1, {name}")
+    assert hlo_traffic(hlo) == {"all-reduce": Traffic(1, 32)}
+
+
+def entry(*instructions: str) -> str:
+    lines = "".join(f"  {line}\n" for line in instructions)
+    return f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n"
+
+
+def test_names_of_operations_are_kept():
+    assert "jit(step)/while/body/dot_general" in {one.op_name for one in collectives(parse(HLO))}
 
 
 @pytest.mark.parametrize(
@@ -84,15 +111,79 @@ def test_origins_are_kept():
         ("(f32[10], f32[6]) all-reduce-start(%a, %b)", "all-reduce", 4 * 16),
     ],
 )
-def test_what_an_asynchronous_start_moves(instruction, kind, size):
-    hlo = "HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {\n" + f"  %s = {instruction}, channel_id=1\n" + "}\n"
-    assert traffic(hlo) == {kind: Traffic(1, size, 1, size)}
+def test_bytes_of_an_asynchronous_start(instruction, kind, size):
+    start = f"%s = {instruction}, channel_id=1"
+    compute = '%t = f32[8]{0} tanh(%a), backend_config={"window_config":{"estimated_cycles":"10"}}'
+    done = f"%d = f32[8]{{0}} {kind}-done(%s)"
+    assert hlo_traffic(entry(start, compute, done)) == {kind: Traffic(1, size, 1, size)}
+    assert hlo_traffic(entry(start, done, compute)) == {kind: Traffic(1, size, 0, 0)}
 
 
-def test_a_trip_count_that_the_compiler_states_is_used():
+def test_trip_counts_are_the_compilers_or_the_bound_of_the_condition():
+    assert hlo_traffic(HLO)["all-gather"].count == 12
     known = HLO.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
-    assert traffic(known)["all-gather"].count == 5
+    assert hlo_traffic(known)["all-gather"].count == 5
+
+
+NESTED = """\
+HloModule m
+
+%compare (i: s32[], n: s32[]) -> pred[] {
+  %i.1 = s32[] parameter(0)
+  %n.1 = s32[] parameter(1)
+  ROOT %lt.1 = pred[] compare(%i.1, %n.1), direction=LT
+}
+
+%condition (c: (s32[], f32[8])) -> pred[] {
+  %c = (s32[], f32[8]) parameter(0)
+  %n = s32[]{:T(128)} constant(3)
+  %i = s32[] get-tuple-element(%c), index=0
+  ROOT %less = pred[] fusion(%i, %n), kind=kLoop, calls=%compare
+}
+
+%inner (b: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %b = (s32[], f32[8]) parameter(0)
+  ROOT %exp = f32[8]{0} exponential(%b), backend_config={"window_config":{"estimated_cycles":"7"}}
+}
+
+%fused (f: f32[8]) -> f32[8] {
+  %f = f32[8] parameter(0)
+  ROOT %sin = f32[8] sine(%f), backend_config={"window_config":{"estimated_cycles":"1000"}}
+}
+
+%outer (d: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %d = (s32[], f32[8]) parameter(0)
+  %again = (s32[], f32[8]) while(%d), condition=%condition, body=%inner
+  ROOT %fusion = f32[8]{0} fusion(%d), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/layer_3/sin"}, \
+backend_config={"window_config":{"estimated_cycles":"100"}}
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8] parameter(0)
+  %copy = f32[8] copy(%p), backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}
+  ROOT %loop = (s32[], f32[8]) while(%p), condition=%condition, body=%outer, \
+backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+
+
+def test_executions_of_nested_loops_and_of_fused_computations():
+    module = parse(NESTED)
+    assert module.executions(fused=False) == {"main": 1, "outer": 5, "inner": 15, "condition": 20}
+    assert module.executions(fused=True)["fused"] == 5
+    assert module.executions(fused=False, loops=False) == {"main": 1, "outer": 1, "inner": 1, "condition": 2}
+
+
+def test_instructions_that_span_lines_are_read_whole():
+    """As the compiler writes the metadata of splash attention's kernels."""
+    kernel = (
+        '%k = f32[8] custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n'
+        '"xprof_metadata":"{}"\n}}, metadata={op_name="attention"}'
+    )
+    instructions = parse(entry(kernel, "%r = f32[8] tanh(%k)")).computations["main"]
+    assert [one.name for one in instructions] == ["k", "r"]
+    assert instructions[0].is_kernel and instructions[0].op_name == "attention"
 
 
 def test_a_program_without_collectives_has_no_traffic():
-    assert traffic("HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {\n  ROOT %p = f32[2]{0} parameter(0)\n}\n") == {}
+    assert hlo_traffic(entry("ROOT %p = f32[2]{0} parameter(0)")) == {}

@@ -1,4 +1,4 @@
-"""Plans: sizes against formulas, collectives against what each mesh must need, and answers instead of tracebacks."""
+"""`jaxlm plan`: sizes against formulas, collectives against what each mesh needs, and one sentence for each mistake."""
 
 import dataclasses
 import importlib.util
@@ -12,9 +12,10 @@ import jax
 import pytest
 
 from jaxlm.analysis import plan as planning
-from jaxlm.analysis.hlo import Traffic
+from jaxlm.analysis.estimate import Estimate, Operation
+from jaxlm.analysis.hlo import Traffic, parse
 from jaxlm.cli import main
-from jaxlm.commands.plan import report
+from jaxlm.commands.plan import report, table_row
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -76,6 +77,8 @@ def test_data_parallel_holds_everything_and_reduces_gradients_only():
     assert 2 * n <= gradient_all_reduces(result) <= 4 * (n + 1024 * 256) + 2**16
     others = [item.bytes for kind, item in result.traffic.items() if kind != "all-reduce"]
     assert sum(others) <= 64 * 30 * 4 * 4  # tokens of other rows, for pairs and masks, but no activations
+    assert result.estimate.seconds > result.flops_per_device / result.peak_flops  # nothing runs above the peak
+    assert 0 < result.estimated_mfu < 1 and len(result.estimate.top) == 10 and result.compile_seconds > 0
 
 
 @needs_compiler
@@ -88,6 +91,23 @@ def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
     # One layer's activations are 1024 x 32 x 256 in bfloat16; moving them would show in every layer.
     activations = 1024 * 32 * 256 * 2
     assert sum(item.bytes for item in result.traffic.values()) < 3 * activations
+
+
+@needs_compiler
+def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_path, monkeypatch):
+    preset = tmp_path / "small.py"
+    preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
+    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    file = tmp_path / "step.hlo"
+    flags = ["--objective.model.num-layers", "1"]
+    assert main(["plan", str(preset), "--topology", "v5e:2x2", "--hlo", str(file), *flags]) == 0
+    assert "operation" in capsys.readouterr().out
+    assert parse(file.read_text()).entry and "estimated_cycles" in file.read_text()
+    assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:16x16", "--json", *flags]) == 0
+    one, other = json.loads(capsys.readouterr().out)["topologies"]
+    assert one["topology"] == "v5e:1x1" and one["estimated_step_seconds"] > 0 and one["asynchronous_share"] is None
+    assert other["fits"] is None and "not divisible" in other["error"]
+    assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:2x2", "--hlo", str(file)]) == 2
 
 
 @needs_compiler
@@ -109,15 +129,25 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     facts = dict(
         topology="v5e:2x2", devices=4, device_kind="TPU v5 lite", mesh={"data": 4, "fsdp": 1, "tensor": 1},
         batch_size=8, length=128, parameters=1000, hbm_limit=2**34, hbm_by_kind={"parameters": 4000}, flops=4e12,
+        compile_seconds=1.5,
         peak_flops=1e14, vocabulary="vocabulary of 512: the run's own",
     )
-    fits = planning.Plan(**facts, fits=True, hbm_bytes=2**33, traffic={"all-reduce": Traffic(3, 4096, 2, 2048)})
+    estimate = Estimate(0.025, 0.005, 0.02, 2.0**30, (Operation("jit(step)/dot_general", 0.0125, 0.5, 24),))
+    fits = planning.Plan(
+        **facts, fits=True, hbm_bytes=2**33, traffic={"all-reduce": Traffic(3, 4096, 2, 2048)}, estimate=estimate
+    )
     text = report(fits)
     assert "vocabulary of 512: the run's own" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
-    assert fits.seconds == pytest.approx(1e12 / (0.4 * 1e14)) and "25.00 ms" in text
+    assert "25.00 ms a step, MFU 40.0%" in text and "20.00 ms" in text and "5.00 ms, assumed to reach 50%" in text
+    assert "50.0%     24  jit(step)/dot_general" in text and "50% of these bytes overlap" in text
+    out = fits.to_json()
+    assert out["estimated_step_seconds"] == 0.025 and out["estimated_mfu"] == pytest.approx(0.4)
+    assert out["asynchronous_share"] == 0.5 and out["estimated_tokens_per_second"] == pytest.approx(8 * 128 / 0.025)
+    assert "25.00" in table_row(out) and "40.0%" in table_row(out)
     over = planning.Plan(**facts, fits=False, hbm_bytes=2**34 + 12345, traffic={}, message="too much")
     assert "does not fit" in report(over) and "12,345 bytes" in report(over) and "too much" in report(over)
+    assert over.to_json()["estimated_step_seconds"] is None and "NO" in table_row(over.to_json())
     assert over.to_json()["bytes_over"] == 12345 and fits.to_json()["bytes_over"] == 0
 
 

@@ -1,0 +1,136 @@
+"""Estimated step time: totals of modules written by hand, the FLOPs of attention kernels, and compiled programs."""
+
+import importlib.util
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxlm.analysis import plan as planning
+from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, estimate, kernel_flops, kernel_seconds
+from jaxlm.analysis.hlo import Instruction, parse
+from jaxlm.parallel.peaks import PEAKS, TPUS, peak_flops, tpu_generation
+from tests.analysis.test_hlo import NESTED
+
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+V5E = types.SimpleNamespace(device_kind="TPU v5 lite")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name, value in planning.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_cycles_times_executions_over_the_clock_and_fused_computations_once():
+    result = estimate(parse(NESTED), {"bytes accessed": 819.0}, V5E, flops=197.0)
+    cycles = 5 * 100 + 15 * 7  # neither the fused sine's 1,000 nor the copy's unknown cycles
+    assert result.seconds == pytest.approx(cycles / 1.5e9)
+    assert result.top[0].name == "jit(f)/layer_#/sin"
+    assert (result.top[0].executions, result.top[0].share) == (5, pytest.approx(500 / cycles))
+    assert (result.top[1].name, result.top[1].executions) == ("(exponential)", 15)
+    # Bytes are scaled from each loop's body once (107 cycles) to the trip counts (605).
+    assert result.bytes_accessed == pytest.approx(819 * 605 / 107)
+    assert result.roofline_seconds == pytest.approx(605 / 107 * 1e-9)
+    assert estimate(parse(NESTED), {}, V5E, flops=197.0).roofline_seconds == pytest.approx(1e-12)
+
+
+def test_chips_whose_clock_is_unknown_have_no_estimate():
+    assert estimate(parse(NESTED), {}, types.SimpleNamespace(device_kind="cpu"), 1.0) is None
+
+
+@pytest.mark.parametrize(("name", "mxus"), [("TPU v4", 8), ("TPU v5 lite", 4), ("TPU v5p", 8), ("TPU v6", 4)])
+def test_clocks_agree_with_the_published_peaks(name, mxus):
+    """Peak = 2 FLOPs x matrix units x width squared x clock, to 0.3 %: data sheets round."""
+    assert 2 * mxus * TPUS[name].mxu_width**2 * TPUS[name].clock == pytest.approx(dict(PEAKS)[name], rel=3e-3)
+
+
+def kernel(name: str, scope: str, cost: str = "", extra: str = "") -> Instruction:
+    operands = "s8[1,4,4]{2,1,0}, bf16[4,12,512,64]{3,2,1,0}, bf16[4,12,384,64]{3,2,1,0}, bf16[4,12,384,64]{3,2,1,0}"
+    attributes = (
+        f', custom_call_target="tpu_custom_call", operand_layout_constraints={{{operands}}}, '
+        f'frontend_attributes={{{extra}}}, metadata={{op_name="{scope}"}}, '
+        f'backend_config={{"custom_call_config":{{"body":"x"{cost}}}}}'
+    )
+    return Instruction(name, "bf16[4,12,512,64]{3,2,1,0}", "custom-call", "%m, %q, %k, %v", attributes)
+
+
+PRODUCT = 2 * 4 * 12 * 512 * 384 * 64  # queries times keys, or weights times values
+
+
+@pytest.mark.parametrize(
+    ("instruction", "flops"),
+    [
+        (kernel("splash_mha_fwd.1", "jit(f)/splash"), 2 * PRODUCT),
+        (kernel("splash_mha_dkv.1", "jit(f)/splash"), 4 * PRODUCT),
+        (kernel("splash_mha_dq.1", "jit(f)/splash"), 3 * PRODUCT),
+        (kernel("splash_mha_dkv.1", "jit(f)/splash", extra='"use_fused_bwd_kernel\\": true'), 5 * PRODUCT),
+        (kernel("splash_mha_fwd.1", "jit(f)/causal_attention/splash"), PRODUCT),
+        (kernel("pallas_call.1", "jit(flash_attention)", ',"cost_estimate":{"flops":"123","bytes_accessed":"9"}'), 123),
+        (kernel("pallas_call.1", "jit(f)/something_else"), 0),
+    ],
+)
+def test_flops_of_a_kernel(instruction, flops):
+    assert kernel_flops(instruction) == flops
+
+
+def test_a_kernels_time_is_by_flops_or_by_bytes_and_a_narrow_head_leaves_the_matrix_unit_half_idle():
+    chip, peak = TPUS["TPU v5 lite"], 197e12
+    assert kernel_seconds(kernel("splash_mha_fwd.1", ""), chip, peak) == pytest.approx(
+        2 * PRODUCT * (128 / 64) / (KERNEL_PEAK_SHARE * peak)
+    )
+    size = 16 + 2 * 4 * 12 * 64 * (512 + 384 + 384 + 512)
+    assert kernel_seconds(kernel("other", ""), chip, peak) == pytest.approx(size / 819e9)
+
+
+def compiled_estimate(function, *shapes, topology="v5e:2x2"):
+    device = planning.topology_devices(topology)[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in shapes]
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return device, estimate(parse(compiled.as_text()), compiled.cost_analysis(), device, 0.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1"])
+def test_calibration_of_a_large_matrix_product(topology):
+    """analysis/README.md has the figures; a new compiler that moves them needs new ones there."""
+    device, result = compiled_estimate(lambda a, b: a @ b, (8192, 8192), (8192, 8192), topology=topology)
+    ratio = result.seconds / (2 * 8192**3 / peak_flops(device))
+    assert 1.0 < ratio < 1.2
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "arguments", "arrays", "low", "high"),
+    [
+        (jnp.copy, 1, 2, 2.2, 2.7),
+        (lambda a: a + 1, 1, 2, 2.2, 2.7),
+        (lambda: jnp.zeros((8192, 8192), jnp.bfloat16), 0, 1, 5.0, 8.0),
+        (lambda a, b: jax.nn.gelu(a) * b + 1, 2, 3, 1.8, 2.3),
+    ],
+    ids=["copy", "add", "zero-fill", "fused"],
+)
+def test_calibration_against_bandwidth(function, arguments, arrays, low, high):
+    """The compiler is pessimistic about programs that only move memory: time over bytes / bandwidth."""
+    if not arguments:
+        device = planning.topology_devices("v5e:2x2")[0]
+        place = jax.sharding.SingleDeviceSharding(device)
+        compiled = jax.jit(function, out_shardings=place).lower().compile()
+        result = estimate(parse(compiled.as_text()), compiled.cost_analysis(), device, 0.0)
+    else:
+        device, result = compiled_estimate(function, *[(8192, 8192)] * arguments)
+    ratio = result.seconds / (arrays * 8192**2 * 2 / tpu_generation(device).hbm_bandwidth)
+    assert low < ratio < high
+
+
+@needs_compiler
+def test_a_compiled_loop_takes_its_trip_count_times_as_long():
+    def loop(trips):
+        return lambda a, b: jax.lax.scan(lambda x, _: (x @ b, None), a, None, length=trips)[0]
+
+    short, long = (compiled_estimate(loop(trips), (2048, 2048), (2048, 2048))[1].seconds for trips in (10, 30))
+    assert long / short == pytest.approx(3, rel=0.1)
+    assert long > 30 * 2 * 2048**3 / 197e12
