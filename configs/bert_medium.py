@@ -9,11 +9,11 @@ Result:      published, GLUE average: 73.5 (google-research/bert, README)
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
-    objective=BertPretraining(model=BertConfig.published("medium", dtype="bfloat16")),
+    objective=MaskedLM(model=Bert.published("medium", dtype="bfloat16")),
     data=TextData(length=128, vocab_size=30522),
     optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
     train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),

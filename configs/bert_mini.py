@@ -10,11 +10,11 @@ Nearly half of the steps read rows of 16 tokens: over 128 the model would not ge
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
-    objective=BertPretraining(model=BertConfig.published("mini")),
+    objective=MaskedLM(model=Bert.published("mini")),
     data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=150),
     train=TrainConfig(

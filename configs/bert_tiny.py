@@ -11,12 +11,12 @@ Parameters:  4,433,468 with the published vocabulary of 30,522; 1,024,514 with t
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
-    objective=BertPretraining(
-        model=BertConfig.published("tiny", dropout=0.0, attention_dropout=0.0, init_std=0.08)
+    objective=MaskedLM(
+        model=Bert.published("tiny", dropout=0.0, attention_dropout=0.0, init_std=0.08)
     ),
     data=TextData(source="python-docs", length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),

@@ -8,11 +8,11 @@ Result:      published, GLUE test average: 77.4 (google-research/electra, README
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.electra import ElectraConfig
-from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.models.electra import Electra
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 
 experiment = Experiment(
-    objective=Electra(model=ElectraConfig.published("small", dtype="bfloat16")),
+    objective=ReplacedTokens(model=Electra.published("small", dtype="bfloat16")),
     data=TextData(length=128, vocab_size=30522),
     optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=10_000, bias_correction=False),
     train=TrainConfig(steps=1_000_000, batch_size=128, log_every=100, eval_every=10_000, checkpoint_every=5_000),

@@ -10,12 +10,12 @@ and over rows of 16 tokens it finds out what a neighbour is, which takes many ti
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.electra import ElectraConfig
-from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.models.electra import Electra
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 
 experiment = Experiment(
-    objective=Electra(
-        model=ElectraConfig(
+    objective=ReplacedTokens(
+        model=Electra(
             vocab_size=8192, embedding_size=128, hidden_size=128, num_layers=3, num_heads=4, intermediate_size=512,
             generator_hidden_size=64, generator_num_layers=3, generator_num_heads=4, generator_intermediate_size=256,
             dropout=0.0, attention_dropout=0.0, init_std=0.08,

@@ -13,11 +13,11 @@ Attention stays within a document; the figure above is of the published stream: 
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 
 experiment = Experiment(
-    objective=CausalLM(model=Gpt2Config.published("medium", dtype="bfloat16", remat="dots")),
+    objective=CausalLM(model=Gpt2.published("medium", dtype="bfloat16", remat="dots")),
     data=TextData(length=1024, vocab_size=50257),
     optimizer=OptimizerConfig(
         learning_rate=3e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8,

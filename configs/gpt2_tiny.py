@@ -8,12 +8,12 @@ Parameters:  1,858,304 with the vocabulary of 8,192 trained here
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 
 experiment = Experiment(
     objective=CausalLM(
-        model=Gpt2Config(
+        model=Gpt2(
             vocab_size=8192, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512, max_positions=128
         )
     ),

@@ -10,13 +10,13 @@ steps, as the 1.0 models had.
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(
-    objective=T5Pretraining(
-        model=T5Config.published("1.1-xxl", dtype="bfloat16", remat="full"), z_loss=1e-4
+    objective=SpanCorruption(
+        model=T5.published("1.1-xxl", dtype="bfloat16", remat="full"), z_loss=1e-4
     ),
     data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(

@@ -10,11 +10,11 @@ those mixed supervised tasks in, this is the unsupervised part.
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.span_corruption import SpanCorruption
 
 experiment = Experiment(
-    objective=T5Pretraining(model=T5Config.published("small", dtype="bfloat16")),
+    objective=SpanCorruption(model=T5.published("small", dtype="bfloat16")),
     data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(
         name="adafactor", schedule="inverse-sqrt", learning_rate=0.01, warmup_steps=10_000, weight_decay=0.0,

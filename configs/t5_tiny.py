@@ -7,12 +7,12 @@ Parameters:  3,081,856 with the vocabulary of 8,192 trained here
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.span_corruption import SpanCorruption
 
 experiment = Experiment(
-    objective=T5Pretraining(
-        model=T5Config(
+    objective=SpanCorruption(
+        model=T5(
             vocab_size=8192, hidden_size=128, num_layers=2, num_heads=2, head_dim=64, intermediate_size=384,
             activation="gated-gelu", tied_head=False, scaled_head=False, dropout=0.0, attention_dropout=0.0,
         )

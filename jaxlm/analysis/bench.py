@@ -18,8 +18,7 @@ from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.optimizers import make_optimizer
-from jaxlm.training.step import corruption_key, make_init, make_train_step
+from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 
 Report = Callable[[str], None]
@@ -132,7 +131,7 @@ def bench(
     mesh = make_mesh(experiment.mesh)
     check_batch(t.batch_size, t.accumulate, mesh)
     objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
-    batch = synthetic_batch(objective, t.batch_size, length)
+    batch = synthetic_batch(experiment, objective)
 
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
@@ -170,7 +169,7 @@ def bench(
     return Bench(
         objective=type(objective).__name__, device=device.device_kind, devices=mesh.size, dtype=dtype,
         batch_size=t.batch_size, length=length, vocabulary=described(experiment.objective, vocabulary),
-        parameters=parameters, step_flops=3.0 * objective.flops(length) * t.batch_size,
+        parameters=parameters, step_flops=objective.step_flops(length, t.batch_size),
         # The devices of one CPU share its cores, so each can reach its share of what one alone is measured to do.
         peak_flops=peak / (mesh.size if device.platform == "cpu" else 1),
         peak_is_measured=not known_peak, steps=count, corruption_seconds=corruption_seconds,
@@ -181,33 +180,28 @@ def bench(
     )
 
 
-def synthetic_batch(objective: Any, rows: int, length: int) -> TokenBatch:
-    """Full rows of random text tokens, one document each, as the host gives them."""
-    text = np.flatnonzero(~objective.vocabulary.special)
-    shape = (rows, objective.raw_length(length))
-    tokens = np.random.default_rng(0).choice(text, shape).astype(np.int32)
-    return TokenBatch(tokens, np.ones(shape, np.int32))
+def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
+    """Full rows of random text tokens, as the host gives them."""
+    raw_length = objective.raw_length(experiment.data.length)
+    return experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary)
 
 
-def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: TokenBatch) -> tuple[Runner, float, int]:
+def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> tuple[Runner, float, int]:
     """(a runner of the jitted train step, seconds of the first step with its compilation, number of parameters)."""
-    t = experiment.train
-    optimizer = make_optimizer(experiment.optimizer, t.steps)
-    init, shapes, layout = make_init(objective, optimizer, mesh)
-    step = make_train_step(objective, optimizer, mesh, layout, seed=t.seed, accumulate=t.accumulate)
+    program = Program(experiment, objective, mesh)
     placed = jax.device_put(batch, batch_sharding(mesh))
-    state = init(jax.random.key(t.seed))
+    state = program.init(experiment.train.seed)
 
     def run(count: int) -> float:
         nonlocal state
         jax.block_until_ready(state)
         start = time.perf_counter()
         for _ in range(count):
-            state, _ = step(state, placed)
+            state, _ = program.train_step(state, placed, program.frozen)
         jax.block_until_ready(state)
         return time.perf_counter() - start
 
-    return run, run(1), sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params))
+    return run, run(1), program.num_params
 
 
 def compute_dtype(objective: Any) -> str:
@@ -219,7 +213,7 @@ def _corruption(objective: Any, mesh: Any, batch: TokenBatch, seed: int) -> Runn
     layout = batch_sharding(mesh)
     corrupt = jax.jit(
         lambda step, batch: objective.corrupt(corruption_key(seed, step), batch),
-        in_shardings=(None, TokenBatch(layout, layout)),
+        in_shardings=(None, layout),
     )
     placed = jax.device_put(batch, layout)
 

@@ -14,9 +14,8 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig
 from jaxlm.errors import UserError
 from jaxlm.huggingface.families import family_of
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.objectives.replaced_tokens import Electra
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.span_corruption import SpanCorruption
 
 IGNORE = -100  # the label that Transformers' losses leave out
 
@@ -47,7 +46,7 @@ def own_loss(_: Any, models: list[Any], inputs: dict[str, Any]) -> Any:
     return models[0](**inputs).loss
 
 
-def bert_inputs(objective: BertPretraining, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def bert_inputs(objective: MaskedLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     inputs = {name: example[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     inputs["labels"] = masked_labels(example)
     if objective.next_sentence:
@@ -59,12 +58,12 @@ def causal_inputs(_: CausalLM, example: dict[str, np.ndarray]) -> dict[str, np.n
     return {"input_ids": example["input_ids"], "labels": example["input_ids"]}  # the class shifts them itself
 
 
-def t5_inputs(_: T5Pretraining, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def t5_inputs(_: SpanCorruption, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     labels = np.where(example["weights"] > 0, example["labels"], IGNORE)
     return {"input_ids": example["input_ids"], "attention_mask": example["attention_mask"], "labels": labels}
 
 
-def t5_share(objective: T5Pretraining, models: list[Any]) -> None:
+def t5_share(objective: SpanCorruption, models: list[Any]) -> None:
     """Transformers ties the head of every T5 that is made from a configuration; a file may hold another."""
     import torch
 
@@ -73,19 +72,19 @@ def t5_share(objective: T5Pretraining, models: list[Any]) -> None:
         models[0].lm_head.weight = torch.nn.Parameter(weight)
 
 
-def electra_share(objective: Electra, models: list[Any]) -> None:
+def electra_share(objective: ReplacedTokens, models: list[Any]) -> None:
     discriminator, generator = models
     if objective.model.share_embeddings:
         generator.electra.embeddings = discriminator.electra.embeddings
         generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
 
 
-def electra_inputs(_: Electra, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def electra_inputs(_: ReplacedTokens, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     inputs = {name: example[name] for name in ("input_ids", "token_type_ids", "attention_mask", "original_ids")}
     return inputs | {"labels": masked_labels(example)}
 
 
-def electra_loss(objective: Electra, models: list[Any], inputs: dict[str, Any]) -> Any:
+def electra_loss(objective: ReplacedTokens, models: list[Any], inputs: dict[str, Any]) -> Any:
     """The generator's own loss, a draw from it at the masked positions, the discriminator's own loss."""
     import torch
 
@@ -103,10 +102,10 @@ def electra_loss(objective: Electra, models: list[Any], inputs: dict[str, Any]) 
 
 
 RECIPES: dict[type, Recipe] = {
-    BertPretraining: Recipe(bert_inputs, own_loss),
+    MaskedLM: Recipe(bert_inputs, own_loss),
     CausalLM: Recipe(causal_inputs, own_loss),
-    T5Pretraining: Recipe(t5_inputs, own_loss, t5_share),
-    Electra: Recipe(electra_inputs, electra_loss, electra_share),
+    SpanCorruption: Recipe(t5_inputs, own_loss, t5_share),
+    ReplacedTokens: Recipe(electra_inputs, electra_loss, electra_share),
 }
 
 

@@ -145,7 +145,7 @@ def plan(
     facts = dict(
         topology=topology, devices=len(devices), device_kind=devices[0].device_kind, mesh=dict(mesh.shape),
         batch_size=t.batch_size, length=length, hbm_limit=limit, vocabulary=described(experiment.objective, vocabulary),
-        parameters=program.parameters, flops=3.0 * objective.flops(length) * t.batch_size,
+        parameters=program.parameters, flops=objective.step_flops(length, t.batch_size),
         peak_flops=peak_flops(devices[0]),
     )
     start = time.perf_counter()
@@ -188,26 +188,20 @@ class _Lowered(NamedTuple):
 def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
     """The experiment's train step on `mesh`; the only function here that knows how a step is made."""
     import jax
-    import jax.numpy as jnp
 
     from jaxlm.parallel.rules import batch_sharding
-    from jaxlm.training.optimizers import make_optimizer
-    from jaxlm.training.step import make_init, make_train_step
-    from jaxlm.types import TokenBatch
+    from jaxlm.training.program import Program
 
-    t = experiment.train
-    optimizer = make_optimizer(experiment.optimizer, t.steps)
-    _, shapes, shardings = make_init(objective, optimizer, mesh)
-    step = make_train_step(objective, optimizer, mesh, shardings, seed=t.seed, accumulate=t.accumulate)
-    row = jax.ShapeDtypeStruct((t.batch_size, objective.raw_length(experiment.data.length)), jnp.int32)
-    batch = TokenBatch(row, row)
+    program = Program(experiment, objective, mesh)
+    raw_length = objective.raw_length(experiment.data.length)
+    batch = experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary)
+    batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
     held = {
-        "parameters": _held(shapes.params, shardings.params),
-        "optimizer_state": _held(shapes.opt_state, shardings.opt_state),
-        "batch": _held(batch, TokenBatch(batch_sharding(mesh), batch_sharding(mesh))),
+        "parameters": _held(program.shapes.params, program.shardings.params),
+        "optimizer_state": _held(program.shapes.opt_state, program.shardings.opt_state),
+        "batch": _held(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch)),
     }
-    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.params))
-    return _Lowered(parameters, held, lambda: step.lower(shapes, batch))
+    return _Lowered(program.num_params, held, lambda: program.lower(batch))
 
 
 def _memory(memory: Any, held: dict[str, int]) -> dict[str, int]:

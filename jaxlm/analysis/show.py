@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxlm.config.experiment import Experiment
-from jaxlm.data.text import prepare_store, prepare_tokenizer
 from jaxlm.runs import resume
 from jaxlm.training.feed import stage_after, stages_of
-from jaxlm.training.step import corruption_key
+from jaxlm.training.program import corruption_key
 
 STYLES = {
     "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
@@ -33,9 +32,9 @@ def show(
     """
     console = Console(highlight=False)
     data = resume.data_of(folder, experiment.data)
-    tokenizer = prepare_tokenizer(data, report)
+    tokenizer = data.prepare_tokenizer(report, experiment.objective.symbols)
     objective = resume.bind(folder, experiment, tokenizer.vocabulary)
-    stage = stage_after(stages_of(experiment, prepare_store(data, tokenizer, report), objective), step)
+    stage = stage_after(stages_of(experiment, data.open(tokenizer, report), objective), step)
     batch = stage.batches.batch(step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
     real = float(np.mean(np.asarray(batch.segment_ids) > 0))

@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> int:
     start_jax()
     import jax
 
-    from jaxlm.training.loop import pretrain
+    from jaxlm.runs.pretrain import pretrain
 
-    pretrain(experiment, run_dir, **({"init_from": options.init_from} if options.init_from else {}))
+    pretrain(experiment, run_dir, options.init_from)
     if jax.process_index() == 0:
         _update_curves(Path(run_dir))
     return 0

@@ -51,11 +51,13 @@ def pretrain(
             resume.check_configuration(folder, experiment)
 
         main_first(hold, everywhere=False)
-        return _pretrain(experiment, folder, source, report if jax.process_index() == 0 else lambda _: None, stack)
+        report = report if jax.process_index() == 0 else lambda _: None
+        return _pretrain(experiment, folder, source, init_from, report, stack)
 
 
 def _pretrain(
-    experiment: Experiment, folder: Path, source: LoadedModel | None, report: Report, stack: contextlib.ExitStack
+    experiment: Experiment, folder: Path, source: LoadedModel | None, init_from: str | None, report: Report,
+    stack: contextlib.ExitStack,
 ) -> dict[str, float]:
     t = experiment.train
 
@@ -72,7 +74,8 @@ def _pretrain(
     frozen = objective.frozen(load_objective)
     text = main_first(lambda: data.open(tokenizer, report))
     objective = resume.bind(folder, experiment, tokenizer.vocabulary, imported, text.statistics)
-    metadata = resume.run_metadata(folder, experiment, text, tokenizer, source)
+    begun_from = {"imported_from": init_from, "fresh": list(source.fresh)} if source else {}
+    metadata = resume.run_metadata(folder, experiment, text, tokenizer, begun_from)
     feed = Feed(experiment, text, objective, mesh)
 
     # The program; from here on the folder is this run's.

@@ -10,8 +10,7 @@ from typing import Any
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import differences, flatten, to_json
 from jaxlm.config.presets import load_config
-from jaxlm.data.store import Store
-from jaxlm.data.text import DataConfig
+from jaxlm.data.base import Data, Source, Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
 from jaxlm.runs.folder import has_begun, is_imported, newest_step, own_tokenizer, read_metadata, write_json
@@ -36,33 +35,40 @@ def check_configuration(folder: Path, experiment: Experiment) -> None:
 
 def _refuse(run: object, changed: list[str]) -> None:
     if changed:
+        more = "; …" if len(changed) > 4 else ""
         raise UserError(
-            f"{run} holds a run of another configuration ({'; '.join(changed[:4])}{'; …' if len(changed) > 4 else ''}); "
+            f"{run} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
             "pass the same values, or choose another --run-dir and start from this one with --init-from."
         )
 
 
-def data_of(folder: Path, data: DataConfig) -> DataConfig:
+def data_of(folder: Path, data: Data) -> Data:
     """The data configuration with the run's own tokenizer, where the run is tied to one."""
     own = own_tokenizer(folder)
     return dataclasses.replace(data, tokenizer=str(own)) if own else data
 
 
-def bind(folder: Path, experiment: Experiment, vocabulary: Vocabulary) -> Any:
-    """The objective, bound for training. An imported embedding keeps its number of rows."""
-    vocabulary = dataclasses.replace(vocabulary, keeps_rows=is_imported(folder))
-    return experiment.objective.bind(vocabulary, experiment.data.length)
+def bind(
+    folder: Path, experiment: Experiment, vocabulary: Vocabulary, imported: bool = False,
+    statistics: Statistics | None = None,
+) -> Any:
+    """The objective, bound for training. The embedding of a model that is `imported`, now or when the run began, keeps
+    its number of rows."""
+    vocabulary = dataclasses.replace(vocabulary, keeps_rows=imported or is_imported(folder))
+    return experiment.objective.bind(vocabulary, experiment.data.length, statistics)
 
 
-def run_metadata(folder: Path, experiment: Experiment, store: Store, tokenizer: Tokenizer) -> dict[str, Any]:
+def run_metadata(
+    folder: Path, experiment: Experiment, text: Source, tokenizer: Tokenizer, begun_from: dict[str, Any]
+) -> dict[str, Any]:
     """The metadata that data.json and every checkpoint hold: fingerprints of token store and tokenizer, where the text
-    came from, its unigram entropy in nats, the value of each field that decides the result, and the origin of imported
-    parameters."""
-    return read_metadata(folder) | {
-        "data": store.fingerprint,
+    came from, its unigram entropy in nats, the value of each field that decides the result, and where the first
+    parameters came from (`begun_from`, where they are not fresh: imported_from and fresh)."""
+    return read_metadata(folder) | begun_from | {
+        "data": text.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "source": experiment.data.source,
-        "unigram_entropy": store.unigram_entropy("held_out"),
+        "unigram_entropy": text.statistics.unigram_entropy,
         "configuration": flatten(experiment, Setting.decides_result),
     }
 

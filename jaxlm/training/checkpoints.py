@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from jaxlm.errors import UserError
 from jaxlm.parallel.hosts import main_first
 from jaxlm.training.checksums import checksums
-from jaxlm.training.step import TrainState
+from jaxlm.training.program import TrainState
 
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 Report = Callable[[str], None]

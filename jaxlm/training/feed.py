@@ -1,4 +1,4 @@
-"""The batches of a run: those of each training step, short rows first where that is asked for, and the held-out ones."""
+"""The batches of a run: those of its training steps, short rows first where asked for, and the held-out ones."""
 
 from __future__ import annotations
 

@@ -6,13 +6,14 @@ import contextlib
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Metrics
+from jaxlm.objectives.base import Term, Terms
 
 UNIGRAM_BASELINE = ("mlm_loss", "lm_loss", "generator_loss")
 """Losses of predicting tokens of the text, which have its unigram entropy as a baseline. T5's targets also hold
@@ -20,22 +21,28 @@ sentinels and end symbols."""
 
 
 class Totals:
-    """Running sums of metrics, each with its weight."""
+    """Running sums of terms, each with its weight. sums: name → (total, weight)."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[float, float]] = {}
+    def __init__(self, sums: Mapping[str, Any] | None = None) -> None:
+        self.sums: dict[str, tuple[float, float]] = {name: tuple(pair) for name, pair in (sums or {}).items()}
+        self._coefficients: dict[str, float] = {}
 
-    def add(self, metrics: Metrics) -> dict[str, tuple[float, float]]:
-        """Adds the metrics of a step and returns them as floats; blocks until the device has computed them."""
-        values = {name: (float(total), float(weight)) for name, (total, weight) in jax.device_get(metrics).items()}
-        for name, (total, weight) in values.items():
-            old_total, old_weight = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = old_total + total, old_weight + weight
+    def add(self, terms: Terms) -> dict[str, Term]:
+        """Adds the terms of a step and returns them as floats; blocks until the device has computed them."""
+        values = {name: Term(*map(float, term)) for name, term in jax.device_get(terms).items()}
+        for name, term in values.items():
+            total, weight = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = total + term.total, weight + term.weight
+            self._coefficients[name] = term.coefficient
         return values
 
     def peek(self) -> dict[str, float]:
-        """sum / weight of each metric that has a weight."""
+        """total / weight of each term that has a weight."""
         return {name: total / weight for name, (total, weight) in self.sums.items() if weight}
+
+    def loss(self) -> float:
+        """Σ coefficient · total / weight: the loss of everything that was added, as one batch."""
+        return sum(self._coefficients[name] * mean for name, mean in self.peek().items())
 
     def means(self) -> dict[str, float]:
         """As `peek`, and resets the sums."""

@@ -17,8 +17,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
     linear, cosine, constant: 0 at step 0, the peak after warmup_steps, then the decay to final_share · peak at `steps`.
     (BERT's and ELECTRA's own code counts the linear decay from step 0, which is lower by warmup / steps: 1 to 2.6 %.)
-    inverse-sqrt: peak · sqrt(warmup / max(step, warmup)), T5's schedule (Raffel et al. 2019, section 3.1.2), which holds
-    the peak during the warm-up.
+    inverse-sqrt: peak · sqrt(warmup / max(step, warmup)), T5's schedule (Raffel et al. 2019, section 3.1.2), which
+    holds the peak during the warm-up.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     final = peak * config.final_share
