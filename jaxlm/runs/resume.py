@@ -36,8 +36,9 @@ def check_configuration(folder: Path, experiment: Experiment) -> None:
 
 def _refuse(run: object, changed: list[str]) -> None:
     if changed:
+        named = "; ".join([*changed[:4], *(["…"] if len(changed) > 4 else [])])
         raise UserError(
-            f"{run} holds a run of another configuration ({'; '.join(changed[:4])}{'; …' if len(changed) > 4 else ''}); "
+            f"{run} holds a run of another configuration ({named}); "
             "pass the same values, or choose another --run-dir and start from this one with --init-from."
         )
 
