@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """A trained model: `objective.model` is its configuration, `params` a nested dict of float32 arrays."""
+    """A trained model: the objective that it was trained with, whose `model` is its configuration, its parameters (a
+    nested dict of float32 arrays) and its tokenizer."""
 
     objective: Any
     params: dict[str, Any]
@@ -21,8 +22,8 @@ class Loaded(NamedTuple):
 def load(path: str, needs: Collection[str] = ()) -> Loaded:
     """Opens a run folder (its newest checkpoint) or a Transformers folder. UserError when it is neither.
 
-    A Transformers folder may lack heads, which are then initialised afresh: a warning names them. needs: what the
-    caller reads, by the first names of its parameters ("mlm_head"); UserError where one of those would be afresh.
+    Heads that a Transformers folder lacks are initialised at random, and a warning names them. needs: the first names
+    of the parameters that the caller reads ("mlm_head"); UserError where one of those would be random.
     """
     import warnings
     from pathlib import Path
