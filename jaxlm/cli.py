@@ -11,7 +11,7 @@ from pathlib import Path
 COMMANDS = {
     "pretrain": ("jaxlm.commands.pretrain", "train a preset, or resume if the run folder has a checkpoint"),
     "show": ("jaxlm.commands.show", "print examples before and after corruption"),
-    "plan": ("jaxlm.commands.plan", "compile the train step for a TPU topology: memory, FLOPs, collectives, estimated time"),
+    "plan": ("jaxlm.commands.plan", "compile the train step for a TPU topology: does it fit, what does it cost"),
     "bench": ("jaxlm.commands.bench", "time the train step on this machine, optionally beside PyTorch's"),
     "fill-mask": ("jaxlm.commands.fill_mask", "predict the tokens behind [MASK]"),
     "generate": ("jaxlm.commands.generate", "continue a prompt"),

@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="maximum number of new tokens (64)")
     parser.add_argument("--temperature", type=float, default=0.8, help="sampling temperature; 0: greedy (0.8)")
     parser.add_argument("--top-k", type=int, default=0, help="sample from the k most likely tokens; 0: from all")
-    parser.add_argument("--top-p", type=float, default=0.95, help="nucleus sampling: sample from the most likely tokens of total probability p (0.95)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="nucleus sampling probability (0.95)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop", default=None, help="special symbol that ends the text, instead of the vocabulary's")
     options = parser.parse_args(arguments or ["--help"])

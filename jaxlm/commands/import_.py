@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         print(f"Its tokenizer has {known:,} tokens for the model's {rows:,} rows; is it the model's own?")
     t, o = experiment.train, experiment.optimizer
     print(
-        f"Continue pretraining with `jaxlm pretrain {out} --data.source TEXT`: {t.steps:,} steps of {t.batch_size} rows, "
-        f"learning rate {o.learning_rate:g} after {o.warmup_steps:,} steps of warm-up, unless flags say otherwise."
+        f"Continue pretraining with `jaxlm pretrain {out} --data.source TEXT`: {t.steps:,} steps of {t.batch_size} "
+        f"rows, learning rate {o.learning_rate:g} after {o.warmup_steps:,} warm-up steps, unless flags say otherwise."
     )
     return 0
