@@ -1,0 +1,30 @@
+"""XLA compiler options of the train step."""
+
+from __future__ import annotations
+
+from jax.sharding import Mesh
+
+TPU_OPTIONS: dict[str, bool | int] = {
+    # Each device makes the hardware random bits of its own rows. Without this every TPU makes the bits of the whole
+    # batch and cuts its part out: 16 GiB a layer for the attention dropout of 2,048 rows of 512 tokens. "Unsafe" means
+    # that the bits then depend on the mesh, which those of dropout may.
+    "xla_tpu_spmd_rng_bit_generator_unsafe": True,
+    # All-reduces become a start and an end; those that stay alone in the schedule are made synchronous again.
+    "xla_enable_async_all_reduce": True,
+    # Fuses the steps of an asynchronous collective with matrix products; on by default for all-gathers only.
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    # A collective may take as many products as it needs to end, not only one.
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    # The fused product and the collective run at the same time on one TensorCore.
+    "xla_tpu_overlap_compute_collective_tc": True,
+    # Gradients are combined up to a mebibyte only. By default one all-reduce combines all of them, which can start only
+    # after the whole backward pass.
+    "xla_jf_crs_combiner_threshold_in_bytes": 2**20,
+}
+"""Options on TPU, each with its reason. analysis/README.md says what they change."""
+
+
+def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
+    """The `compiler_options` of jax.jit for a train step on `mesh`; None for the compiler's defaults."""
+    return dict(TPU_OPTIONS) if mesh.devices.flat[0].platform == "tpu" else None
