@@ -9,16 +9,14 @@ TPU_OPTIONS: dict[str, bool | int] = {
     # batch and cuts its part out: 16 GiB a layer for the attention dropout of 2,048 rows of 512 tokens. "Unsafe" means
     # that the bits then depend on the mesh, which those of dropout may.
     "xla_tpu_spmd_rng_bit_generator_unsafe": True,
-    # All-reduces become a start and an end; those that stay alone in the schedule are made synchronous again.
+    # All-reduces become a start and an end. Those with nothing between them are made synchronous again.
     "xla_enable_async_all_reduce": True,
-    # Fuses the steps of an asynchronous collective with matrix products; on by default for all-gathers only.
-    "xla_tpu_enable_async_collective_fusion": True,
+    # Fuses the steps of an all-reduce with matrix products, so that both run at the same time; by default those of
+    # all-gathers only.
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
-    # A collective may take as many products as it needs to end, not only one.
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-    # The fused product and the collective run at the same time on one TensorCore.
-    "xla_tpu_overlap_compute_collective_tc": True,
-    # Gradients are combined up to a mebibyte only. By default one all-reduce combines all of them, which can start only
+    # Also with elementwise loops: the last gradients overlap with the optimizer's update of the first ones.
+    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions": True,
+    # Combines small gradients up to a mebibyte. By default one all-reduce combines all of them, and can only start
     # after the whole backward pass.
     "xla_jf_crs_combiner_threshold_in_bytes": 2**20,
 }
