@@ -20,9 +20,18 @@ TPU_OPTIONS: dict[str, bool | int] = {
     # after the whole backward pass.
     "xla_jf_crs_combiner_threshold_in_bytes": 2**20,
 }
-"""Options on TPU, each with its reason. analysis/README.md says what they change."""
+"""Options on TPU, each with its reason. analysis/README.md has what they change."""
+
+FSDP_OPTIONS: dict[str, bool | int] = {
+    # Reduces each gradient whole, asynchronously. By default the product that makes it is cut into as many small
+    # products as there are chips ("windowed einsum"), which take almost twice as long as the one.
+    "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
+}
+"""Further options on TPU where parameters are sharded over `fsdp`."""
 
 
 def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
     """The `compiler_options` of jax.jit for a train step on `mesh`; None for the compiler's defaults."""
-    return dict(TPU_OPTIONS) if mesh.devices.flat[0].platform == "tpu" else None
+    if mesh.devices.flat[0].platform != "tpu":
+        return None
+    return TPU_OPTIONS | FSDP_OPTIONS if mesh.shape.get("fsdp", 1) > 1 else dict(TPU_OPTIONS)
