@@ -173,16 +173,14 @@ def _train_sentencepiece(
         raise _explained(error, lines, vocab_size, settings) from error
     proto = sentencepiece_json.parse(model)
     proto.normalizer_spec.name = sentencepiece_json.LINES
-    name = f"the {kind} vocabulary of {vocab_size}"
-    if kind == "bpe":  # the `tokenizers` library joins its pieces twice as fast as SentencePiece
-        return files.json_definition(sentencepiece_json.to_tokenizer_json(proto), SYMBOLS, name)
-    # Scores whose sums are exact in float32, which has 24 bits: see sentencepiece_json.
-    text_pieces = [piece for piece in proto.pieces if piece.type == 1]
-    largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
-    step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
-    for piece in text_pieces:
-        piece.score = round(piece.score / step) * step
-    return files.Definition(files.SENTENCEPIECE, proto.SerializeToString(deterministic=True), SYMBOLS, name)
+    if kind == "unigram":  # scores whose sums are exact in float32, which has 24 bits: see sentencepiece_json
+        text_pieces = [piece for piece in proto.pieces if piece.type == 1]
+        largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
+        step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
+        for piece in text_pieces:
+            piece.score = round(piece.score / step) * step
+    model = proto.SerializeToString(deterministic=True)
+    return files.Definition(files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}")
 
 
 def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]:
