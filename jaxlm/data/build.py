@@ -189,11 +189,9 @@ def _new_folder(folder: str) -> Iterator[str]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise arrays.disk_full(folder) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
-            raise UserError(
-                f"{error.filename or folder} cannot be written ({error.strerror}); choose another --data.cache-dir."
-            ) from error
-        raise
+        raise UserError(
+            f"{error.filename or folder} cannot be written ({error.strerror}); choose another --data.cache-dir."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
