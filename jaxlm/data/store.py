@@ -29,8 +29,8 @@ SPLITS = ("train", "held_out")
 
 
 def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
-    """SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings. The FORMAT of the files is left out: a
-    run continues over the same tokens in other files."""
+    """SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings. The FORMAT of the files is left out:
+    a run continues over the same tokens in other files."""
     facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
