@@ -106,7 +106,7 @@ def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer):
     class Failing:
         vocabulary = tokenizer.vocabulary
 
-        def export(self, *_):
+        def piece(self, *_):
             raise failure
 
     expected = UserError if isinstance(failure, OSError) else KeyboardInterrupt
