@@ -47,8 +47,8 @@ def attend(
     """softmax(scale · q kᵀ + bias) v ("Attention Is All You Need", equation 1), softmax in float32.
 
     A query sees the keys of its own segment; where only key_segments are given, it sees every key whose segment is not
-    0, which is padding and stands at the end. mask is True where a query may look, in addition. causal hides later keys (queries and keys
-    aligned at the start). A query that may look nowhere gets a finite, meaningless result.
+    0, which is padding and stands at the end. mask is True where a query may look, in addition. causal hides later keys
+    (queries and keys aligned at the start). A query that may look nowhere gets a finite, meaningless result.
     kernel: from `choose_kernel`: "xla" (scores in memory) or "cudnn" (fused). `fused_attention` is the TPU's.
     """
     if kernel == "cudnn" and query_segments is None and mask is None:
