@@ -119,13 +119,7 @@ def bench(
     Batches are full rows of random tokens. UserError where the peer cannot be had.
     """
     if peer is not None:  # found out before anything is compiled
-        from jaxlm.analysis.peer import require_torch
-
-        require_torch(experiment.objective)
-        if experiment.optimizer.name == "lamb":
-            report("PyTorch has no LAMB; timing both sides with AdamW …")
-            optimizer = dataclasses.replace(experiment.optimizer, name="adamw")
-            experiment = dataclasses.replace(experiment, optimizer=optimizer)
+        experiment = _comparable(experiment, report)
     experiment.validate()
     t, length = experiment.train, experiment.data.length
     mesh = make_mesh(experiment.mesh)
@@ -170,6 +164,17 @@ def bench(
             theirs.name, theirs.optimizer_name, seconds[1], their_first, theirs.peak_memory(), theirs.note
         ),
     )
+
+
+def _comparable(experiment: Experiment, report: Report) -> Experiment:
+    """The experiment as a peer can do it. UserError where there is no peer."""
+    from jaxlm.analysis.peer import require_torch
+
+    require_torch(experiment.objective)
+    if experiment.optimizer.name != "lamb":
+        return experiment
+    report("PyTorch has no LAMB; timing both sides with AdamW …")
+    return dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
 
 
 def _timed(sides: list[Runner], count: int, device: jax.Device, dtype: str) -> tuple[list[list[float]], float]:
