@@ -6,6 +6,7 @@ from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.bert import BertConfig
 from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.tokenizers.export import Template
 
 ENCODER = (
     *embedding("embeddings/word", "bert.embeddings.word_embeddings"),
@@ -95,10 +96,15 @@ def read_objective(source: Source) -> BertPretraining:
     return BertPretraining(model=model, next_sentence=next_sentence)
 
 
+TEMPLATE = Template(
+    single="cls $A sep", pair="cls $A sep $B:1 sep:1", inputs=("input_ids", "token_type_ids", "attention_mask"),
+    needs=("pad", "cls", "sep", "mask"),
+)
+
 BERT = Family(
     model_type="bert",
     objective=BertPretraining,
-    tokenizer_family="bert",
+    template=TEMPLATE,
     parts=parts,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 
 from jaxlm.errors import UserError
+from jaxlm.huggingface.bert import TEMPLATE
 from jaxlm.huggingface.family import Family, Part, Source, activation, read_config, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.huggingface.weights import Weights
@@ -190,7 +191,7 @@ def same_embeddings(source: Source, other: Source) -> bool:
 ELECTRA = Family(
     model_type="electra",
     objective=Electra,
-    tokenizer_family="electra",
+    template=TEMPLATE,
     parts=parts,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

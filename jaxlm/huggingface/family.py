@@ -6,10 +6,11 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
+from jaxlm.tokenizers.export import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Number = TypeVar("Number", int, float)
@@ -75,8 +76,8 @@ class Family:
     """As in config.json."""
     objective: type
     """The objective's class."""
-    tokenizer_family: Literal["bert", "electra", "gpt2", "t5"]
-    """Which special symbols the exported tokenizer puts around a text."""
+    template: Template
+    """What the exported tokenizer sets around a text."""
     parts: Callable[[Any], tuple[Part, ...]]
     """objective -> the classes it fills; `objective.vocabulary` may be None."""
     read_objective: Callable[[Source], Any]

@@ -23,6 +23,7 @@ from jaxlm.huggingface.family import Part, Source, read_config
 from jaxlm.huggingface.table import Params, get, listed, paths, put
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
 from jaxlm.paths import local_folder
+from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -97,7 +98,7 @@ def export_folder(
             if part.generation_config is not None:
                 _write_json(folder / "generation_config.json", part.generation_config)
             write_weights(folder, part.table.to_transformers(params), shard_bytes)
-            tokenizer.export(folder, family.tokenizer_family, family.max_length(objective))
+            export_tokenizer(tokenizer, folder, family.template, family.max_length(objective))
         text = render(card, family.model_type, type(objective).__name__, parts, parameters, out.name)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out

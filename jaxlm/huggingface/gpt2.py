@@ -9,6 +9,7 @@ from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.tokenizers.export import Template
 
 
 def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
@@ -100,10 +101,12 @@ def read_objective(source: Source) -> CausalLM:
     return CausalLM(model=model, plain_stream=source.config.get("bos_token_id") is not None)
 
 
+TEMPLATE = Template(needs=("eos",))
+
 GPT2 = Family(
     model_type="gpt2",
     objective=CausalLM,
-    tokenizer_family="gpt2",
+    template=TEMPLATE,
     parts=parts,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

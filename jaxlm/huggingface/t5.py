@@ -6,6 +6,7 @@ from jaxlm.huggingface.family import Family, Part, Source, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.tokenizers.export import Template
 
 
 def _attention(ours: str, theirs: str) -> tuple[Entry, ...]:
@@ -117,10 +118,12 @@ def read_objective(source: Source) -> T5Pretraining:
     return T5Pretraining(model=model)
 
 
+TEMPLATE = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
+
 T5 = Family(
     model_type="t5",
     objective=T5Pretraining,
-    tokenizer_family="t5",
+    template=TEMPLATE,
     parts=parts,
     read_objective=read_objective,
     # Relative positions have no last one; the tokenizer says what the published models were trained at.

@@ -16,9 +16,11 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.gpt2 import TEMPLATE
 from jaxlm.inference.generate import generate
 from jaxlm.models import gpt2
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import read_json, real
 
@@ -64,7 +66,7 @@ def torch_gpt2(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> tra
 
 def save_torch(model, folder: Path, tokenizer: Tokenizer, **options) -> Path:
     model.save_pretrained(folder, **options)
-    tokenizer.export(folder, "gpt2", model.config.n_positions)
+    export(tokenizer, folder, TEMPLATE, model.config.n_positions)
     return folder
 
 

@@ -16,9 +16,11 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.t5 import TEMPLATE
 from jaxlm.inference.generate import generate
 from jaxlm.models import t5
 from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
@@ -69,7 +71,7 @@ def torch_t5(variant: str, seed: int = 0, **changes) -> transformers.T5ForCondit
 
 def save(model: transformers.T5ForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> Path:
     model.save_pretrained(folder)
-    tokenizer.export(folder, "t5", 512)
+    export(tokenizer, folder, TEMPLATE, 512)
     return folder
 
 
