@@ -5,22 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.folder import import_folder
+from jaxlm.huggingface.table import within
+from jaxlm.objectives.base import Objective, Params
 from jaxlm.runs.run import open_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 class LoadedModel(NamedTuple):
     """A trained model. objective: bound to the tokenizer; its `model` is the configuration. params: a nested dict of
-    float32 arrays. fresh: first names of parameters that the folder lacked and that are initialized."""
+    float32 arrays. fresh: subtrees of parameters that the folder lacked and that are initialized, such as "mlm_head".
+    """
 
-    objective: Any
-    params: dict[str, Any]
+    objective: Objective
+    params: Params
     tokenizer: Tokenizer
     fresh: Collection[str]
+
+    @property
+    def fresh_answer_params(self) -> list[str]:
+        """Those of `fresh` that fill-mask or generate reads."""
+        needs = self.objective.answer_params
+        return [name for name in self.fresh if any(within(name, need) or within(need, name) for need in needs)]
 
 
 def load_model(path: str | os.PathLike[str]) -> LoadedModel:
