@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlm.training.step import TrainState
 
 from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
@@ -17,7 +18,6 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.checksums import checksums
-from jaxlm.training.step import TrainState
 from tests.training.support import assert_same_arrays
 
 

@@ -113,10 +113,10 @@ def test_a_full_disk(preset, tmp_path, small_disk):
 def test_a_disk_that_fills_up_during_a_save(small_disk, monkeypatch, capfd):
     """As when others write on it too: the free space that was seen before is not there."""
     import jax.numpy as jnp
+    from jaxlm.training.step import TrainState
 
     from jaxlm.errors import UserError
     from jaxlm.training.checkpoints import Checkpoints
-    from jaxlm.training.step import TrainState
 
     def state(step):
         key = jax.random.key(step)
