@@ -17,11 +17,13 @@ def load(path: str, to_answer: bool = False) -> LoadedModel:
     import warnings
 
     from jaxlm.errors import UserError
+    from jaxlm.huggingface.table import within
     from jaxlm.runs.load import load_model
 
     loaded = load_model(path)
-    missing = ", ".join(loaded.fresh_answer_params)
-    if to_answer and missing:
+    needs = loaded.objective.answer_params if to_answer else ()
+    missing = ", ".join(f for f in loaded.fresh if any(within(f, need) or within(need, f) for need in needs))
+    if missing:
         raise UserError(f"{path} has no {missing}, so it would answer at random; `jaxlm import` and train it first.")
     if loaded.fresh and not to_answer:
         warnings.warn(f"{path} has no {', '.join(loaded.fresh)}: initialized afresh.", stacklevel=2)

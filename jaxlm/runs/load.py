@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.folder import import_folder
-from jaxlm.huggingface.table import within
 from jaxlm.objectives.base import Objective, Params
 from jaxlm.runs.run import open_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -25,12 +23,6 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer
     fresh: Collection[str]
 
-    @property
-    def fresh_answer_params(self) -> list[str]:
-        """Those of `fresh` that fill-mask or generate reads."""
-        needs = self.objective.answer_params
-        return [name for name in self.fresh if any(within(name, need) or within(need, name) for need in needs)]
-
 
 def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     """The newest checkpoint of a run folder, or a Transformers folder. UserError when it is neither."""
@@ -41,5 +33,7 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
         run = open_run(folder)
         params, step = run.params()
         return LoadedModel(run.objective, params, run.tokenizer, run.metadata.get("fresh", []) if step == 0 else [])
+    from jaxlm.huggingface.folder import import_folder  # not needed to train
+
     imported = import_folder(folder)
     return LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh_heads)
