@@ -17,8 +17,8 @@ def family_of(objective: Any) -> Family:
         if (system.objective, system.model) == (objective_class, model_class) and system.family:
             return _load(system.family)
     raise UserError(
-        f"{objective_class.__name__} on a {model_class.__name__} has no class in Transformers, so it cannot be "
-        "exported."
+        f"{objective_class.__name__} with the model {model_class.__name__} has no class in Transformers, so it cannot "
+        "be exported."
     )
 
 

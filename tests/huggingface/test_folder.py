@@ -18,6 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, bert, export_folder, import_folder, is_transformers_folder
 from jaxlm.huggingface import folder as folder_module
 from jaxlm.models.bert import Bert
+from jaxlm.models.encoder import Encoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from tests.huggingface.support import VOCAB, minilm, random_params, read_json, save_torch, torch_bert
 
@@ -84,7 +85,7 @@ def test_private_parameters_are_left_out(tmp_path, params, tokenizer, monkeypatc
 
     objective = WithPrivateHead(model=SMALL)
     own = params | {"boundary_head": {"kernel": np.ones((3, 4), np.float32)}}
-    with pytest.raises(UserError, match="WithPrivateHead on a Bert has no class in Transformers"):
+    with pytest.raises(UserError, match="WithPrivateHead with the model Bert has no class in Transformers"):
         export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
     monkeypatch.setattr(folder_module, "family_of", lambda _: family(()))
     with pytest.raises(AssertionError, match="boundary_head"):
@@ -135,16 +136,14 @@ def test_nothing_is_overwritten(tmp_path, params, tokenizer):
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer):
-    class Failing:
-        vocabulary = tokenizer.vocabulary
+def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer, monkeypatch):
+    def fail(*_):
+        raise failure
 
-        def export(self, *_):
-            raise failure
-
+    monkeypatch.setattr(folder_module, "export_tokenizer", fail)
     expected = UserError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected, match="No space left" if expected is UserError else None):
-        export_folder(tmp_path / "out", MaskedLM(model=SMALL), params, Failing(), ModelCard())
+        export_folder(tmp_path / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -157,9 +156,10 @@ def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokeniz
         export_folder(tmp_path / "out", headless, params, tokenizer, ModelCard())
     fewer = dataclasses.replace(SMALL, vocab_size=40)
     with pytest.raises(UserError, match="ids but the model only 40"):
-        export_folder(tmp_path / "out", MaskedLM(model=fewer), random_params(fewer, 0), tokenizer, ModelCard())
-    with pytest.raises(UserError, match="dict has no model in Transformers"):
-        export_folder(tmp_path / "out", {}, params, tokenizer, ModelCard())
+        objective = MaskedLM(model=fewer)
+        export_folder(tmp_path / "out", objective, random_params(objective, 0), tokenizer, ModelCard())
+    with pytest.raises(UserError, match="MaskedLM with the model Encoder has no class in Transformers"):
+        export_folder(tmp_path / "out", MaskedLM(model=Encoder()), params, tokenizer, ModelCard())
     assert list(tmp_path.iterdir()) == []
 
 
