@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from jaxlm.training.step import corruption_key, make_eval_step, make_init, make_train_step
 
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.huggingface.bert import parts
@@ -16,7 +17,6 @@ from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer, make_schedule
-from jaxlm.training.step import corruption_key, make_eval_step, make_init, make_train_step
 from jaxlm.types import TokenBatch
 
 LENGTH, ROWS, SEED = 32, 8, 3
