@@ -1,4 +1,4 @@
-"""jaxlm export RUN OUT: a run's newest checkpoint as a Transformers folder"""
+"""jaxlm export RUN OUT: writes a run's newest checkpoint as a Transformers folder"""
 
 from __future__ import annotations
 

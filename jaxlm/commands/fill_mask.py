@@ -1,4 +1,4 @@
-"""jaxlm fill-mask PATH TEXT …: what the model expects behind each [MASK]"""
+"""jaxlm fill-mask PATH TEXT …: predicts the tokens behind each [MASK]"""
 
 from __future__ import annotations
 

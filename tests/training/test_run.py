@@ -264,3 +264,56 @@ def test_another_tokenizer_is_refused(finished, capsys):
     said = refused(capsys, "pretrain", finished, "--data.tokenizer", finished / "tokenizer")
     assert "data.tokenizer: auto -> " in said
     assert files_of(finished) == before
+
+
+def test_an_edited_configuration_is_refused(finished, capsys):
+    """data.json says so at the start, and where that is edited too, the checkpoint does."""
+    before = {path: file for path, file in files_of(finished).items() if path.suffix != ".json"}
+    config = finished / "config.json"
+    config.write_text(config.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.02'))
+    said = refused(capsys, "pretrain", finished, "--train.steps", "14")
+    assert "optimizer.learning_rate: 0.01 -> 0.02" in said and str(finished) in said
+    data = finished / "data.json"
+    data.write_text(data.read_text().replace('"optimizer.learning_rate": 0.01', '"optimizer.learning_rate": 0.02'))
+    said = refused(capsys, "pretrain", finished, "--train.steps", "14")
+    assert "the checkpoint" in said and "optimizer.learning_rate: 0.01 -> 0.02" in said
+    assert {path: file for path, file in files_of(finished).items() if path.suffix != ".json"} == before
+
+
+def test_a_run_as_configuration_of_another_run(finished, tmp_path, capsys, monkeypatch):
+    other = tmp_path / "other"
+    said = refused(capsys, "pretrain", finished, "--run-dir", other)
+    assert f"--init-from {finished}" in said and not other.exists()
+    asked = []
+    monkeypatch.setattr("jaxlm.training.loop.pretrain", lambda *a, **k: asked.append((str(a[1]), k)))
+    assert main(["pretrain", str(finished), "--run-dir", str(other), "--init-from", str(finished)]) == 0
+    assert main(["pretrain", str(finished), "--run-dir", f"{finished}/../{finished.name}"]) == 0
+    assert asked == [(str(other), {"init_from": str(finished)}), (f"{finished}/../{finished.name}", {})]
+
+
+@pytest.mark.parametrize("content", [b'{"data": "\xff"', b"[1]", b"{" * 100_000, None])
+def test_damaged_metadata_is_taken_from_a_checkpoint(content, finished, capsys):
+    data = finished / "data.json"
+    good = data.read_bytes()
+    if content is None:
+        data.unlink()
+    else:
+        data.write_bytes(content)
+    assert main(["export", str(finished), str(finished.parent / "out")]) == 0
+    assert (f"{data} is damaged" in capsys.readouterr().err) == (content is not None)
+    assert main(["pretrain", str(finished), "--train.steps", "13"]) == 0
+    assert json.loads(data.read_bytes()) == json.loads(good)
+
+
+@pytest.mark.parametrize("name", [".lock", ".config.json.tmp", "curves.png", "checkpoints"])
+def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, capsys):
+    import shutil
+
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    path = finished / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    assert f"{path} is a symbolic link" in refused(capsys, "pretrain", finished, "--train.steps", "14")
+    assert target.read_text() == "mine"
