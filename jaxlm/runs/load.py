@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.folder import import_folder
 from jaxlm.runs.run import open_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -32,5 +31,7 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
         run = open_run(folder)
         params, step = run.params()
         return LoadedModel(run.objective, params, run.tokenizer, run.metadata.get("fresh", []) if step == 0 else [])
+    from jaxlm.huggingface.folder import import_folder  # not needed to train
+
     imported = import_folder(folder)
     return LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh_heads)
