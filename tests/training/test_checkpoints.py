@@ -18,7 +18,7 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.checksums import checksums
-from jaxlm.training.step import TrainState
+from jaxlm.training.program import TrainState
 from tests.training.support import assert_same_arrays
 
 
