@@ -7,7 +7,6 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxlm.random_bits import threefry_2x32, threefry_bits
 
 PI = (0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344)

@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 from etils import epath
@@ -22,7 +21,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.training import train_tokenizer
+from jaxlm.tokenizers.training import KINDS, Kind, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -46,10 +45,10 @@ class TextData:
     """Sequence length of the model, special symbols included."""
 
     tokenizer: str = field("auto", weights=True)
-    """`auto` trains SentencePiece on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
+    """`auto` trains one on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
 
-    tokenizer_kind: Literal["unigram", "bpe"] = "unigram"
-    """Which SentencePiece algorithm `auto` trains."""
+    tokenizer_kind: Kind = "unigram"
+    """What `auto` trains: SentencePiece, unigram or BPE, or byte-level BPE as GPT-2 and RoBERTa have it."""
 
     vocab_size: int = 8192
     """Size of the vocabulary that `auto` trains."""
@@ -71,8 +70,8 @@ class TextData:
             raise UserError(f"--data.length must be 8 or more, not {self.length}.")
         if not self.tokenizer:
             raise UserError("--data.tokenizer is empty; give `auto` or a tokenizer's folder or file.")
-        if self.tokenizer_kind not in ("unigram", "bpe"):
-            raise UserError(f"--data.tokenizer-kind must be unigram or bpe, not {self.tokenizer_kind!r}.")
+        if self.tokenizer_kind not in KINDS:
+            raise UserError(f"--data.tokenizer-kind must be one of {', '.join(KINDS)}, not {self.tokenizer_kind!r}.")
         if not 512 <= self.vocab_size <= 1 << 20:
             raise UserError(f"--data.vocab-size must be between 512 and {1 << 20:,}, not {self.vocab_size:,}.")
         if not 0 <= self.held_out <= 0.5:

@@ -17,7 +17,7 @@ from jaxlm.fields import field
 from jaxlm.models.encoder import stack_flops
 from jaxlm.models.layers.config import Activation, AttentionKind, DType, RematPolicy, StackConfig, check_sizes
 from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.embeddings import logits
+from jaxlm.models.layers.embeddings import Table, logits
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, Stack
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -87,7 +87,8 @@ class T5:
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
     remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: none, dots (all but matrix products), full (all but layer inputs)."""
+    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
+    products (dots), all but layer inputs (full)."""
     attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
     memory."""
@@ -291,7 +292,7 @@ class T5Module(nn.Module):
 
     def setup(self) -> None:
         m = self.model
-        self.shared = nn.Embed(m.vocab_size, m.hidden_size, dtype=m.dtype, embedding_init=nn.initializers.normal(1.0))
+        self.shared = Table(m.vocab_size, m.hidden_size, nn.initializers.normal(1.0), m.dtype)
         self.encoder_bias = RelativeBias(m, bidirectional=True)
         self.decoder_bias = RelativeBias(m, bidirectional=False)
         self.encoder = Stack(m.encoder_stack)

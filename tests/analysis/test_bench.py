@@ -7,6 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from jaxlm.training.step import corruption_key
 
 from jaxlm.analysis.bench import bench, synthetic_batch
 from jaxlm.analysis.plan import run_vocabulary
@@ -28,7 +29,6 @@ from jaxlm.runs.run import write_imported_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer
-from jaxlm.training.step import corruption_key
 
 SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
 OBJECTIVES = {

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-
 from jaxlm.models.layers.placement import Devices, arrays_placed_by
+
 from jaxlm.objectives.chunked_loss import CHUNK_TOKENS, chunk_positions, chunked_cross_entropy
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jaxlm.training.step import corruption_key, make_init, make_train_step
 
 from jaxlm.config.experiment import OptimizerConfig, load_preset
 from jaxlm.config.flags import override
@@ -23,7 +24,6 @@ from jaxlm.parallel.rules import batch_sharding, path_string
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import feed, loop
 from jaxlm.training.optimizers import make_optimizer
-from jaxlm.training.step import corruption_key, make_init, make_train_step
 from jaxlm.types import TokenBatch
 
 LENGTH, ROWS, STEPS, SEED = 32, 8, 4, 5

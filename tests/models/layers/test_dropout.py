@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlm.models.layers.placement import Devices, arrays_placed_by
 
 from jaxlm.models.layers.dropout import dropout
-from jaxlm.models.layers.placement import Devices, arrays_placed_by
 
 
 @pytest.mark.parametrize("impl, platform", [("threefry2x32", "cpu"), ("threefry2x32", "gpu"), ("rbg", "tpu")])

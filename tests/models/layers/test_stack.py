@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jaxlm.models.layers.placement import Devices, arrays_placed_by
+
 from jaxlm.models.layers.stack import Stack, StackConfig, empty_cache
 
 CONFIG = StackConfig(  # all that a family may ask for
