@@ -97,7 +97,7 @@ def _pretrain(
     )
     if first >= t.steps:
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
-        return last_evaluation(folder)
+        return last_evaluation(folder)[1]
     for remark in schedule_remarks(experiment, first, steps_before):
         report(remark)
 

@@ -100,7 +100,8 @@ def make_train_step(
     def gradients(params: Params, example: Example, key: jax.Array, frozen: Frozen, weights: Any):
         def loss(params: Params) -> tuple[jax.Array, Terms]:
             terms = objective.loss(params, example, key, True, frozen)
-            return total_loss(terms, weights), terms
+            metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}  # they add up in the loop
+            return total_loss(terms, weights), metrics
 
         (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return grads, {"loss": Term(value, jnp.ones(()))} | terms

@@ -73,9 +73,12 @@ def attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def _attention(query, key, value, bias, visible, key_data, scale, rate, impl):
-    """Attention with its scores in memory. The step is bound by memory bandwidth, so its gradient is written out: of a
-    score exp(score - max) is kept, in the compute type and not normalized; the softmax's sum and the scale of dropout are
-    multiplied into the small arrays on both sides."""
+    """Attention with its scores in memory.
+
+    The step is bound by memory bandwidth, so its gradient is written out: of a score exp(score - max) is kept, in the
+    compute type and not normalized; the softmax's sum and the scale of dropout are multiplied into the small arrays on
+    both sides.
+    """
     return _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl)[0]
 
 
