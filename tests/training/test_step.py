@@ -49,11 +49,11 @@ def batch(step: int, rows: int = ROWS) -> TokenBatch:
 
 
 def program_of(
-    config: OptimizerConfig = OptimizerConfig(), steps: int = 5, accumulate: int = 1, rows: int = ROWS,
+    config: OptimizerConfig | None = None, steps: int = 5, accumulate: int = 1, rows: int = ROWS,
     objective: Objective = OBJECTIVE,
 ) -> Program:
     train = TrainConfig(steps=steps, batch_size=rows, accumulate=accumulate, seed=SEED)
-    experiment = Experiment(objective, data=TextData(length=LENGTH), optimizer=config, train=train)
+    experiment = Experiment(objective, data=TextData(length=LENGTH), optimizer=config or OptimizerConfig(), train=train)
     return Program(experiment, objective, MESH)
 
 
@@ -79,11 +79,11 @@ def test_twenty_steps_as_in_pytorch():
     program = program_of(config, steps)
     state = program.init(0)
     assert state.step.dtype == jnp.int32 and int(state.step) == 0
-    (part,) = family_of(OBJECTIVE).parts(OBJECTIVE)
+    (counterpart,) = family_of(OBJECTIVE).models(OBJECTIVE)
     theirs = transformers.BertForPreTraining(
-        transformers.BertConfig(**part.config, attn_implementation="eager")
+        transformers.BertConfig(**counterpart.config, attn_implementation="eager")
     ).train()
-    weights = part.table.to_transformers(jax.device_get(state.params))
+    weights = counterpart.table.to_transformers(jax.device_get(state.params))
     loaded = theirs.load_state_dict({name: torch.tensor(np.array(value)) for name, value in weights}, strict=False)
     assert not loaded.unexpected_keys
     assert all("decoder" in name or "position_ids" in name for name in loaded.missing_keys), loaded.missing_keys
