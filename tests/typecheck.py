@@ -1,5 +1,8 @@
 """The type checker that conftest's import hook puts on every function: beartype, to which an int is a float too."""
 
-from beartype import BeartypeConf, beartype
+from typing import Any, Self
 
-typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+from beartype import BeartypeConf, FrozenDict, beartype
+
+# The hook decorates a method before its class exists, so that beartype cannot tell what Self is.
+typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True, hint_overrides=FrozenDict({Self: Any})))

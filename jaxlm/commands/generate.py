@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     import jaxlm
     from jaxlm.inference.generate import generate
 
-    loaded = jaxlm.load(options.path, needs=("lm_head",))
+    loaded = jaxlm.load(options.path, to_answer=True)
     stop_ids = None
     if options.stop is not None:
         stop_ids = loaded.tokenizer.encode_with_symbols(options.stop)

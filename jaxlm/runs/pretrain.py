@@ -111,8 +111,6 @@ def _pretrain(
     evaluation, finished = train(program, experiment, state, feed, checkpoints, log, metadata, entropy)
     if finished:
         progress.note(f"Finished {t.steps:,} steps. Run: {folder}")
-    else:
-        progress.note("Stopped by a signal; saved. Run the same command to go on.")
     return evaluation
 
 

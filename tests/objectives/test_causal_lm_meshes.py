@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jaxlm.training.step import make_init, make_train_step
 
 from jaxlm.models.gpt2 import Gpt2Config
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.step import make_init, make_train_step
 from jaxlm.types import TokenBatch
 
 MESHES = {"one": (1, 1, 1), "mixed": (2, 2, 2)}  # each alone: test_meshes.py, with BERT

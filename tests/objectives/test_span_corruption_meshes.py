@@ -10,8 +10,8 @@ import sys
 import jax
 import numpy as np
 import pytest
-
 from jaxlm.models.layers.placement import Devices, arrays_placed_by
+
 from jaxlm.models.t5 import T5Config
 from jaxlm.objectives.span_corruption import T5Pretraining
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
