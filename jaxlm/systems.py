@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -25,6 +26,7 @@ class System(NamedTuple):
 
 SYSTEMS = (
     System(MaskedLM, Bert, "bert"),
+    System(MaskedLM, Roberta, "roberta"),
     System(ReplacedTokens, Electra, "electra"),
     System(CausalLM, Gpt2, "gpt2"),
     System(SpanCorruption, T5, "t5"),
