@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     )
     print(f"Imported {imported.architecture or imported.model_type} from {options.hf_dir} into {out}.")
     if imported.fresh:
-        print(f"It had no {', '.join(imported.fresh_heads)}: initialised afresh.")
+        print(f"It had no {', '.join(imported.fresh_heads)}: initialized afresh.")
     rows, known = imported.objective.model.vocab_size, imported.tokenizer.vocabulary.size
     if known < 0.9 * rows:
         print(f"Its tokenizer has {known:,} tokens for the model's {rows:,} rows; is it the model's own?")

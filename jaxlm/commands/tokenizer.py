@@ -1,4 +1,4 @@
-"""jaxlm tokenizer train SOURCE OUT: trains a tokenizer with every special symbol that the objectives need"""
+"""jaxlm tokenizer train SOURCE OUT: a vocabulary with every special symbol that the objectives need"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     out = local_folder(options.out, "tokenizers")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{out} exists and is not empty; choose another folder.")
-    # Checked now, since training takes minutes.
+    # Found out now, not after minutes of training.
     parent = next(folder for folder in (out, *out.parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out} cannot be made: {parent} is not a folder that can be written to; choose another.")

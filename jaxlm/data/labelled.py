@@ -162,14 +162,11 @@ def _records(path: str, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}, line {reader.line_num}: this is no row of a table ({error}).") from error
 
 
-class _Table(NamedTuple):
-    """Tokenised rows: for each row its one or two texts, and all labels."""
-
-    texts: list[tuple[np.ndarray, np.ndarray]]
-    labels: np.ndarray
+Table = tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]
+"""Tokenised rows: the two texts of each, the second perhaps empty, and the labels."""
 
 
-def _encoded(rows: list[_Row], tokenizer: Tokenizer, target: str, classes: tuple[str, ...]) -> _Table:
+def _encoded(rows: list[_Row], tokenizer: Tokenizer, target: str, classes: tuple[str, ...]) -> Table:
     labels = np.zeros(len(rows), np.int32 if target == "class" else np.float32)
     number = {name: place for place, name in enumerate(classes)}
     for index, row in enumerate(rows):
@@ -178,8 +175,8 @@ def _encoded(rows: list[_Row], tokenizer: Tokenizer, target: str, classes: tuple
         except (KeyError, ValueError) as error:
             wrong = "does not occur in the training file" if target == "class" else "is no number"
             raise UserError(f"{row.place}: the label {row.label!r} {wrong}; mend or remove the line.") from error
-    first, second = (tokenizer.encode_arrays(texts) for texts in ([r.text for r in rows], [r.text_pair for r in rows]))
-    return _Table(list(zip(first, second, strict=True)), labels)
+    first, second = (tokenizer.encode_arrays([getattr(row, name) for row in rows]) for name in ("text", "text_pair"))
+    return list(zip(first, second, strict=True)), labels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,13 +186,13 @@ class LabelledSource:
     fingerprint: str
     classes: tuple[str, ...]
     vocabulary: Vocabulary
-    tables: dict[str, _Table]
+    tables: dict[str, Table]
 
     @functools.cached_property
     def statistics(self) -> Statistics:
         counts = {}
-        for name, table in self.tables.items():
-            tokens = np.concatenate([np.zeros(0, np.int32), *(text for pair in table.texts for text in pair)])
+        for name, (texts, _) in self.tables.items():
+            tokens = np.concatenate([np.zeros(0, np.int32), *(text for pair in texts for text in pair)])
             counts[name] = np.bincount(tokens, minlength=self.vocabulary.size)
         return Statistics(counts["train"], entropy(counts["held_out"]))
 
@@ -208,16 +205,16 @@ class LabelledSource:
 class _Rows:
     """Rows of one length; see `jaxlm.data.batches.Rows`."""
 
-    def __init__(self, table: _Table, length: int, pad: int) -> None:
-        self._table, self._pad = table, pad
-        self.count, self.length = len(table.labels), length
+    def __init__(self, table: Table, length: int, pad: int) -> None:
+        self._texts, self._labels = table
+        self._pad, self.count, self.length = pad, len(self._labels), length
 
     def read(self, index: np.ndarray) -> LabelledBatch:
         tokens = np.full((len(index), self.length), self._pad, np.int32)
         segments = np.zeros_like(tokens)
-        labels = np.where(index >= 0, self._table.labels[index], -1).astype(self._table.labels.dtype)
+        labels = np.where(index >= 0, self._labels[index], -1).astype(self._labels.dtype)
         for row in np.flatnonzero(index >= 0):
-            first, second = self._table.texts[index[row]]
+            first, second = self._texts[index[row]]
             # As if one token after another were taken from the longer (BERT's `_truncate_seq_pair`).
             second = second[: max(self.length // 2, self.length - len(first))]
             first = first[: self.length - len(second)]

@@ -25,6 +25,7 @@ import zstandard
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 PIECE = 1 << 16  # characters
 BLOCK = 1 << 20  # characters of one line that are read at a time
@@ -35,7 +36,7 @@ COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 
 
 class Piece(NamedTuple):
-    """A part of a document: `first` and `last` say whether the document begins and ends with it."""
+    """A piece of a document; `first` and `last` say whether it begins and ends the document."""
 
     text: str
     first: bool
@@ -233,13 +234,3 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}.")
     return record
-
-
-def mend_surrogates(text: str) -> str:
-    """The text with halves of surrogate pairs, which UTF-8 cannot hold, joined, or if lone replaced by U+FFFD."""
-    try:
-        if not text.isascii():
-            text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -137,8 +137,8 @@ class Encoder:
         dropout_key: jax.Array | None = None,
         positions: Int[Array, "batch few"] | None = None,
     ) -> Float[Array, "batch length_or_few hidden"]:
-        """Last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens and 0 at padding; a
-        dropout_key turns dropout on."""
+        """Last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens and 0 at padding,
+        which stands at the end of a row; a dropout_key turns dropout on."""
         return self._encode(params, input_ids, token_type_ids, attention_mask, dropout_key, positions)[0]
 
     def encode_all(

@@ -164,7 +164,8 @@ class T5:
         attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch length hidden"]:
-        """The encoder's output. attention_mask is 1 at tokens and 0 at padding; a dropout_key turns dropout on."""
+        """The encoder's output. attention_mask is 1 at tokens and 0 at padding, which stands at the end of a row; a
+        dropout_key turns dropout on."""
         return self._apply("encode", params, dropout_key, input_ids, attention_mask)
 
     def decode_hidden(
@@ -205,7 +206,9 @@ class T5:
         """Encodes the prompts and reads the symbol `start` of the decoder: logits for the first new token, and a state
         with room for `new_tokens`."""
         rows, length = prompts.shape
-        mask = mask.astype(jnp.int32)
+        # To the left edge, where the encoder expects them: its positions are relative, so nothing else changes.
+        places = (jnp.arange(length) - jnp.sum(mask, axis=1, keepdims=True)) % length
+        prompts, mask = (jnp.take_along_axis(x, places, axis=1) for x in (prompts, mask.astype(jnp.int32)))
         memory = self.encode(params, prompts, mask)
         caches = empty_cache(self.decoder_stack, rows, new_tokens, length)
         first = jnp.full((rows, 1), start, jnp.int32)

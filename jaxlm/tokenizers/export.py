@@ -56,7 +56,6 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
         },
     }
     folder = epath.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     for name, value in (
         ("tokenizer.json", facts), ("tokenizer_config.json", config), ("special_tokens_map.json", symbols),
     ):

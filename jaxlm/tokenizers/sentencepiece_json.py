@@ -1,12 +1,12 @@
 """From a SentencePiece model to the `tokenizer.json` of the `tokenizers` library, which Transformers reads.
 
-Models trained here keep the text as it is, and begin every line with the word-start mark. For those of kind unigram,
-SentencePiece (five times as fast) does the work here and `tokenizers` after an export. They give the same ids:
+Models trained here keep the text as it is, and begin every line with the word-start mark. SentencePiece runs them here,
+because it is several times as fast, and `tokenizers` after an export. Both give the same ids:
 
-* Scores are multiples of a power of 2 so large that every sum of scores over EXACT characters is exact in float32
-  (SentencePiece) as in float64 (`tokenizers`). Both libraries walk the lattice in the same order and keep the first of
-  equal paths, so they agree also on ties, which in published models fall by rounding.
-* SentencePiece gets texts in parts of about EXACT characters, cut where a word ends, across which no piece reaches.
+* Scores of a unigram model are multiples of a power of 2 so large that every sum of scores over EXACT characters is
+  exact in float32 (SentencePiece) as in float64 (`tokenizers`). Both libraries walk the lattice in the same order and
+  keep the first of equal paths, so they agree also on ties, which in published models fall by rounding.
+* SentencePiece gets texts in segments of about EXACT characters, cut where a word ends, across which no piece reaches.
 
 Published models are converted as closely as the `tokenizers` library allows.
 """
@@ -87,10 +87,10 @@ def to_tokenizer_json(proto: Any) -> dict[str, Any]:
     }
 
 
-Parts = list[dict[str, Any]]
+Steps = list[dict[str, Any]]
 
 
-def _lines_pipeline() -> tuple[Parts, Parts, Parts]:
+def _lines_pipeline() -> tuple[Steps, Steps, Steps]:
     """Normalizers, pre-tokenizers and decoders for a model trained here: those of `begin_lines`."""
     normalizers = [
         {"type": "Replace", "pattern": {"Regex": _line_begin.pattern}, "content": "\n "},
@@ -106,9 +106,9 @@ def _lines_pipeline() -> tuple[Parts, Parts, Parts]:
     return normalizers, pre_tokenizers, [{"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}]
 
 
-def _published_pipeline(proto: Any) -> tuple[Parts, Parts, Parts]:
+def _published_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
     spec = proto.normalizer_spec
-    normalizers: Parts = []
+    normalizers: Steps = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})

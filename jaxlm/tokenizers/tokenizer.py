@@ -1,7 +1,11 @@
-"""Text to ids and back, the same whichever library does the work, and the same as Transformers after an export."""
+"""The tokenizer: text to ids and back, with the same ids in Transformers after an export.
+
+The work is done by SentencePiece or by the `tokenizers` library.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -19,9 +23,9 @@ from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-# Long texts go to the library in groups of parts of about this many characters, so that memory does not grow with the
-# text. SentencePiece sums its scores in float32 from the beginning of a text, so that far into a long one the rounding
-# decides; short parts keep the sums right.
+# Characters of a segment. Long texts go to the library in groups of segments, so that memory does not grow with them.
+# SentencePiece sums its scores in float32 from the beginning of a text, so that far into a long one the rounding
+# decides; short segments keep the sums right.
 _LONG = {SENTENCEPIECE: sentencepiece_json.EXACT, JSON: 1 << 16}
 _GROUP = 1 << 22
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
@@ -137,29 +141,29 @@ class Tokenizer:
 
     def encode_arrays(self, texts: Sequence[str], *, num_threads: int = 0) -> list[np.ndarray]:
         """`encode_batch` with int32 arrays in place of lists: an eighth of the memory."""
-        parts: list[list[np.ndarray]] = [[] for _ in texts]
+        found: list[list[np.ndarray]] = [[] for _ in texts]
         for group in self._groups(texts):
-            encoded = self._encode_parts([part for _, part in group], num_threads)
+            encoded = self._encode_segments([segment for _, segment in group], num_threads)
             for (number, _), ids in zip(group, encoded, strict=True):
-                parts[number].append(np.asarray(ids, np.int32))
-        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+                found[number].append(np.asarray(ids, np.int32))
+        return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in found]
 
     def _groups(self, texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
-        """All parts of the texts, each with the number of its text, in groups of about _GROUP characters."""
+        """All segments of the texts, each with the number of its text, in groups of about _GROUP characters."""
         group: list[tuple[int, str]] = []
         size = 0
         for number, text in enumerate(texts):
-            for part in self._parts(_without_surrogates(text)):
-                group.append((number, part))
-                size += len(part)
+            for segment in self._segments(mend_surrogates(text)):
+                group.append((number, segment))
+                size += len(segment)
                 if size >= _GROUP:
                     yield group
                     group, size = [], 0
         if group:
             yield group
 
-    def _parts(self, text: str) -> Iterator[str]:
-        """Parts whose ids, one after another, are those of the text; one at least."""
+    def _segments(self, text: str) -> Iterator[str]:
+        """Segments whose ids, joined, are those of the text; at least one."""
         if self._begins_lines:
             text = sentencepiece_json.begin_lines(text)
         start, long = 0, _LONG[self._definition.kind]
@@ -168,15 +172,15 @@ class Tokenizer:
             start = cut.start()
         yield text[start:]
 
-    def _encode_parts(self, parts: list[str], num_threads: int) -> list[Sequence[int]]:
+    def _encode_segments(self, segments: list[str], num_threads: int) -> list[Sequence[int]]:
         if self._processor is not None:
-            return self._processor.encode(parts, num_threads=num_threads or -1, return_type="numpy")
-        return [encoding.ids for encoding in self._plain.encode_batch_fast(parts, add_special_tokens=False)]
+            return self._processor.encode(segments, num_threads=num_threads or -1, return_type="numpy")
+        return [encoding.ids for encoding in self._plain.encode_batch_fast(segments, add_special_tokens=False)]
 
     def encode_with_symbols(self, text: str) -> list[int]:
         """The ids of `text`, in which special symbols such as "[MASK]" are recognised (for fill-mask; never for a
         corpus). They take the space before them, as the word would that they stand for."""
-        return _ids(self._marked, _without_surrogates(text))
+        return _ids(self._marked, mend_surrogates(text))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; special symbols are left out, or written by name. Bytes that are no UTF-8 give U+FFFD."""
@@ -194,7 +198,6 @@ class Tokenizer:
             if Tokenizer.load(folder).fingerprint == self.fingerprint:
                 return
             raise UserError(f"{folder} holds another tokenizer; choose another folder, or remove it first.")
-        folder.mkdir(parents=True, exist_ok=True)
         definition = self._definition
         facts = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
@@ -230,27 +233,29 @@ class Tokenizer:
 
 
 def write_whole(path: epath.Path, data: bytes) -> None:
-    """Writes a file so that it is there whole or not at all."""
+    """Writes a file, and the folders that it needs, so that it is there whole or not at all."""
     partial = path.parent / f".{path.name}.{os.getpid()}.partial"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror or error}).") from error
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another folder.") from error
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _without_surrogates(text: str) -> str:
+def mend_surrogates(text: str) -> str:
+    """The text with halves of surrogate pairs, which UTF-8 cannot hold, joined, or if lone replaced by U+FFFD."""
     try:
         if not text.isascii():
             text.encode()
         return text
     except UnicodeEncodeError:
-        # Pairs that JSON's \u escapes left in halves are joined; a lone half becomes U+FFFD.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

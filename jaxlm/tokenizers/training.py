@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
@@ -49,15 +48,13 @@ def train_tokenizer(
     *,
     kind: str = "unigram",
     vocab_size: int = 8192,
-    max_bytes: int = 20_000_000,
     character_coverage: float = 0.9995,
     symbols: Sequence[str] = (),
-    seed: int = 0,
 ) -> Tokenizer:
     """Trains a vocabulary, saves it in `folder` (in the form of `Tokenizer.save`) and returns it.
 
-    texts: whole documents; read once. If they are more than `max_bytes` in UTF-8, a sample of their lines is used,
-        drawn evenly over all of them.
+    texts: documents, or pieces of them; read once and held in memory, so of a large corpus give a sample of some ten
+        megabytes (`jaxlm.data.fingerprint.sample`).
     kind: "unigram" (pieces of a language model) or "bpe" (merged pairs of characters), both by SentencePiece;
         "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
@@ -75,7 +72,7 @@ def train_tokenizer(
     folder = epath.Path(folder)
     if (folder / files.MARKER).exists():
         raise UserError(f"{folder} holds a tokenizer already; choose another folder, or remove it first.")
-    chunks = _sample(_chunks(texts, keep_lines=kind == "byte-bpe"), max_bytes, seed)
+    chunks = list(_chunks(texts, keep_lines=kind == "byte-bpe"))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
     if kind == "byte-bpe":
@@ -104,24 +101,6 @@ def _chunks(texts: Iterable[str], *, keep_lines: bool) -> Iterator[str]:
                 if line[start:cut].strip(" \t\0"):
                     yield line[start:cut]
                 start = cut + (not keep_lines and line[cut : cut + 1] == " ")
-
-
-def _sample(lines: Iterable[str], max_bytes: int, seed: int) -> list[str]:
-    """All lines, or an even sample of them, in order, of at most max_bytes."""
-    draw = random.Random(seed).random
-    kept: list[tuple[float, str]] = []
-    share, size = 1.0, 0
-    for line in lines:
-        chance = draw()
-        if chance >= share:
-            continue
-        kept.append((chance, line))
-        size += len(line.encode("utf-8", "replace"))
-        while size > max_bytes:
-            share /= 2
-            kept = [(c, text) for c, text in kept if c < share]
-            size = sum(len(text.encode("utf-8", "replace")) for _, text in kept)
-    return [line for _, line in kept]
 
 
 def _train_byte_bpe(chunks: list[str], vocab_size: int, symbols: Sequence[str]) -> files.Definition:
@@ -173,16 +152,14 @@ def _train_sentencepiece(
         raise _explained(error, lines, vocab_size, settings) from error
     proto = sentencepiece_json.parse(model)
     proto.normalizer_spec.name = sentencepiece_json.LINES
-    name = f"the {kind} vocabulary of {vocab_size}"
-    if kind == "bpe":  # the `tokenizers` library joins its pieces twice as fast as SentencePiece
-        return files.json_definition(sentencepiece_json.to_tokenizer_json(proto), SYMBOLS, name)
-    # Scores whose sums are exact in float32, which has 24 bits: see sentencepiece_json.
-    text_pieces = [piece for piece in proto.pieces if piece.type == 1]
-    largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
-    step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
-    for piece in text_pieces:
-        piece.score = round(piece.score / step) * step
-    return files.Definition(files.SENTENCEPIECE, proto.SerializeToString(deterministic=True), SYMBOLS, name)
+    if kind == "unigram":  # scores whose sums are exact in float32, which has 24 bits: see sentencepiece_json
+        text_pieces = [piece for piece in proto.pieces if piece.type == 1]
+        largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
+        step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
+        for piece in text_pieces:
+            piece.score = round(piece.score / step) * step
+    model = proto.SerializeToString(deterministic=True)
+    return files.Definition(files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}")
 
 
 def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]:

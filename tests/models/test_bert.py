@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.models import bert
-from jaxlm.models.bert import BertConfig
+from jaxlm.models.bert import Bert
+from jaxlm.objectives import next_sentence
+from jaxlm.objectives.masked_lm import MaskedLM
 
-SMALL = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=12)
+SMALL = Bert(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=12)
 
 
-def count(config: BertConfig, next_sentence: bool = True) -> dict[str, int]:
+def count(model: Bert, next_sentence: bool = True) -> dict[str, int]:
     """Parameters by top-level name."""
-    shapes = jax.eval_shape(lambda key: bert.init(config, key, next_sentence), jax.random.key(0))
+    shapes = jax.eval_shape(MaskedLM(model=model, next_sentence=next_sentence).init, jax.random.key(0))
     return {name: sum(leaf.size for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}
 
 
@@ -35,7 +36,7 @@ def count(config: BertConfig, next_sentence: bool = True) -> dict[str, int]:
     ],
 )
 def test_published_parameter_counts(size, vocabulary, pretraining):
-    assert sum(count(BertConfig.published(size, vocab_size=vocabulary)).values()) == pretraining
+    assert sum(count(Bert.published(size, vocab_size=vocabulary)).values()) == pretraining
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,11 @@ def test_published_parameter_counts(size, vocabulary, pretraining):
     ],
 )
 def test_counts_of_the_parts(size, encoder, with_pooler, masked_lm):
-    config = BertConfig.published(size)
-    parts = count(config)
+    model = Bert.published(size)
+    parts = count(model)
     assert parts["embeddings"] + parts["encoder"] == encoder
     assert encoder + parts["pooler"] == with_pooler
-    assert sum(count(config, next_sentence=False).values()) == masked_lm
+    assert sum(count(model, next_sentence=False).values()) == masked_lm
 
 
 def test_grid_of_miniatures():
@@ -63,14 +64,14 @@ def test_grid_of_miniatures():
     }
     for layers, expected in grid.items():
         for hidden, total in zip((128, 256, 512, 768), expected, strict=True):
-            parts = count(BertConfig(num_layers=layers, hidden_size=hidden, num_heads=hidden // 64,
+            parts = count(Bert(num_layers=layers, hidden_size=hidden, num_heads=hidden // 64,
                                      intermediate_size=4 * hidden))
             assert parts["embeddings"] + parts["encoder"] + parts["pooler"] == total
 
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.jit(functools.partial(bert.init, SMALL))(jax.random.key(0))
+    return jax.jit(SMALL.init)(jax.random.key(0))
 
 
 def inputs(rows: int = 2, length: int = 9):
@@ -79,13 +80,13 @@ def inputs(rows: int = 2, length: int = 9):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def encode(config, params, ids, types, mask=None, key=None):
-    return bert.encode(config, params, ids, types, mask, key)
+def encode(model, params, ids, types, mask=None, key=None):
+    return model.encode(params, ids, types, mask, key)
 
 
 def test_initial_values_follow_the_paper():
-    config = BertConfig(vocab_size=500, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128)
-    params = jax.jit(functools.partial(bert.init, config))(jax.random.key(3))
+    model = Bert(vocab_size=500, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128)
+    params = jax.jit(model.init)(jax.random.key(3))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path[-1].key
         if name == "bias":
@@ -93,11 +94,11 @@ def test_initial_values_follow_the_paper():
         elif name == "scale":
             assert (leaf == 1).all()
         else:  # truncated at two standard deviations, and not rescaled: 0.8796 of the nominal one is left
-            assert jnp.abs(leaf).max() <= 2 * config.init_std
+            assert jnp.abs(leaf).max() <= 2 * model.init_std
             # Four standard errors; those of the standard deviation of n values are about std / √(2n).
-            assert abs(float(leaf.std()) / (0.8796 * config.init_std) - 1) < 4 / (2 * leaf.size) ** 0.5
-    layers = np.asarray(params["encoder"]["layers"]["mlp"]["wi"]["kernel"])
-    assert not np.array_equal(layers[0], layers[1])
+            assert abs(float(leaf.std()) / (0.8796 * model.init_std) - 1) < 4 / (2 * leaf.size) ** 0.5
+    first, second = (np.asarray(params["encoder"]["layers"][i]["mlp"]["wi"]["kernel"]) for i in "01")
+    assert not np.array_equal(first, second)
 
 
 def test_padding_changes_nothing_for_tokens(params):
@@ -123,31 +124,31 @@ def test_remat_changes_neither_loss_nor_gradients(params):
     ids, types = inputs()
 
     def gradients(remat):
-        config = dataclasses.replace(SMALL, remat=remat)
+        model = dataclasses.replace(SMALL, remat=remat)
 
         def loss(params):  # with dropout, whose masks have to be the same in the second forward pass
-            return jnp.mean(bert.encode(config, params, ids, types, None, jax.random.key(2, impl="rbg")) ** 3)
+            return jnp.mean(model.encode(params, ids, types, None, jax.random.key(2, impl="rbg")) ** 3)
 
         return jax.jit(jax.value_and_grad(loss))({name: params[name] for name in ("embeddings", "encoder")})
 
     expected = gradients("none")
-    assert np.abs(expected[1]["encoder"]["layers"]["mlp"]["wi"]["kernel"]).max() > 1e-4
+    assert np.abs(expected[1]["encoder"]["layers"]["0"]["mlp"]["wi"]["kernel"]).max() > 1e-4
     for remat in ("dots", "full"):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, gradients(remat))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])  # layers one by one, and in a loop
-def test_states_at_positions_are_those_of_the_whole(params, remat):
+@pytest.mark.parametrize("changes", [{}, {"remat": "full", "loop_layers": True}, {"last_layer_at_positions": False}])
+def test_states_at_positions_are_those_of_the_whole(params, changes):
     ids, types = inputs()
-    config = dataclasses.replace(SMALL, remat=remat)
+    model = dataclasses.replace(SMALL, **changes)
     mask = jnp.ones_like(ids).at[1, 7:].set(0)
     positions = jnp.array([[0, 8, 3, 3], [6, 0, 1, 2]])
 
     def few(params):
-        return bert.encode(config, params, ids, types, mask, positions=positions)
+        return model.encode(params, ids, types, mask, positions=positions)
 
     def whole(params):
-        return jnp.take_along_axis(bert.encode(SMALL, params, ids, types, mask), positions[..., None], axis=1)
+        return jnp.take_along_axis(SMALL.encode(params, ids, types, mask), positions[..., None], axis=1)
 
     def gradients(function):
         loss = jax.jit(jax.grad(lambda params: jnp.sum(function(params) ** 3)))
@@ -155,17 +156,18 @@ def test_states_at_positions_are_those_of_the_whole(params, remat):
 
     np.testing.assert_allclose(jax.jit(few)(params), jax.jit(whole)(params), atol=2e-6)
     expected = gradients(whole)
-    assert np.abs(expected["encoder"]["layers"]["mlp"]["wi"]["kernel"]).max(axis=(1, 2)).min() > 0.1, "every layer"
+    for layer in expected["encoder"]["layers"].values():
+        assert np.abs(layer["mlp"]["wi"]["kernel"]).max() > 0.1
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradients(few), expected)
 
 
 def test_the_last_layer_computes_only_what_is_asked_for():
-    config = BertConfig(vocab_size=50, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=256)
-    params = jax.eval_shape(functools.partial(bert.init, config), jax.random.key(0))
+    model = Bert(vocab_size=50, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=256)
+    params = jax.eval_shape(model.init, jax.random.key(0))
     ids = jnp.zeros((2, 128), jnp.int32)
 
     def flops(positions):
-        run = jax.jit(lambda params: bert.encode(config, params, ids, positions=positions))
+        run = jax.jit(lambda params: model.encode(params, ids, positions=positions))
         return run.lower(params).compile().cost_analysis()["flops"]
 
     # Keys and values of all 128, everything else at 4 places: about a third of the layer, so two thirds of the two.
@@ -177,8 +179,8 @@ def test_remat_keeps_what_its_policy_says(params):
     ids, types = inputs()
 
     def kept(remat):
-        config = dataclasses.replace(SMALL, remat=remat)
-        run = lambda params: jax.vjp(lambda p: bert.encode(config, p, ids, types), params)[1]  # noqa: E731
+        model = dataclasses.replace(SMALL, remat=remat)
+        run = lambda params: jax.vjp(lambda p: model.encode(p, ids, types), params)[1]  # noqa: E731
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(run, params)))
 
     everything, dots, inputs_only = kept("none"), kept("dots"), kept("full")
@@ -203,8 +205,9 @@ def test_bfloat16_computes_near_float32_and_gives_float32_logits(params):
     hidden = encode(half, params, ids, types)
     assert hidden.dtype == jnp.bfloat16
     np.testing.assert_allclose(hidden.astype(jnp.float32), encode(SMALL, params, ids, types), atol=0.1)
-    assert bert.predict_tokens(half, params, hidden[:, :1]).dtype == jnp.float32
-    assert bert.predict_next_sentence(half, params, hidden).dtype == jnp.float32
+    params = params | jax.jit(functools.partial(next_sentence.init, half))(jax.random.key(4))
+    assert half.predict_tokens(params, hidden[:, :1]).dtype == jnp.float32
+    assert next_sentence.predict(half, params, hidden).dtype == jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 
@@ -216,10 +219,26 @@ def test_bfloat16_computes_near_float32_and_gives_float32_logits(params):
         ({"dropout": 1.0}, r"dropout is 1\.0; it must be in \[0, 1\)"),
         ({"attention_dropout": -0.1}, r"attention_dropout is -0\.1"),
         ({"num_heads": 0}, "num_heads is 0; it must be at least 1"),
-        ({"type_vocab_size": 0}, "type_vocab_size is 0; it must be at least 1"),
+        ({"type_vocab_size": -1}, "type_vocab_size is -1; it must be at least 0"),
         ({"norm_eps": -1.0}, r"norm_eps is -1\.0; it must be above 0"),
     ],
 )
 def test_impossible_configurations(change, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(SMALL, **change)
+
+
+def test_a_model_without_segment_types_has_no_table_for_them():
+    model = dataclasses.replace(SMALL, type_vocab_size=0)
+    params = jax.jit(model.init)(jax.random.key(0))
+    assert set(params["embeddings"]) == {"word", "position", "norm"}
+    assert jax.jit(model.encode)(params, inputs()[0]).shape == (2, 9, 16)
+
+
+def test_all_states_are_those_that_enter_each_layer_and_the_last(params):
+    ids, types = inputs()
+    first, second, last = jax.jit(SMALL.encode_all)(params, ids, types)
+    np.testing.assert_allclose(last, encode(SMALL, params, ids, types), atol=1e-6)
+    one = dataclasses.replace(SMALL, num_layers=1)  # its parameters are the first layer's
+    np.testing.assert_allclose(second, encode(one, params, ids, types), atol=1e-6)
+    assert np.abs(np.asarray(first - second)).max() > 1e-3

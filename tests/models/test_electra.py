@@ -10,28 +10,24 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.models import electra
-from jaxlm.models.electra import ElectraConfig
+from jaxlm.models.electra import Electra
 
-SMALL = ElectraConfig(
+SMALL = Electra(
     vocab_size=90, embedding_size=12, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
     generator_hidden_size=8, generator_num_layers=1, generator_num_heads=2, generator_intermediate_size=16,
     max_positions=24, init_std=0.3,
 )
-DISCRIMINATOR = ("embeddings", "discriminator", "rtd_head")
-GENERATOR = ("embeddings", "generator", "mlm_head")
 
 
-encode = jax.jit(electra.encode, static_argnums=(0, 2))
-init = jax.jit(electra.init, static_argnums=0)
+def init(model: Electra):
+    return jax.jit(model.init)(jax.random.key(0))
 
 
-def shapes(config: ElectraConfig):
-    return jax.eval_shape(lambda key: electra.init(config, key), jax.random.key(0))
+def shapes(model: Electra):
+    return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def count(tree, names: tuple[str, ...] | None = None) -> int:
-    tree = tree if names is None else {name: tree[name] for name in names}
+def count(tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
@@ -45,52 +41,59 @@ def count(tree, names: tuple[str, ...] | None = None) -> int:
     ],
 )
 def test_parameter_counts_are_specs(size, discriminator, generator, joint):
-    found = shapes(ElectraConfig.published(size))
-    assert (count(found, DISCRIMINATOR), count(found, GENERATOR), count(found)) == (discriminator, generator, joint)
+    model = Electra.published(size)
+    found = shapes(model)
+    assert count(model.discriminator_params(found)) + count(found["rtd_head"]) == discriminator
+    assert count(model.generator_params(found)) == generator
+    assert count(found) == joint
 
 
 @pytest.mark.parametrize(
     ("width", "joint"), [(64, 14_196_219), (128, 15_975_611), (192, 18_967_675), (256, 23_122_875)]
 )
 def test_sweep_of_generator_widths(width, joint):
-    config = ElectraConfig.published(
+    model = Electra.published(
         "small", generator_hidden_size=width, generator_num_heads=width // 64, generator_intermediate_size=4 * width
     )
-    assert count(shapes(config)) == joint
+    assert count(shapes(model)) == joint
 
 
 def test_a_projection_stands_only_where_widths_differ():
-    found = shapes(ElectraConfig.published("base"))
+    found = shapes(Electra.published("base"))
     assert "projection" in found["generator"] and "projection" not in found["discriminator"]
 
 
 def test_separate_embeddings_are_one_more_copy():
     shared = shapes(SMALL)
-    separate = shapes(ElectraConfig(**(vars(SMALL) | {"share_embeddings": False})))
+    separate = shapes(Electra(**(vars(SMALL) | {"share_embeddings": False})))
     assert count(separate) - count(shared) == count(shared["embeddings"])
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
 def test_padding_is_not_seen(network):
-    params = init(SMALL, jax.random.key(0))
+    own = getattr(SMALL, network)
+    params = getattr(SMALL, f"{network}_params")(init(SMALL))
+    encode = jax.jit(own.encode)
     ids = jax.random.randint(jax.random.key(1), (1, 20), 0, 90)
     mask = (jnp.arange(20) < 13)[None]
-    padded = encode(SMALL, params, network, ids, None, mask)
-    alone = encode(SMALL, params, network, ids[:, :13])
+    padded = encode(params, ids, None, mask)
+    alone = encode(params, ids[:, :13])
     np.testing.assert_allclose(padded[:, :13], alone, atol=1e-5)
-    other = encode(SMALL, params, network, ids, None, None)
+    other = encode(params, ids, None, None)
     assert np.abs(other[:, :13] - alone).max() > 1e-2  # without the mask it would be
 
 
 def test_logits_are_float32_in_bfloat16():
-    config = ElectraConfig(**(vars(SMALL) | {"dtype": "bfloat16"}))
-    params = init(config, jax.random.key(0))
+    model = Electra(**(vars(SMALL) | {"dtype": "bfloat16"}))
+    params = init(model)
     ids = jnp.ones((2, 7), jnp.int32)
-
-    for network, head in (("generator", electra.predict_tokens), ("discriminator", electra.detect_replaced)):
-        hidden = jax.eval_shape(lambda p, n=network: electra.encode(config, p, n, ids), params)
-        assert hidden.dtype == jnp.bfloat16
-        assert jax.eval_shape(lambda p, x, h=head: h(config, p, x), params, hidden).dtype == jnp.float32
+    own = model.generator_params(params)
+    hidden = jax.eval_shape(model.generator.encode, own, ids)
+    assert hidden.dtype == jnp.bfloat16
+    assert jax.eval_shape(model.generator.predict_tokens, own, hidden).dtype == jnp.float32
+    hidden = jax.eval_shape(model.discriminator.encode, model.discriminator_params(params), ids)
+    assert hidden.dtype == jnp.bfloat16
+    assert jax.eval_shape(model.replaced_head.__call__, params["rtd_head"], hidden).dtype == jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 
@@ -107,4 +110,4 @@ def test_logits_are_float32_in_bfloat16():
 )
 def test_bad_shapes(changes, message):
     with pytest.raises(UserError, match=message):
-        ElectraConfig(**changes)
+        Electra(**changes)

@@ -12,28 +12,27 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.models import gpt2
-from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.gpt2 import Gpt2, document_positions
 
-SMALL = Gpt2Config(vocab_size=61, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_positions=48)
+SMALL = Gpt2(vocab_size=61, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_positions=48)
 
 
-def random_params(config, seed=0):
+def random_params(model, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda key: gpt2.init(config, key), jax.random.key(0))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), shapes)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(config, params, ids, segment_ids):
-    return gpt2.predict_tokens(config, params, gpt2.decode_hidden(config, params, ids, segment_ids))
+def run(model, params, ids, segment_ids):
+    return model.predict_tokens(params, model.decode_hidden(params, ids, segment_ids))
 
 
-def logits(config, params, ids, segment_ids=None):
+def logits(model, params, ids, segment_ids=None):
     """[rows, length, vocab]; rows are filled up to 24 tokens behind, where no token looks: one compilation."""
     fill = ((0, 0), (0, 24 - ids.shape[1]))
     segment_ids = None if segment_ids is None else jnp.asarray(np.pad(segment_ids, fill))
-    return np.asarray(run(config, params, jnp.asarray(np.pad(ids, fill)), segment_ids))[:, : ids.shape[1]]
+    return np.asarray(run(model, params, jnp.asarray(np.pad(ids, fill)), segment_ids))[:, : ids.shape[1]]
 
 
 @pytest.mark.parametrize(("size", "parameters", "without_embeddings"), [
@@ -41,7 +40,7 @@ def logits(config, params, ids, segment_ids=None):
     ("large", 774_030_080, 708_390_400), ("xl", 1_557_611_200, 1_475_561_600),
 ])
 def test_parameter_counts(size, parameters, without_embeddings):
-    shapes = jax.eval_shape(lambda key: gpt2.init(Gpt2Config.published(size), key), jax.random.key(0))
+    shapes = jax.eval_shape(Gpt2.published(size).init, jax.random.key(0))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     embeddings = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["embeddings"]))
     assert (count, count - embeddings) == (parameters, without_embeddings)
@@ -49,28 +48,28 @@ def test_parameter_counts(size, parameters, without_embeddings):
 
 def test_initial_spread():
     """The law of SPEC section 4: 0.02, 0.01 for positions, and 0.02 / sqrt(2 layers) where the residual is written."""
-    config = Gpt2Config(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)
-    params = jax.jit(lambda key: gpt2.init(config, key))(jax.random.key(0))
-    layers = params["decoder"]["layers"]
+    model = Gpt2(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)
+    params = jax.jit(model.init)(jax.random.key(0))
+    layer = params["decoder"]["layers"]["7"]
     wanted = {
-        0.02: [params["embeddings"]["word"]["embedding"], layers["attention"]["query"]["kernel"],
-               layers["mlp"]["wi"]["kernel"]],
+        0.02: [params["embeddings"]["word"]["embedding"], layer["attention"]["query"]["kernel"],
+               layer["mlp"]["wi"]["kernel"]],
         0.01: [params["embeddings"]["position"]["embedding"]],
-        0.02 / 4: [layers["attention"]["out"]["kernel"], layers["mlp"]["wo"]["kernel"]],
+        0.02 / 4: [layer["attention"]["out"]["kernel"], layer["mlp"]["wo"]["kernel"]],
     }
     for std, arrays in wanted.items():
         for array in arrays:
             assert np.std(array) == pytest.approx(std, rel=0.02)
             assert np.max(np.abs(array)) > 3 * std  # a normal that is not cut
-    plain = dataclasses.replace(config, residual_init_scale=1.0)
-    other = jax.jit(lambda key: gpt2.init(plain, key))(jax.random.key(0))
-    assert np.std(other["decoder"]["layers"]["mlp"]["wo"]["kernel"]) == pytest.approx(0.02, rel=0.02)
+    plain = dataclasses.replace(model, residual_init_scale=1.0)
+    other = jax.jit(plain.init)(jax.random.key(0))
+    assert np.std(other["decoder"]["layers"]["7"]["mlp"]["wo"]["kernel"]) == pytest.approx(0.02, rel=0.02)
 
 
 def test_positions_restart_in_each_document():
     segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
     wanted = [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]]
-    assert gpt2.document_positions(segments).tolist() == wanted
+    assert document_positions(segments).tolist() == wanted
 
 
 def test_a_token_sees_those_before_it_only():
@@ -106,13 +105,13 @@ def test_reading_token_by_token_gives_the_same_logits():
     for i, row in enumerate(rows):
         prompts[i, 10 - len(row) + 4 :], mask[i, 10 - len(row) + 4 :] = row[:-4], True
     seen = []
-    out, state = jax.jit(gpt2.prefill, static_argnums=(0, 4))(SMALL, params, jnp.asarray(prompts), jnp.asarray(mask), 6)
-    decode = jax.jit(gpt2.decode, static_argnums=0)
+    out, state = jax.jit(SMALL.prefill, static_argnums=3)(params, jnp.asarray(prompts), jnp.asarray(mask), 6)
+    decode = jax.jit(SMALL.decode)
     shapes = jax.tree.map(jnp.shape, state)
     for step in range(4):
         seen.append(np.asarray(out))
         tokens = jnp.array([row[len(row) - 4 + step] for row in rows])
-        out, state = decode(SMALL, params, tokens, state)
+        out, state = decode(params, tokens, state)
         assert jax.tree.map(jnp.shape, state) == shapes
     seen.append(np.asarray(out))
     for i, row in enumerate(rows):
@@ -123,23 +122,23 @@ def test_reading_token_by_token_gives_the_same_logits():
 def test_recomputation_changes_no_gradient():
     ids = jnp.asarray(np.random.default_rng(4).integers(0, 61, (2, 7)))
 
-    def gradients(config):
+    def gradients(model):
         def total(p):
-            return jnp.sum(jnp.square(gpt2.decode_hidden(config, p, ids)))
+            return jnp.sum(jnp.square(model.decode_hidden(p, ids)))
 
         return jax.jit(jax.grad(total))(random_params(SMALL))
 
-    plain, recomputed = gradients(SMALL), gradients(Gpt2Config(**{**SMALL.__dict__, "remat": "full"}))
+    plain, recomputed = gradients(SMALL), gradients(Gpt2(**{**SMALL.__dict__, "remat": "full"}))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), plain, recomputed)
 
 
 def test_dropout_acts_with_a_key_only():
-    config = Gpt2Config(**{**SMALL.__dict__, "dropout": 0.3, "attention_dropout": 0.3})
-    params, ids = random_params(config), jnp.arange(6)[None]
-    decode = jax.jit(gpt2.decode_hidden, static_argnums=0)
-    plain = decode(config, params, ids)
-    np.testing.assert_array_equal(plain, decode(SMALL, params, ids))
-    dropped = decode(config, params, ids, dropout_key=jax.random.key(1))
+    model = Gpt2(**{**SMALL.__dict__, "dropout": 0.3, "attention_dropout": 0.3})
+    params, ids = random_params(model), jnp.arange(6)[None]
+    decode = jax.jit(model.decode_hidden)
+    plain = decode(params, ids)
+    np.testing.assert_array_equal(plain, jax.jit(SMALL.decode_hidden)(params, ids))
+    dropped = decode(params, ids, dropout_key=jax.random.key(1))
     assert np.abs(dropped - plain).max() > 0.1
 
 
@@ -149,4 +148,4 @@ def test_dropout_acts_with_a_key_only():
 ])
 def test_refuses(changes, words):
     with pytest.raises(UserError, match=words):
-        Gpt2Config(**changes)
+        Gpt2(**changes)

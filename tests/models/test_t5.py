@@ -9,9 +9,13 @@ import pytest
 
 from jaxlm.errors import UserError
 from jaxlm.models import t5
+from jaxlm.models.t5 import T5
 
-fresh = jax.jit(t5.init, static_argnums=0)
 SMALL = dict(vocab_size=50, hidden_size=24, num_layers=2, num_heads=3, head_dim=5, intermediate_size=40)
+
+
+def fresh(model: T5, seed: int = 0):
+    return jax.jit(model.init)(jax.random.key(seed))
 
 
 def spread(runs: dict[int, tuple[int, int]], last: int) -> list[int]:
@@ -43,8 +47,8 @@ def test_buckets_are_the_published_ones():
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("queries, keys", [(1, 1), (6, 6), (3, 7), (7, 3)])
 def test_bias_is_the_table_at_each_distance(bidirectional, queries, keys):
-    config = t5.T5Config(**SMALL, relative_buckets=8, relative_max_distance=6)
-    module = t5.RelativeBias(config, bidirectional)
+    model = T5(**SMALL, relative_buckets=8, relative_max_distance=6)
+    module = t5.RelativeBias(model, bidirectional)
     table = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     bias = module.apply({"params": {"embedding": jnp.asarray(table)}}, queries, keys)
     assert bias.shape == (1, 3, queries, keys)
@@ -55,7 +59,7 @@ def test_bias_is_the_table_at_each_distance(bidirectional, queries, keys):
 
 
 def test_bias_of_one_query_is_a_row_of_the_whole():
-    module = t5.RelativeBias(t5.T5Config(**SMALL), bidirectional=False)
+    module = t5.RelativeBias(T5(**SMALL), bidirectional=False)
     variables = module.init(jax.random.key(0), 2, 2)
     whole = module.apply(variables, 40, 40)
     for index in (0, 17, 39):
@@ -74,73 +78,75 @@ TIED_COUNTS = {
 }
 
 
-def count(config: t5.T5Config) -> int:
-    shapes = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
+def count(model: T5) -> int:
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     return sum(x.size for x in jax.tree.leaves(shapes))
 
 
 @pytest.mark.parametrize("size", t5.PUBLISHED)
 def test_published_sizes_have_the_published_parameters(size):
-    assert count(t5.T5Config.published(size)) == COUNTS[size]
+    assert count(T5.published(size)) == COUNTS[size]
     if size in TIED_COUNTS:
-        assert count(t5.T5Config.published(size, tied_head=True)) == TIED_COUNTS[size]
+        assert count(T5.published(size, tied_head=True)) == TIED_COUNTS[size]
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_initial_weights_have_the_published_spread(tied):
-    config = t5.T5Config(vocab_size=2000, hidden_size=64, num_layers=3, num_heads=4, head_dim=32, intermediate_size=256,
+    model = T5(vocab_size=2000, hidden_size=64, num_layers=3, num_heads=4, head_dim=32, intermediate_size=256,
                          tied_head=tied, scaled_head=tied, activation="relu" if tied else "gated-gelu")
-    params = fresh(config, jax.random.key(0))
-    layers = params["decoder"]["layers"]
+    params = fresh(model)
+    layer = params["decoder"]["layers"]["2"]
     expected = {
-        "query": (layers["attention"]["query"]["kernel"], (64 * 32) ** -0.5),
-        "key": (layers["attention"]["key"]["kernel"], 64**-0.5),
-        "cross value": (layers["cross_attention"]["value"]["kernel"], 64**-0.5),
-        "out": (layers["attention"]["out"]["kernel"], (4 * 32) ** -0.5),
-        "wi": (layers["mlp"]["wi" if tied else "wi_1"]["kernel"], 64**-0.5),
-        "wo": (layers["mlp"]["wo"]["kernel"], 256**-0.5),
+        "query": (layer["attention"]["query"]["kernel"], (64 * 32) ** -0.5),
+        "key": (layer["attention"]["key"]["kernel"], 64**-0.5),
+        "cross value": (layer["cross_attention"]["value"]["kernel"], 64**-0.5),
+        "out": (layer["attention"]["out"]["kernel"], (4 * 32) ** -0.5),
+        "wi": (layer["mlp"]["wi" if tied else "wi_1"]["kernel"], 64**-0.5),
+        "wo": (layer["mlp"]["wo"]["kernel"], 256**-0.5),
         "embedding": (params["shared"]["embedding"], 1.0),
     } | ({} if tied else {"head": (params["lm_head"]["kernel"], 64**-0.5)})
     for name, (weights, std) in expected.items():
         assert float(jnp.std(weights)) == pytest.approx(std, rel=0.03), name
     assert float(jnp.std(params["encoder_bias"]["embedding"])) == pytest.approx(64**-0.5, rel=0.25)
-    assert (layers["mlp_norm"]["scale"] == 1).all() and (params["encoder"]["final_norm"]["scale"] == 1).all()
+    assert (layer["mlp_norm"]["scale"] == 1).all() and (params["encoder"]["final_norm"]["scale"] == 1).all()
 
 
 @pytest.mark.parametrize("changes", [{}, dict(tied_head=False, scaled_head=False, activation="gated-gelu",
                                               num_decoder_layers=1)])
 def test_cached_decoding_gives_the_logits_of_the_whole(changes):
     """Also over padded prompts, wherever the padding stands: only distances matter."""
-    config = t5.T5Config(**(SMALL | changes), dropout=0.0, attention_dropout=0.0)
-    params = fresh(config, jax.random.key(1))
+    model = T5(**(SMALL | changes), dropout=0.0, attention_dropout=0.0)
+    params = fresh(model, 1)
     rng = np.random.default_rng(0)
     ids, targets = jnp.asarray(rng.integers(1, 50, (2, 9))), jnp.asarray(rng.integers(1, 50, (2, 20)))
     mask = jnp.array([[1] * 9, [1] * 4 + [0] * 5])
 
     @jax.jit
-    def whole(ids, mask):
-        return t5.logits(config, params, t5.decode(config, params, targets, t5.encode(config, params, ids, mask), mask))
+    def run(ids, mask, targets):
+        return model.predict_tokens(params, model.decode_hidden(params, targets, model.encode(params, ids, mask), mask))
 
-    expected = whole(ids, mask)
     left = (jnp.stack([ids[0], jnp.roll(ids[1], 5)]), jnp.stack([mask[0], jnp.roll(mask[1], 5)]))
-    np.testing.assert_allclose(whole(*left), expected, atol=2e-5)
-    memory = jax.jit(lambda *left: t5.encode(config, params, *left))(*left)
-    cache, step = t5.new_cache(config, 2, 20, 9), jax.jit(lambda *a: t5.decode_step(config, params, *a))
+    np.testing.assert_allclose(run(*left, targets), run(ids, mask, targets), atol=2e-5)
+    # `prefill` reads the symbol that the decoder starts with, here the first target of every row; `decode` the others.
+    targets = targets.at[:, 0].set(7)
+    expected = run(*left, targets)
+    logits, state = jax.jit(model.prefill, static_argnums=(3, 4))(params, left[0], left[1] > 0, 20, 7)
+    decode = jax.jit(model.decode)
     for index in range(20):
-        first = (memory,) if index == 0 else ()
-        logits, cache = step(targets[:, index : index + 1], cache, jnp.int32(index), left[1], *first)
+        if index:
+            logits, state = decode(params, targets[:, index], state)
         np.testing.assert_allclose(logits, expected[:, index], atol=5e-5)
 
 
 def test_padding_and_future_tokens_change_nothing():
-    config = t5.T5Config(**SMALL)
-    params = fresh(config, jax.random.key(0))
+    model = T5(**SMALL)
+    params = fresh(model)
     ids, targets = jnp.arange(1, 9)[None], jnp.arange(11, 17)[None]
     mask = jnp.array([[1] * 5 + [0] * 3])
 
     @jax.jit
     def hidden(ids, targets):
-        return t5.decode(config, params, targets, t5.encode(config, params, ids, mask), mask)
+        return model.decode_hidden(params, targets, model.encode(params, ids, mask), mask)
 
     first = hidden(ids, targets)
     other_padding, other_future = ids.at[:, 5:].set(40), targets.at[:, 4:].set(41)
@@ -150,15 +156,15 @@ def test_padding_and_future_tokens_change_nothing():
 
 
 def test_dropout_works_with_a_key_only():
-    config = t5.T5Config(**SMALL, dropout=0.3, attention_dropout=0.3)
-    params = fresh(config, jax.random.key(0))
+    model = T5(**SMALL, dropout=0.3, attention_dropout=0.3)
+    params = fresh(model)
     ids = jnp.tile(jnp.arange(1, 9), (60, 1))
 
     @jax.jit
     def both(key):
         keys = (None, None) if key is None else jax.random.split(key)
-        memory = t5.encode(config, params, ids, None, keys[0])
-        return memory, t5.decode(config, params, ids, memory, None, keys[1])
+        memory = model.encode(params, ids, None, keys[0])
+        return memory, model.decode_hidden(params, ids, memory, None, keys[1])
 
     # The last place is a stack's output: three in ten of its elements are zero.
     for plain, dropped in zip(both(None), both(jax.random.key(1)), strict=True):
@@ -179,4 +185,4 @@ def test_dropout_works_with_a_key_only():
 ])
 def test_values_that_cannot_be_meant_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
-        t5.T5Config(**changes)
+        T5(**changes)

@@ -1,4 +1,4 @@
-"""BERT's objective: its loss against the formula, FLOPs against SPEC, what it refuses."""
+"""Masked LM: its loss against the formula, FLOPs against SPEC, what it refuses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.models import bert
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.models.bert import Bert
+from jaxlm.objectives import next_sentence
+from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
-TINY = bert.BertConfig(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
+TINY = Bert(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
 
 
-def bound(length: int = 32, **changes) -> BertPretraining:
-    return BertPretraining(model=TINY, **changes).bind(Vocabulary.stand_in(300), length)
+def bound(length: int = 32, **changes) -> MaskedLM:
+    return MaskedLM(model=TINY, **changes).bind(Vocabulary.stand_in(300), length)
 
 
 def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
@@ -36,8 +38,10 @@ def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
 )
 def test_flops_are_specs(size, length, predictions, giga):
     rate = predictions / length
-    objective = BertPretraining(bert.BertConfig.published(size), mask_rate=rate)
-    assert objective.flops(length) / 1e9 == pytest.approx(giga, rel=1e-3)
+    objective = MaskedLM(model=Bert.published(size), mask_rate=rate)
+    trained, frozen = objective.flops(length)
+    assert frozen == 0 and objective.step_flops(length, 5) == 15 * trained
+    assert trained / 1e9 == pytest.approx(giga, rel=1e-3)
 
 
 # Op by op, jax compiles each small operation by itself; jitted, each of these compiles once for the whole file.
@@ -70,14 +74,14 @@ def test_loss_is_the_formula_over_full_logits():
     """SPEC 6.3, computed the slow way: logits everywhere, a loop over what is asked."""
     objective, params, corrupt, compiled_loss = compiled()
     example = corrupt(jax.random.key(1), token_batch(6, objective.raw_length(32)))
-    loss, metrics = compiled_loss(params, example, jax.random.key(2), train=False)
+    terms = compiled_loss(params, example, jax.random.key(2), train=False)
 
     m = objective.model
 
     @jax.jit
     def all_logits(example):
-        hidden = bert.encode(m, params, example["input_ids"], example["token_type_ids"], example["attention_mask"])
-        return bert.predict_tokens(m, params, hidden), bert.predict_next_sentence(m, params, hidden)
+        hidden = m.encode(params, example["input_ids"], example["token_type_ids"], example["attention_mask"])
+        return m.predict_tokens(params, hidden), next_sentence.predict(m, params, hidden)
 
     tokens, pairs = all_logits(example)
     example = jax.device_get(example)
@@ -92,9 +96,9 @@ def test_loss_is_the_formula_over_full_logits():
     ]
     pair = log_softmax(np.asarray(pairs, np.float64))
     nsp = [-pair[row, int(example["next_sentence_labels"][row])] for row in range(6)]
-    assert float(loss) == pytest.approx(np.mean(nll) + np.mean(nsp), abs=1e-5)
-    assert [float(x) for x in metrics["mlm_loss"]] == pytest.approx([sum(nll), len(nll)], rel=1e-5)
-    assert [float(x) for x in metrics["nsp_loss"]] == pytest.approx([sum(nsp), 6], rel=1e-5)
+    assert float(total_loss(terms)) == pytest.approx(np.mean(nll) + np.mean(nsp), abs=1e-5)
+    assert [float(x) for x in terms["mlm_loss"]] == pytest.approx([sum(nll), len(nll), 1], rel=1e-5)
+    assert [float(x) for x in terms["nsp_loss"]] == pytest.approx([sum(nsp), 6, 1], rel=1e-5)
 
 
 def test_rows_of_padding_carry_no_loss():
@@ -103,15 +107,17 @@ def test_rows_of_padding_carry_no_loss():
     tokens, segments = batch.tokens.copy(), batch.segment_ids.copy()
     tokens[2:], segments[2:] = 0, 0
     example = corrupt(jax.random.key(1), TokenBatch(tokens, segments))
-    _, metrics = compiled_loss(params, example, jax.random.key(2), train=False)
+    terms = compiled_loss(params, example, jax.random.key(2), train=False)
     assert float(example["masked_weights"][2:].sum()) == 0
-    assert float(metrics["nsp_loss"][1]) == 2
+    assert float(terms["nsp_loss"].weight) == 2
 
 
 def test_dropout_only_in_training():
     _, params, corrupt, compiled_loss = compiled()
     example = corrupt(jax.random.key(1), token_batch(6, 29))
-    value = lambda key, train: float(compiled_loss(params, example, jax.random.key(key), train=train)[0])  # noqa: E731
+    def value(key, train):
+        return float(total_loss(compiled_loss(params, example, jax.random.key(key), train=train)))
+
     assert value(0, False) == value(1, False)
     assert value(0, True) != value(1, True)
 
@@ -133,20 +139,22 @@ def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
     assert set(params) == {"embeddings", "encoder", "mlm_head"}
     example = corrupt(jax.random.key(1), token_batch(3, 30))
     assert example["input_ids"].shape == (3, 32)
-    _, metrics = compiled_loss(params, example, jax.random.key(2), train=True)
-    assert set(metrics) == {"mlm_loss", "mlm_accuracy"}
+    terms = compiled_loss(params, example, jax.random.key(2), train=True)
+    assert set(terms) == {"mlm_loss", "mlm_accuracy"}
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: dataclasses.replace(TINY, num_heads=3), "not divisible"),
-        (lambda: BertPretraining(mask_rate=0.0), "mask_rate"),
-        (lambda: BertPretraining(mask_share=0.9, random_share=0.2), "add up"),
+        (lambda: MaskedLM(mask_rate=0.0), "mask_rate"),
+        (lambda: MaskedLM(mask_share=0.9, random_share=0.2), "add up"),
+        (lambda: MaskedLM(text="packed"), "next_sentence needs rows of one document"),
+        (lambda: MaskedLM(model=Bert(type_vocab_size=1)), "next_sentence needs 2 segment types"),
         (lambda: bound(length=65), "65 is more than the model's 64"),
         (lambda: bound(length=4), "no room"),
         (
-            lambda: BertPretraining(model=TINY).bind(dataclasses.replace(Vocabulary.stand_in(300), mask=-1), 32),
+            lambda: MaskedLM(model=TINY).bind(dataclasses.replace(Vocabulary.stand_in(300), mask=-1), 32),
             r"\[MASK\]",
         ),
     ],

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxlm.training.step import TrainState
 
 from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
@@ -19,6 +18,7 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.checksums import checksums
+from jaxlm.training.program import TrainState
 from tests.training.support import assert_same_arrays
 
 

@@ -47,8 +47,8 @@ def attend(
     """softmax(scale · q kᵀ + bias) v ("Attention Is All You Need", equation 1), softmax in float32.
 
     A query sees the keys of its own segment; where only key_segments are given, it sees every key whose segment is not
-    0, which is padding. mask is True where a query may look, in addition. causal hides later keys (queries and keys
-    aligned at the start). A query that may look nowhere gets a finite, meaningless result.
+    0, which is padding and stands at the end. mask is True where a query may look, in addition. causal hides later keys
+    (queries and keys aligned at the start). A query that may look nowhere gets a finite, meaningless result.
     kernel: from `choose_kernel`: "xla" (scores in memory) or "cudnn" (fused). `fused_attention` is the TPU's.
     """
     if kernel == "cudnn" and query_segments is None and mask is None:
@@ -73,9 +73,12 @@ def attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def _attention(query, key, value, bias, visible, key_data, scale, rate, impl):
-    """Attention with its scores in memory. The step is bound by memory bandwidth, so its gradient is written out: of a
-    score exp(score - max) is kept, in the compute type and not normalized; the softmax's sum and the scale of dropout are
-    multiplied into the small arrays on both sides."""
+    """Attention with its scores in memory.
+
+    The step is bound by memory bandwidth, so its gradient is written out: of a score exp(score - max) is kept, in the
+    compute type and not normalized; the softmax's sum and the scale of dropout are multiplied into the small arrays on
+    both sides.
+    """
     return _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl)[0]
 
 
@@ -247,4 +250,6 @@ def _splash(query, key, value, segments, causal):
         MultiHeadMask([mask] * query.shape[1]), head_shards=1, q_seq_shards=1, block_sizes=blocks,
         residual_checkpoint_name="attention",
     )
-    return jax.vmap(kernel)(query, key, value, segments)
+    # The name tells `jaxlm plan` how much of the scores the kernel computes.
+    with jax.named_scope("causal_attention" if causal else "full_attention"):
+        return jax.vmap(kernel)(query, key, value, segments)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers.stack import gelu, gelu_new
+from jaxlm.models.layers.activations import gelu, gelu_new
 
 
 def exact(x: float) -> float:

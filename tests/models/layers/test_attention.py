@@ -1,30 +1,36 @@
-"""Attention: the kernels are chosen and called as they want it, without the hardware."""
+"""Attention: which kernel is chosen, and that each gives what scores in memory give, without the hardware."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.experimental.pallas.ops.tpu import splash_attention
 
 from jaxlm.errors import UserError
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention
-from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.attention import attend, choose_kernel
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 1, 16), (2, 1, 16, 16), (1, 1, 16, 16)])
 @pytest.mark.parametrize("bias", [None, (1, 4, 16, 16)])
-def test_cudnn_takes_our_masks_and_biases(mask, bias, monkeypatch):
+@pytest.mark.parametrize("segments", [False, True])
+def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
     """Traced only: cuDNN's checks of shapes and types run, those of the machine are told that there is one."""
-    monkeypatch.setattr(attention, "best_implementation", lambda *_: "cudnn")
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: "cudnn")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
+    row = jnp.ones((2, 16), jnp.int32) if segments else None
 
     def loss(x, bias):
         flags = None if mask is None else jnp.ones(mask, bool)
-        y = attend(x, x, x, mask=flags, bias=bias, causal=True, implementation="cudnn")
+        y = attend(x, x, x, query_segments=row, key_segments=row, mask=flags, bias=bias, causal=True)
         return jnp.sum(y.astype(jnp.float32))
 
     x = jax.ShapeDtypeStruct((2, 16, 4, 8), jnp.bfloat16)
@@ -33,17 +39,186 @@ def test_cudnn_takes_our_masks_and_biases(mask, bias, monkeypatch):
 
 
 @pytest.mark.parametrize("dropout", [{}, dict(dropout_rate=0.1, dropout_key=jax.random.key(0))])
-def test_cudnn_where_there_is_none_is_the_users_mistake(dropout):
+@pytest.mark.parametrize("kernel", ["cudnn", "pallas"])
+def test_a_fused_kernel_where_there_is_none_is_the_users_mistake(kernel, dropout):
     x = jnp.zeros((2, 16, 4, 8), jnp.bfloat16)
-    with pytest.raises(UserError, match=r"no kernel here \(platform cpu, bfloat16, heads of width 8\); set it to auto"):
-        attend(x, x, x, implementation="cudnn", **dropout)
+    words = r"no kernel here \(platform cpu, bfloat16, 16 queries, heads of width 8\); set it to auto"
+    with pytest.raises(UserError, match=f"attention is {kernel}, which has {words}"):
+        attend(x, x, x, implementation=kernel, **dropout)
 
 
-def test_cudnn_does_not_give_way_to_dropout_silently(monkeypatch):
-    monkeypatch.setattr(attention, "best_implementation", lambda *_: "cudnn")
-    x = jnp.zeros((2, 16, 4, 8), jnp.bfloat16)
-    with pytest.raises(UserError, match="attention_dropout to 0"):
-        attend(x, x, x, implementation="cudnn", dropout_rate=0.1, dropout_key=jax.random.key(0))
+def choice(monkeypatch, platform, implementation="auto", queries=128, keys=128, dtype="bfloat16", **arguments) -> str:
+    """The kernel for these arguments, on a platform whose cuDNN takes bfloat16."""
+    monkeypatch.setattr(attention, "target_platform", lambda: platform)
+    monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: dtype == "bfloat16")
+    query, key = (jnp.zeros((1, length, 2, 64), dtype) for length in (queries, keys))
+    return choose_kernel(implementation, query, key, **(dict(needs_scores=False, mask=None, bias=None) | arguments))
+
+
+def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
+    for platform, kernel in (("gpu", "cudnn"), ("tpu", "pallas")):
+        assert choice(monkeypatch, platform, kernel) == kernel
+        with pytest.raises(UserError, match="attention_dropout to 0"):
+            choice(monkeypatch, platform, kernel, needs_scores=True)
+        assert choice(monkeypatch, platform, "auto", needs_scores=True) == "xla"
+
+
+@pytest.mark.parametrize(("platform", "arguments", "expected"), [
+    ("cpu", {}, "xla"), ("gpu", {}, "cudnn"), ("tpu", {}, "pallas"),
+    ("gpu", dict(implementation="xla"), "xla"), ("tpu", dict(implementation="xla"), "xla"),
+    ("gpu", dict(dtype="float32"), "xla"), ("tpu", dict(dtype="float32"), "pallas"),
+    ("tpu", dict(bias=True), "xla"), ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
+    ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "pallas"),
+    ("gpu", dict(bias=True), "cudnn"), ("gpu", dict(bias=True, keys=127), "xla"), ("gpu", dict(keys=127), "cudnn"),
+])
+def test_the_kernel_suits_platform_and_arguments(platform, arguments, expected, monkeypatch):
+    assert choice(monkeypatch, platform, **arguments) == expected
+
+
+@functools.cache
+def arrays(length: int):
+    """query, key, value [2, length, 2, 64] and the cotangent of the result."""
+    rng = np.random.default_rng(0)
+    return tuple(jnp.asarray(rng.standard_normal((2, length, 2, 64)), jnp.float32) for _ in range(4))
+
+
+def segments(length: int, *rows: list[int]) -> jax.Array:
+    """Rows of three runs, with these numbers; 0 is padding."""
+    sizes = [length // 2 - 10, length // 4 + 5, length - length // 2 - length // 4 + 5]
+    return jnp.asarray([np.repeat(row, sizes) for row in rows], jnp.int32)
+
+
+def use(kernel: str, monkeypatch) -> None:
+    """Makes `attend` take a kernel; the TPU's runs in Pallas's interpreter."""
+    interpreted = functools.partial(splash_attention.make_splash_mha, interpret=True)
+    monkeypatch.setattr(splash_attention, "make_splash_mha", interpreted)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
+
+
+def results(kernel, monkeypatch, length, real, **arguments):
+    """Attention at the real positions, and gradients of it, by a kernel."""
+    use(kernel, monkeypatch)
+    query, key, value, cotangent = arrays(length)
+
+    def run(query, key, value):
+        y = attend(query, key, value, scale=0.125, **arguments)
+        return jnp.where(real[..., None, None], y, 0)
+
+    y, pull = jax.vjp(jax.jit(run), query, key, value)
+    return y, *pull(cotangent)
+
+
+def masked(length: int, kind: str) -> tuple[jax.Array, dict]:
+    """(True at real positions, arguments of `attend`)."""
+    packed, padded = segments(length, [1, 2, 0], [1, 1, 2]), segments(length, [1, 1, 0], [1, 1, 1])
+    if kind == "left":
+        padded = padded[:, ::-1]
+    return {
+        "packed": (packed > 0, dict(query_segments=packed, key_segments=packed)),
+        "padded": (padded > 0, dict(key_segments=padded)),
+        "left": (padded > 0, dict(key_segments=padded)),
+        "whole": (jnp.ones((2, length), bool), {}),
+    }[kind]
+
+
+# Sums over 128 keys in another order: a few of float32's last bits (6e-8) of values of order 1.
+TOLERANCE = dict(rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["packed", "padded", "left", "whole"])
+def test_splash_attention_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
+    """The TPU's kernel in Pallas's interpreter: what segments and causality mean to it, its scale, its gradients."""
+    real, arguments = masked(128, kind)
+    expected = results("xla", monkeypatch, 128, real, causal=causal, **arguments)
+    found = results("pallas", monkeypatch, 128, real, causal=causal, **arguments)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(theirs).max() > 0.5
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [
+    "packed", "padded", "whole",
+    pytest.param("left", marks=pytest.mark.xfail(
+        strict=True, reason="cuDNN is told the number of real keys, as if they were the first of the row")),
+])
+def test_cudnn_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
+    """What cuDNN is asked for, answered by jax's own implementation of the same function."""
+    asked, answer = [], jax.nn.dot_product_attention
+
+    def stand_in(*arguments, implementation, **options):
+        asked.append(implementation)
+        return answer(*arguments, **options, implementation="xla")
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    real, arguments = masked(64, kind)
+    expected = results("xla", monkeypatch, 64, real, causal=causal, **arguments)
+    assert not asked
+    found = results("cudnn", monkeypatch, 64, real, causal=causal, **arguments)
+    assert set(asked) == {"cudnn"}
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(theirs).max() > 0.5
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+def test_packed_documents_never_see_each_other(kernel, causal, monkeypatch):
+    """Other keys and values in one document: the others' results and gradients stay the same to the last bit, and the
+    others' gradients with respect to it are 0."""
+    use(kernel, monkeypatch)
+    packed = segments(128, [1, 2, 3], [1, 2, 0])
+    changed = (packed == 2)[..., None, None]
+    one = arrays(128)
+    other = tuple(jnp.where(changed, jnp.flip(x), x) for x in one[:3])
+
+    @jax.jit
+    def run(query, key, value):
+        def attended(query, key, value):
+            return attend(query, key, value, query_segments=packed, key_segments=packed, causal=causal)
+
+        y, pull = jax.vjp(attended, query, key, value)
+        return y, *pull(jnp.where(changed, 0, one[3]))
+
+    first, second = jax.device_get((run(*one[:3]), run(*other)))
+    there = np.asarray(packed) == 2
+    assert np.abs(first[0][there] - second[0][there]).max() > 0.1
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a[~there], b[~there])
+        assert np.abs(a[~there]).max() > 0.1
+    for gradient in (*first[1:], *second[1:]):
+        assert not gradient[there].any()
+
+
+@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+def test_packed_documents_never_see_each_other_through_a_model(kernel, monkeypatch):
+    """Other words in one document: hidden states of the others, and their words' gradients, stay as they are."""
+    model = Gpt2(vocab_size=300, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=64, max_positions=128,
+                 init_std=0.3)
+    params = jax.jit(model.init)(jax.random.key(0))
+    use(kernel, monkeypatch)
+    packed = segments(128, [1, 2, 3])
+    there = np.asarray(packed[0]) == 2
+    ids = np.arange(128)[None]  # every place has a word of its own, whose gradient is that place's
+    changed = np.where(there, ids + 150, ids)
+
+    @jax.jit
+    def run(ids):
+        def hidden(words):
+            embeddings = params["embeddings"] | {"word": {"embedding": words}}
+            return model.decode_hidden(params | {"embeddings": embeddings}, ids, packed)
+
+        states, pull = jax.vjp(hidden, params["embeddings"]["word"]["embedding"])
+        return states[0], pull(jnp.where(there[:, None], 0, jnp.sin(jnp.arange(128.0)))[None])[0]
+
+    (first, gradient), (second, other) = jax.device_get((run(ids), run(changed)))
+    assert np.abs(first[there] - second[there]).max() > 0.1
+    np.testing.assert_array_equal(first[~there], second[~there])
+    words = ids[0][~there]
+    np.testing.assert_array_equal(gradient[words], other[words])
+    assert np.abs(gradient[words]).max(axis=1).min() > 1e-3
+    assert not np.delete(gradient, words, axis=0).any() and not np.delete(other, words, axis=0).any()
 
 
 def test_the_path_with_dropout_is_the_path_without():

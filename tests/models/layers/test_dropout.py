@@ -1,4 +1,4 @@
-"""Dropout: the law of what is dropped, whatever draws it, and its gradient."""
+"""Dropout: how often an element is dropped, whatever draws the bits, its gradient, and the keys of a step."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxlm.models.layers.placement import Devices, arrays_placed_by
 
-from jaxlm.models.layers.dropout import dropout
+from jaxlm.models.layers import dropout as module
+from jaxlm.models.layers.dropout import dropout, dropout_key
 
 
-@pytest.mark.parametrize("impl, platform", [("threefry2x32", "cpu"), ("threefry2x32", "gpu"), ("rbg", "tpu")])
-def test_share_scale_and_independence(impl, platform):
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_share_scale_and_independence(impl):
     rate, shape = 0.1, (64, 33, 101)
-    with arrays_placed_by(lambda x, _: x, Devices(platform, 1)):
-        kept = [
-            np.asarray(dropout(jnp.ones(shape), rate, jax.random.key(i, impl=impl))) for i in range(2)
-        ]
+    kept = [np.asarray(dropout(jnp.ones(shape), rate, jax.random.key(i, impl=impl))) for i in range(2)]
+    scale = kept[0].max()
+    # With few random bits an element, the rate is met to within 1/512; the scale fits the rate that is used.
+    share = 1 - 1 / float(scale)
+    assert abs(share - rate) <= 1 / 512
     for sample in kept:
-        assert set(np.unique(sample)) == {np.float32(0), np.float32(1 / (1 - round(rate * 65536) / 65536))}
+        assert set(np.unique(sample)) == {np.float32(0), scale}
         zeros = sample == 0
         # Five standard deviations, of the whole, and of each plane along each axis.
-        assert abs(zeros.mean() - rate) < 5 * (rate * (1 - rate) / zeros.size) ** 0.5
+        assert abs(zeros.mean() - share) < 5 * (share * (1 - share) / zeros.size) ** 0.5
         for axis in range(3):
             others = tuple(i for i in range(3) if i != axis)
             counted = zeros.size // shape[axis]
-            assert np.all(abs(zeros.mean(others) - rate) < 5 * (rate * (1 - rate) / counted) ** 0.5)
+            assert np.all(abs(zeros.mean(others) - share) < 5 * (share * (1 - share) / counted) ** 0.5)
         # Neighbours along each axis do not know of each other.
         for axis in range(3):
             x, y = np.moveaxis(zeros, axis, 0)[:-1], np.moveaxis(zeros, axis, 0)[1:]
-            assert abs((x & y).mean() - rate**2) < 5 * (rate**2 / x.size) ** 0.5
+            assert abs((x & y).mean() - share**2) < 5 * (share**2 / x.size) ** 0.5
     both = (kept[0] == 0) & (kept[1] == 0)
-    assert abs(both.mean() - rate**2) < 5 * (rate**2 / both.size) ** 0.5
+    assert abs(both.mean() - share**2) < 5 * (share**2 / both.size) ** 0.5
 
 
 def test_gradient_flows_where_values_do():
     key, x = jax.random.key(0), jnp.linspace(-1.0, 1.0, 60).reshape(3, 20) + 0.001
     out, pull = jax.vjp(lambda x: dropout(x, 0.5, key), x)
     np.testing.assert_allclose(pull(jnp.ones_like(x))[0], out / x, rtol=1e-6)
+    assert 0 < np.count_nonzero(out) < 60
 
 
 def test_no_key_or_no_rate_changes_nothing():
@@ -46,8 +48,15 @@ def test_no_key_or_no_rate_changes_nothing():
     assert dropout(x, 0.5, None) is x and dropout(x, 0.0, jax.random.key(0)) is x
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_a_rate_next_to_one_keeps_next_to_nothing(platform):
-    with arrays_placed_by(lambda x, _: x, Devices(platform, 1)):
-        out = np.asarray(dropout(jnp.ones((64, 64)), 0.999999, jax.random.key(0)))
-    assert (out > 0).sum() < 5 and set(np.unique(out)) <= {0, 65536}
+def test_a_rate_next_to_one_keeps_next_to_nothing():
+    out = np.asarray(dropout(jnp.ones((64, 64)), 0.999999, jax.random.key(0)))
+    # 8 random bits an element cannot say less than 1 in 256.
+    assert (out > 0).mean() < 2 / 256 and len(np.unique(out)) <= 2
+
+
+@pytest.mark.parametrize(("platform", "impl"), [("cpu", "threefry2x32"), ("gpu", "rbg"), ("tpu", "rbg")])
+def test_each_step_and_seed_has_a_key_of_its_own(platform, impl, monkeypatch):
+    monkeypatch.setattr(module, "target_platform", lambda: platform)
+    keys = [dropout_key(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
+    assert all(str(jax.random.key_impl(key)) == impl for key in keys)
+    assert len({jax.random.key_data(key).tobytes() for key in keys}) == 6

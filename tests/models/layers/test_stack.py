@@ -1,13 +1,16 @@
-"""A stack as accelerators compile it, a loop over its layers, against the layers written out as on a CPU."""
+"""The loop over layers, recomputation and shared layers against the layers written out."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxlm.models.layers.placement import Devices, arrays_placed_by
+import pytest
 
-from jaxlm.models.layers.stack import Stack, StackConfig, empty_cache
+from jaxlm.models.layers.multi_head import Visibility
+from jaxlm.models.layers.stack import LayerInputs, Stack, StackConfig, empty_cache, run_layers
 
 CONFIG = StackConfig(  # all that a family may ask for
     hidden_size=16, num_layers=3, num_heads=2, head_dim=8, intermediate_size=32, causal=True, cross_attention=True,
@@ -16,47 +19,137 @@ CONFIG = StackConfig(  # all that a family may ask for
 ROWS, LENGTH, MEMORY = 2, 6, 5
 
 
-def on(platform: str, function, *arguments):
-    """The function traced for a platform and run here."""
-    def traced(*arguments):
-        with arrays_placed_by(lambda x, counts: x, Devices(platform, 1)):
-            return function(*arguments)
+def inputs():
+    """x, memory, bias, and where the memory may be looked at."""
+    rng = np.random.default_rng(0)
+    shapes = (ROWS, LENGTH, 16), (ROWS, MEMORY, 16), (1, 2, LENGTH, LENGTH)
+    seen = jnp.asarray(rng.random((ROWS, 1, 1, MEMORY)) < 0.7).at[..., 0].set(True)
+    return *(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes), seen
 
-    loops = str(jax.make_jaxpr(traced)(*arguments)).count("scan[")
-    assert loops if platform == "tpu" else not loops
-    return jax.device_get(jax.jit(traced)(*arguments))
+
+def init(config: StackConfig, x, memory=None):
+    return jax.jit(lambda key: Stack(config).init(key, x, LayerInputs(memory=memory)))(jax.random.key(0))
+
+
+def loops(function, *arguments) -> int:
+    return str(jax.make_jaxpr(function)(*arguments)).count("scan[")
 
 
 def test_a_loop_gives_what_the_layers_written_out_give():
-    rng = np.random.default_rng(0)
-    x, memory, bias = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32)
-        for shape in ((ROWS, LENGTH, 16), (ROWS, MEMORY, 16), (1, 2, LENGTH, LENGTH))
-    )
-    seen = jnp.asarray(rng.random((ROWS, 1, 1, MEMORY)) < 0.7).at[..., 0].set(True)
-    stack = Stack(CONFIG)
-    variables = jax.jit(lambda key: stack.init(key, x, memory=memory, memory_mask=seen, bias=bias))(jax.random.key(0))
+    x, memory, bias, seen = inputs()
+    variables = init(CONFIG, x, memory)
 
-    def loss(variables, x, memory, bias):
-        return jnp.mean(stack.apply(variables, x, memory=memory, memory_mask=seen, bias=bias)[0] ** 3)
+    def gradients(loop: bool):
+        stack = Stack(dataclasses.replace(CONFIG, loop_layers=loop))
 
-    gradients = jax.value_and_grad(loss, (0, 1, 2, 3))
-    here, there = (on(platform, gradients, variables, x, memory, bias) for platform in ("cpu", "tpu"))
+        def loss(variables, x, memory, bias):
+            given = LayerInputs(Visibility(bias=bias), memory, Visibility(mask=seen))
+            return jnp.mean(stack.apply(variables, x, given)[0] ** 3)
+
+        function = jax.value_and_grad(loss, (0, 1, 2, 3))
+        assert bool(loops(function, variables, x, memory, bias)) == loop
+        return jax.device_get(jax.jit(function)(variables, x, memory, bias))
+
+    here, there = gradients(False), gradients(True)
     kernels = [np.abs(g).max() for path, g in jax.tree_util.tree_leaves_with_path(here[1]) if "kernel" in str(path)]
-    assert len(kernels) == 10 and min(kernels) > 1e-4
+    assert len(kernels) == 3 * 10 and min(kernels) > 1e-4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), here, there)
 
-    def token_by_token(variables, x, memory):
-        cache, states = empty_cache(CONFIG, ROWS, LENGTH, MEMORY), []
+    def token_by_token(variables, x, memory, loop):
+        stack = Stack(dataclasses.replace(CONFIG, loop_layers=loop))
+        caches, states = empty_cache(CONFIG, ROWS, LENGTH, MEMORY), []
         for index in range(LENGTH):
             read = jnp.arange(LENGTH)[None, None, None] <= index
-            state, cache = stack.apply(
-                variables, x[:, index : index + 1], mask=read, memory=memory if index == 0 else None, memory_mask=seen,
-                cache=cache, index=jnp.int32(index),
+            given = LayerInputs(
+                Visibility(mask=read), memory if index == 0 else None, Visibility(mask=seen), jnp.int32(index)
             )
+            state, caches = stack.apply(variables, x[:, index : index + 1], given, caches=caches)
             states.append(state)
         return jnp.concatenate(states, axis=1)
 
-    whole = jax.jit(lambda v: stack.apply(v, x, memory=memory, memory_mask=seen)[0])(variables)
-    for platform in ("cpu", "tpu"):
-        np.testing.assert_allclose(on(platform, token_by_token, variables, x, memory), whole, atol=2e-5)
+    given = LayerInputs(memory=memory, memory_visible=Visibility(mask=seen))
+    whole = jax.jit(lambda v: Stack(CONFIG).apply(v, x, given)[0])(variables)
+    for loop in (False, True):
+        decoded = jax.jit(token_by_token, static_argnums=3)(variables, x, memory, loop)
+        np.testing.assert_allclose(decoded, whole, atol=2e-5)
+
+
+def reversible(params, state, shift):
+    """A layer over two streams (Gomez et al. 2017, equation 8), with an input and an output of its own."""
+    a, b = state
+    a = a + jnp.tanh(b @ params["f"] + shift)
+    b = b + jnp.tanh(a @ params["g"])
+    return (a, b), jnp.sum(a)
+
+
+def two_streams():
+    rng = np.random.default_rng(1)
+    matrix = lambda: jnp.asarray(rng.normal(0, 0.4, (8, 8)), jnp.float32)  # noqa: E731
+    params = [{"f": matrix(), "g": matrix()} for _ in range(4)]
+    return params, tuple(jnp.asarray(rng.normal(size=(3, 8)), jnp.float32) for _ in range(2))
+
+
+def run_two_streams(params, state, **options):
+    shifts = [jnp.float32(i) for i in range(4)]
+    (a, b), outputs = run_layers(reversible, params, state, shifts, **options)
+    return jnp.sum(a**3) + jnp.sum(b**2) + outputs[1], (a, b, jnp.stack(outputs))
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_a_state_may_be_any_tree(remat, loop):
+    """Two streams, against the equations written out; the layers' inputs and outputs in their order."""
+    params, state = two_streams()
+    function = jax.value_and_grad(
+        lambda params, state: run_two_streams(params, state, remat=remat, loop=loop), (0, 1), has_aux=True
+    )
+    assert bool(loops(function, params, state)) == loop
+    found = jax.jit(function)(params, state)
+
+    def plain(params, state):
+        (a, b), sums = state, []
+        for i, own in enumerate(params):
+            a = a + jnp.tanh(b @ own["f"] + i)
+            b = b + jnp.tanh(a @ own["g"])
+            sums.append(jnp.sum(a))
+        return jnp.sum(a**3) + jnp.sum(b**2) + sums[1], (a, b, jnp.stack(sums))
+
+    expected = jax.jit(jax.value_and_grad(plain, (0, 1), has_aux=True))(params, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+    assert min(np.abs(g).max() for g in jax.tree.leaves(expected[1])) > 0.1
+
+
+def test_recomputation_keeps_less_of_two_streams():
+    params, state = two_streams()
+
+    def kept(remat):
+        pull = jax.eval_shape(lambda p: jax.vjp(lambda p: run_two_streams(p, state, remat=remat)[0], p)[1], params)
+        return sum(leaf.size for leaf in jax.tree.leaves(pull))
+
+    assert kept("none") > kept("full")
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_shared_layers_get_the_sum_of_their_gradients(loop):
+    """Four layers in two groups, as in ALBERT, against four layers of their own with equal parameters."""
+    x = inputs()[0]
+    own = dataclasses.replace(CONFIG, num_layers=4, cross_attention=False, use_bias=False)
+    shared = dataclasses.replace(own, num_groups=2, loop_layers=loop)
+    params = init(shared, x)["params"]
+    assert set(params["layers"]) == {"0", "1"}
+    group = params["layers"]
+    unshared = params | {"layers": {str(i): group[str(i // 2)] for i in range(4)}}
+
+    def gradients(config, params):
+        return jax.jit(jax.value_and_grad(lambda p: jnp.mean(Stack(config).apply({"params": p}, x)[0] ** 3)))(params)
+
+    loss, found = gradients(shared, params)
+    expected_loss, each = gradients(own, unshared)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    for i in (0, 1):
+        first, second = each["layers"][str(2 * i)], each["layers"][str(2 * i + 1)]
+        expected = jax.tree.map(jnp.add, first, second)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found["layers"][str(i)], expected)
+        difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, second)
+        assert min(jax.tree.leaves(difference)) > 1e-4  # so that no other combination would do
+    assert len(jax.tree.leaves(found)) < len(jax.tree.leaves(each))

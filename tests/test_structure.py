@@ -1,0 +1,109 @@
+"""The rules of the design that a reader of one file would not see broken."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxlm
+
+ROOT = Path(jaxlm.__file__).parent
+MAX_LINES = 60
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """Module name → syntax tree."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text("utf-8"))
+    return found
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """(qualified name, function) of every function, methods and nested ones too."""
+    for node in ast.iter_child_nodes(tree):
+        name = f"{prefix}.{node.name}" if hasattr(node, "name") else prefix
+        if isinstance(node, FUNCTIONS):
+            yield name, node
+        yield from functions(node, name)
+
+
+def words(tree: ast.AST, ignored: ast.AST | None = None) -> set[str]:
+    """The names and attributes that code uses; texts do not count. ignored: a function that is left out."""
+    if tree is ignored:
+        return set()
+    own = {getattr(tree, field) for field in ("id", "attr", "name") if isinstance(getattr(tree, field, None), str)}
+    return own.union(*(words(child, ignored) for child in ast.iter_child_nodes(tree)))
+
+
+def test_the_platform_is_asked_for_in_two_places_only():
+    """DESIGN: one program on every device."""
+    allowed = {"jaxlm.models.layers.attention.choose_kernel", "jaxlm.models.layers.dropout.dropout_key"}
+    askers = set()
+    for name, tree in modules().items():
+        if name.split(".")[1:2] not in (["models"], ["objectives"], ["corruption"], ["training"]):
+            continue
+        remaining = ast.Module([node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))], [])
+        asking = {
+            f"{name}{function}" for function, node in functions(remaining)
+            if any("platform" in word or word == "default_backend" for word in words(node))
+        }
+        askers |= asking
+        for function, node in functions(remaining):
+            if f"{name}{function}" in allowed:
+                remaining.body = [child for child in remaining.body if child is not node]
+        outside = {word for word in words(remaining) if "platform" in word or word == "default_backend"}
+        assert not outside, f"{name} asks for the platform: {outside}"
+    assert askers == allowed
+
+
+def test_no_function_is_long():
+    lengths = {
+        f"{name}{function}": node.end_lineno - min([node.lineno, *(d.lineno for d in node.decorator_list)]) + 1
+        for name, tree in modules().items() for function, node in functions(tree)
+    }
+    assert len(lengths) > 300
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """The jaxlm modules that a module imports when it is imported itself; not those that only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, FUNCTIONS):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            yield from imports(node)
+            continue
+        for name in names:
+            while name.startswith("jaxlm") and name not in modules():
+                name = name.rpartition(".")[0]
+            if name.startswith("jaxlm"):
+                yield name
+
+
+def circle_among(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of nodes, or none: what is left when nodes without successors are taken away again and again."""
+    graph = dict(graph)
+    while leaves := [name for name, others in graph.items() if not others & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    return sorted(graph)
+
+
+def test_imports_go_in_no_circle():
+    graph = {name: set(imports(tree)) - {name, "jaxlm"} for name, tree in modules().items()}
+    assert graph["jaxlm.training.program"] >= {"jaxlm.objectives.base", "jaxlm.parallel.mesh"}
+    assert circle_among({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["a", "b", "c", "d"]
+    assert not circle_among(graph)
