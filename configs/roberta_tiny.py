@@ -7,6 +7,7 @@ Command:     jaxlm pretrain configs/roberta_tiny.py --run-dir runs/roberta_tiny
              jaxlm fill-mask runs/roberta_tiny "Return a [MASK] of all the names."
 Hardware:    two CPU cores
 Parameters:  958,720 with the vocabulary of 4,096 trained here, whose padding symbol has id 1; 958,592 with id 0
+Result:      held-out masked-LM loss 5.18 (unigram entropy 6.35), accuracy 0.224; two CPU cores, 2026-11-21
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -23,8 +24,8 @@ experiment = Experiment(
         next_sentence=False, text="packed", short_rate=0.0,
     ),
     data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
-    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60, b2=0.98),
+    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=600, short_steps=300, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
+        steps=900, short_steps=450, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
     ),
 )
