@@ -10,7 +10,7 @@ import jax
 from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import TwoLayerHead
-from jaxlm.models.layers.config import AttentionKind, DType, PlainActivation, RematPolicy, check_heads, check_sizes
+from jaxlm.models.layers.config import Computation, PlainActivation, check_heads, check_sizes
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
@@ -38,7 +38,7 @@ class ElectraEncoder(Encoder):
 
 
 @dataclasses.dataclass(frozen=True)
-class Electra:
+class Electra(Computation):
     """A discriminator and its generator. The defaults are ELECTRA-base.
 
     Parameters: `embeddings`, `generator/{projection,encoder,mlm_head}`, `discriminator/{projection,encoder}` and
@@ -81,16 +81,6 @@ class Electra:
     """Epsilon of LayerNorm."""
     init_std: float = 0.02
     """Standard deviation of the truncated normal that weights are initialized from."""
-    dtype: DType = field("float32", recipe=True)
-    """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
-    products (dots), all but layer inputs (full)."""
-    attention: AttentionKind = field("auto", resumable=True)
-    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
-    memory."""
-    loop_layers: bool = field(False, resumable=True)
-    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the generator's last layer only at the positions that it predicts."""
 

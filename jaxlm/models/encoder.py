@@ -13,10 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.fields import field
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.config import (
-    AttentionKind,
-    DType,
+    Computation,
     PlainActivation,
-    RematPolicy,
     StackConfig,
     check_heads,
     check_sizes,
@@ -32,7 +30,7 @@ Params = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoder:
+class Encoder(Computation):
     """An encoder as a value: its sizes, and methods that are pure functions of parameters. The defaults are those of
     bert-base-uncased.
 
@@ -64,16 +62,6 @@ class Encoder:
     """Epsilon of LayerNorm."""
     init_std: float = 0.02
     """Standard deviation of the truncated normal that weights are initialized from."""
-    dtype: DType = field("float32", recipe=True)
-    """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
-    products (dots), all but layer inputs (full)."""
-    attention: AttentionKind = field("auto", resumable=True)
-    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
-    memory."""
-    loop_layers: bool = field(False, resumable=True)
-    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the last layer only at the positions whose hidden states are used."""
 
@@ -110,9 +98,8 @@ class Encoder:
             hidden_size=self.hidden_size, num_layers=self.num_layers, num_heads=self.num_heads,
             head_dim=self.hidden_size // self.num_heads, intermediate_size=self.intermediate_size,
             activation=self.activation, norm_eps=self.norm_eps, dropout=self.dropout,
-            attention_dropout=self.attention_dropout, init_std=self.init_std, num_groups=self.groups, dtype=self.dtype,
-            remat=self.remat, attention=self.attention, loop_layers=self.loop_layers,
-            last_layer_at_positions=self.last_layer_at_positions,
+            attention_dropout=self.attention_dropout, init_std=self.init_std, num_groups=self.groups,
+            last_layer_at_positions=self.last_layer_at_positions, **self.computation,
         )
 
     def bind(self, vocabulary: Vocabulary) -> Self:

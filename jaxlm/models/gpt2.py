@@ -14,10 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.fields import field
 from jaxlm.models.encoder import stack_flops
 from jaxlm.models.layers.config import (
-    AttentionKind,
-    DType,
+    Computation,
     PlainActivation,
-    RematPolicy,
     StackConfig,
     check_heads,
     check_sizes,
@@ -47,7 +45,7 @@ class DecodeState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpt2:
+class Gpt2(Computation):
     """A GPT-2 decoder as a value. The defaults are the 124M model (first announced as 117M).
 
     Parameters: `embeddings/{word,position}`, `decoder/layers/i/…`, `decoder/final_norm`.
@@ -79,16 +77,6 @@ class Gpt2:
     """The same for the position embedding: 0.01 in the released code, 0.02 in Transformers."""
     residual_init_scale: float | None = None
     """Factor on init_std for matrices that write to the residual stream; none means 1/sqrt(2 num_layers)."""
-    dtype: DType = field("float32", recipe=True)
-    """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
-    products (dots), all but layer inputs (full)."""
-    attention: AttentionKind = field("auto", resumable=True)
-    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
-    memory."""
-    loop_layers: bool = field(False, resumable=True)
-    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -111,7 +99,7 @@ class Gpt2:
             activation=self.activation, norm_placement="pre", norm_eps=self.norm_eps, final_norm=True, causal=True,
             dropout=self.dropout, attention_dropout=self.attention_dropout, init="normal", init_std=self.init_std,
             residual_init_scale=1.0 / math.sqrt(2 * self.num_layers) if scale is None else scale,
-            dtype=self.dtype, remat=self.remat, attention=self.attention, loop_layers=self.loop_layers,
+            **self.computation,
         )
 
     def bind(self, vocabulary: Vocabulary) -> Self:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.encoder import stack_flops
-from jaxlm.models.layers.config import Activation, AttentionKind, DType, RematPolicy, StackConfig, check_sizes
+from jaxlm.models.layers.config import Activation, Computation, StackConfig, check_sizes
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import Table, logits
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
@@ -46,7 +46,7 @@ class DecodeState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class T5:
+class T5(Computation):
     """A T5 encoder-decoder as a value. The defaults are t5-base (1.0).
 
     Parameters: `shared`, `encoder/layers/i/…`, `encoder/final_norm`, `encoder_bias`, the same of the decoder, and
@@ -84,16 +84,6 @@ class T5:
     Transformers has one rate for both, so an export says `dropout`."""
     norm_eps: float = 1e-6
     """Epsilon of RMSNorm."""
-    dtype: DType = field("float32", recipe=True)
-    """Compute type; parameters and the softmax stay in float32."""
-    remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
-    products (dots), all but layer inputs (full)."""
-    attention: AttentionKind = field("auto", resumable=True)
-    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
-    memory."""
-    loop_layers: bool = field(False, resumable=True)
-    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -137,8 +127,7 @@ class T5:
             head_dim=self.head_dim, intermediate_size=self.intermediate_size, activation=self.activation,
             norm="rms", norm_placement="pre", norm_eps=self.norm_eps, final_norm=True, use_bias=False,
             scale_attention=False, dropout=self.dropout, attention_dropout=self.attention_dropout,
-            intermediate_dropout=self.dropout, init="fan_in", dtype=self.dtype, remat=self.remat,
-            attention=self.attention, loop_layers=self.loop_layers,
+            intermediate_dropout=self.dropout, init="fan_in", **self.computation,
         )
 
     @property

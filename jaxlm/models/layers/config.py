@@ -9,6 +9,7 @@ from typing import Any, Literal
 import flax.linen as nn
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 
 PlainActivation = Literal["gelu", "gelu_new", "relu"]
 Activation = Literal[PlainActivation, "gated-gelu"]
@@ -18,9 +19,31 @@ DType = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
-class StackConfig:
+class Computation:
+    """The fields of every model that say how it is computed, and not what it is."""
+
+    dtype: DType = field("float32", recipe=True)
+    """Compute type; parameters and the softmax stay in float32."""
+    remat: RematPolicy = field("none", resumable=True)
+    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
+    products (dots), all but layer inputs (full)."""
+    attention: AttentionKind = field("auto", resumable=True)
+    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
+    memory."""
+    loop_layers: bool = field(False, resumable=True)
+    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
+
+    @property
+    def computation(self) -> dict[str, Any]:
+        """These fields, for the configuration of a stack."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(Computation)}
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig(Computation):
     """The choices in which the stacks of the model families differ. A model's configuration makes one of these."""
 
+    _: dataclasses.KW_ONLY
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -42,10 +65,6 @@ class StackConfig:
     init_std: float = 0.02
     residual_init_scale: float = 1.0
     num_groups: int | None = None
-    dtype: DType = "float32"
-    remat: RematPolicy = "none"
-    attention: AttentionKind = "auto"
-    loop_layers: bool = False
     last_layer_at_positions: bool = True
 
     @property
@@ -78,8 +97,8 @@ def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = Fa
 
 def check_sizes(config: Any) -> None:
     """UserError for the first size, rate or epsilon of a model's configuration that cannot be meant."""
-    for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
+    for item in dataclasses.fields(config):
+        name, value = item.name, getattr(config, item.name)
         if name.endswith(("_size", "_layers", "_heads", "_dim", "_positions", "_groups")) and isinstance(value, int):
             min = 0 if name == "type_vocab_size" else 1
             if value < min and not isinstance(value, bool):
