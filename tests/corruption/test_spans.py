@@ -1,4 +1,4 @@
-"""Span corruption: the published arithmetic, the distribution of its segmentations, and that nothing of the text is lost."""
+"""Span corruption: the published arithmetic, the distribution of its segmentations, and that no text is lost."""
 
 from __future__ import annotations
 
