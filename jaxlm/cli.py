@@ -1,4 +1,4 @@
-"""The `jaxlm` command. Heavy imports wait until a command needs them, so that --help answers at once."""
+"""The `jaxlm` command. Heavy imports are left to the commands, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import sys
 from pathlib import Path
 
 COMMANDS = {
-    "pretrain": ("jaxlm.commands.pretrain", "train a preset; resumes if the run folder has a checkpoint"),
-    "show": ("jaxlm.commands.show", "print decoded examples as the model will see them"),
-    "plan": ("jaxlm.commands.plan", "compile the real train step for a TPU topology: does it fit, what does it cost"),
-    "bench": ("jaxlm.commands.bench", "time the train step here, beside PyTorch's if asked"),
-    "fill-mask": ("jaxlm.commands.fill_mask", "fill [MASK] in a text"),
+    "pretrain": ("jaxlm.commands.pretrain", "train a preset, or resume if the run folder has a checkpoint"),
+    "show": ("jaxlm.commands.show", "print examples before and after corruption"),
+    "plan": ("jaxlm.commands.plan", "compile the train step for a TPU topology: does it fit, what does it cost"),
+    "bench": ("jaxlm.commands.bench", "time the train step on this machine, optionally beside PyTorch's"),
+    "fill-mask": ("jaxlm.commands.fill_mask", "predict the tokens behind [MASK]"),
     "generate": ("jaxlm.commands.generate", "continue a prompt"),
     "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),
     "import": ("jaxlm.commands.import_", "make a run from a Transformers folder"),
-    "tokenizer": ("jaxlm.commands.tokenizer", "train a SentencePiece vocabulary"),
+    "tokenizer": ("jaxlm.commands.tokenizer", "train a tokenizer with the special symbols that the objectives need"),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command. Returns 0 when done, 2 for the user's mistake (one sentence on standard error), 1 otherwise."""
+    """Runs one command and returns its exit code: 0 done, 2 the user's mistake (one sentence on standard error)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     from jaxlm.errors import UserError
 
-    _keep_from_missing_tpu()
+    _choose_cpu_without_accelerator()
     try:
         if arguments[0] not in COMMANDS:
             import difflib
@@ -50,17 +50,17 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxlm: interrupted.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:  # the reader of the output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _keep_from_missing_tpu() -> None:
-    """Where libtpu is installed (`plan` compiles with it) and there is no accelerator, jax would look for a TPU, on the
-    network too, and complain: there it is told to use the CPU. Where JAX_PLATFORMS or a device is, nothing is done."""
+def _choose_cpu_without_accelerator() -> None:
+    """Sets JAX_PLATFORMS to cpu where libtpu is installed (`plan` compiles with it) but there is no accelerator: jax
+    would search for a TPU, on the network too, and warn. An environment that names a platform is left alone."""
     devices = ("accel*", "vfio/[0-9]*", "nvidia*", "kfd", "dxg")
-    told = any(name.startswith(("JAX_PLATFORM", "TPU_", "PJRT_")) for name in os.environ)
-    if told or sys.platform != "linux" or importlib.util.find_spec("libtpu") is None:
+    is_set = any(name.startswith(("JAX_PLATFORM", "TPU_", "PJRT_")) for name in os.environ)
+    if is_set or sys.platform != "linux" or importlib.util.find_spec("libtpu") is None:
         return
     if not any(path for pattern in devices for path in Path("/dev").glob(pattern)):
         os.environ["JAX_PLATFORMS"] = "cpu"

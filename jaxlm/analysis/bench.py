@@ -119,13 +119,7 @@ def bench(
     Batches are full rows of random tokens. UserError where the peer cannot be had.
     """
     if peer is not None:  # found out before anything is compiled
-        from jaxlm.analysis.peer import require_torch
-
-        require_torch(experiment.objective)
-        if experiment.optimizer.name == "lamb":
-            report("PyTorch has no LAMB; timing both sides with AdamW …")
-            optimizer = dataclasses.replace(experiment.optimizer, name="adamw")
-            experiment = dataclasses.replace(experiment, optimizer=optimizer)
+        experiment = _comparable(experiment, report)
     experiment.validate()
     t, length = experiment.train, experiment.data.length
     mesh = make_mesh(experiment.mesh)
@@ -144,7 +138,6 @@ def bench(
     device = mesh.devices.flat[0]
     memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     count = steps or max(1, min(MOST_STEPS, math.ceil(ROUND_SECONDS / once)))
-    sides = [run]
     theirs, their_first = None, 0.0
     if peer is not None:
         from jaxlm.analysis.peer import Peer
@@ -153,16 +146,9 @@ def bench(
         theirs = Peer(experiment, objective, example, report)
         their_first = theirs.first_step()
         theirs.run(WARM_UP)
-        sides.append(theirs.run)
     report(f"Timing {ROUNDS} rounds of {count} step{'s' * (count > 1)}{' of each, in turns' if peer else ''} …")
     dtype = compute_dtype(objective)
-    peak = known_peak = peak_flops(device)
-    seconds: list[list[float]] = [[] for _ in sides]
-    for _ in range(ROUNDS):
-        if not known_peak:  # anew in each round: measured once, while the machine was busy, it would be far too low
-            peak = max(peak, measured_flops(device, dtype))
-        for side, timed in zip(sides, seconds, strict=True):
-            timed.append(side(count) / count)
+    seconds, peak = _timed([run, *([theirs.run] if theirs else [])], count, device, dtype)
     tries = min(count, 20)
     corruption_seconds = statistics.median(corruption(tries) / tries for _ in range(3))
 
@@ -172,12 +158,36 @@ def bench(
         parameters=parameters, step_flops=objective.step_flops(length, t.batch_size),
         # The devices of one CPU share its cores, so each can reach its share of what one alone is measured to do.
         peak_flops=peak / (mesh.size if device.platform == "cpu" else 1),
-        peak_is_measured=not known_peak, steps=count, corruption_seconds=corruption_seconds,
+        peak_is_measured=not peak_flops(device), steps=count, corruption_seconds=corruption_seconds,
         ours=Side("jaxlm", experiment.optimizer.name, seconds[0], first, memory),
         peer=theirs and Side(
             theirs.name, theirs.optimizer_name, seconds[1], their_first, theirs.peak_memory(), theirs.note
         ),
     )
+
+
+def _comparable(experiment: Experiment, report: Report) -> Experiment:
+    """The experiment as a peer can do it. UserError where there is no peer."""
+    from jaxlm.analysis.peer import require_torch
+
+    require_torch(experiment.objective)
+    if experiment.optimizer.name != "lamb":
+        return experiment
+    report("PyTorch has no LAMB; timing both sides with AdamW …")
+    return dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
+
+
+def _timed(sides: list[Runner], count: int, device: jax.Device, dtype: str) -> tuple[list[list[float]], float]:
+    """(seconds a step of each side in each round, the device's peak FLOP/s). A peak that no table has is measured in
+    every round: measured once, while the machine was busy, it would be far too low."""
+    peak = known_peak = peak_flops(device)
+    seconds: list[list[float]] = [[] for _ in sides]
+    for _ in range(ROUNDS):
+        if not known_peak:
+            peak = max(peak, measured_flops(device, dtype))
+        for side, timed in zip(sides, seconds, strict=True):
+            timed.append(side(count) / count)
+    return seconds, peak
 
 
 def synthetic_batch(experiment: Experiment, objective: Any) -> Any:

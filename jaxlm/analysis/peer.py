@@ -15,6 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.families import family_of
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 
 IGNORE = -100  # the label that Transformers' losses leave out
@@ -166,14 +167,14 @@ class Peer:
         torch.manual_seed(experiment.train.seed)
         # jax multiplies float32 matrices by tensor cores where there are any; so may PyTorch.
         torch.set_float32_matmul_precision("high")
-        parts = family_of(objective).parts(objective)
+        counterparts = family_of(objective).models(objective)
         self.models = []
-        for part in parts:
-            config = dict(part.config)
+        for counterpart in counterparts:
+            config = dict(counterpart.config)
             config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
-            self.models.append(getattr(transformers, part.architecture)(config).to(self.device).train())
+            self.models.append(getattr(transformers, counterpart.architecture)(config).to(self.device).train())
         self.recipe.share(objective, self.models)
-        self.name = " + ".join(part.architecture for part in parts)
+        self.name = " + ".join(counterpart.architecture for counterpart in counterparts)
         self.callable = [torch.compile(model) for model in self.models]
         self.compiled = True
         self.inputs = {

@@ -1,19 +1,18 @@
 """jaxlm bench CONFIG [--peer huggingface] [--steps N] [--json] [--any.field VALUE …]
 
-Times the real train step on this machine, on synthetic text: tokens a second, MFU, the share of the corruption; with
---peer huggingface also the Transformers class of the same sizes under torch.compile, in turns with ours.
+Times the train step on this machine, on synthetic text: tokens per second, MFU and the share of the corruption; with
+--peer huggingface also the Transformers class of the same sizes under torch.compile, in alternating rounds.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from jaxlm.commands.common import Parser, start_jax
+from jaxlm.commands.common import config_parser, read_config, start_jax
 from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,25 +20,13 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser(
-        "jaxlm bench", description=__doc__, add_help=False, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("config", help="a preset (configs/bert_mini.py) or a run folder")
-    parser.add_argument("--peer", choices=["huggingface"], default=None, help="what to compare with")
+    parser = config_parser("jaxlm bench", __doc__)
+    parser.add_argument("--peer", choices=["huggingface"], default=None, help="implementation to compare with")
     parser.add_argument("--steps", type=int, default=None, help="steps in each round; default: two seconds' worth")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
-    if not arguments or arguments[0] in ("-h", "--help"):
-        parser.print_help()
-        return 0
-    options, rest = parser.parse_known_args(arguments)
+    options, experiment = read_config(parser, arguments)
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
-
-    from jaxlm.config.flags import override
-    from jaxlm.config.presets import load_preset
-
-    experiment = override(load_preset(options.config), rest, f"jaxlm bench {options.config}")
     if options.peer:  # PyTorch needs what jax would otherwise take of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     start_jax()
@@ -53,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def report(b: Bench) -> str:
-    """The result for people."""
+    """The result as text for a terminal."""
     from jaxlm.analysis.bench import MFU_FORMULA
 
     lines = [

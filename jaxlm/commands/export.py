@@ -1,4 +1,4 @@
-"""jaxlm export RUN OUT: a run's newest checkpoint as a Transformers folder"""
+"""jaxlm export RUN OUT: writes a run's newest checkpoint as a Transformers folder"""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def main(arguments: list[str]) -> int:
         },
         derived_from=run.metadata.get("imported_from", ""),
     )
-    out = export_folder(options.out, run.objective, params, run.tokenizer, card)
+    trained_length = experiment.data.length if step else None
+    out = export_folder(options.out, run.objective, params, run.tokenizer, card, max_length=trained_length)
     name = run.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:

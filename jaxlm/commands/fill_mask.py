@@ -1,4 +1,4 @@
-"""jaxlm fill-mask PATH TEXT …: what the model expects behind each [MASK]"""
+"""jaxlm fill-mask PATH TEXT …: predicts the tokens behind each [MASK]"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     import jaxlm
     from jaxlm.inference.fill_mask import fill_mask
 
-    loaded = jaxlm.load(options.path, needs=("mlm_head", "generator"))
+    loaded = jaxlm.load(options.path, to_answer=True)
     answers = fill_mask(loaded.objective, loaded.params, loaded.tokenizer, options.texts, options.top_k)
     for text, masks in zip(options.texts, answers, strict=True):
         print(text)

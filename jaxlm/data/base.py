@@ -71,7 +71,7 @@ class Data(Protocol):
         """Loads the tokenizer, or trains it. `report` gets a line about everything that takes time.
 
         symbols: names of special symbols that the tokenizer must have beyond those that training gives it; raises
-        UserError if one is missing. Apart from `open`, so that what a tokenizer lacks is found before a corpus is tokenised.
+        UserError if one is missing. Apart from `open`, so that it is found before a corpus is tokenised.
         """
         ...
 

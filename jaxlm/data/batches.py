@@ -6,10 +6,10 @@ epoch is a fresh permutation of all windows; so a run starts at step one million
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-from collections.abc import Iterable, Iterator
+import collections
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,7 +65,18 @@ class Batches:
         """Batches start_step, start_step + 1, ... without end, a few read ahead by a thread that ends when the iterator
         is closed or dropped."""
         self._require_rows()
-        return ahead((self.batch(step, rows) for step in _count_from(start_step)), _AHEAD)
+        return self._read_ahead(itertools.count(start_step), rows)
+
+    def _read_ahead(self, steps: Iterator[int], rows: slice) -> Iterator[Any]:
+        pool = ThreadPoolExecutor(1, "jaxlm-batches")
+        try:
+            waiting = collections.deque(pool.submit(self.batch, step, rows) for step in itertools.islice(steps, _AHEAD))
+            for step in steps:
+                batch = waiting.popleft().result()
+                waiting.append(pool.submit(self.batch, step, rows))
+                yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
         """The first `count` batches of all windows in one fixed shuffled order, none twice; fewer if the windows end.
@@ -81,45 +92,3 @@ class Batches:
     def _require_rows(self) -> None:
         if self.num_rows == 0:
             raise UserError("No text is held out; give --data.source more documents, --data.held-out a share above 0.")
-
-
-def _count_from(step: int) -> Iterator[int]:
-    while True:
-        yield step
-        step += 1
-
-
-def ahead(items: Iterable[Any], count: int) -> Iterator[Any]:
-    """The same items, made by a thread that runs up to `count` items ahead. The thread ends with the iterator."""
-    slots: queue.Queue[tuple[str, Any]] = queue.Queue(count)
-    stopped = threading.Event()
-
-    def put(kind: str, value: Any) -> bool:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                slots.put((kind, value), timeout=0.1)
-                return True
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put("item", item):
-                    return
-            put("end", None)
-        except BaseException as error:  # raised again where the items are wanted
-            put("error", error)
-
-    thread = threading.Thread(target=work, daemon=True, name="jaxlm-ahead")
-    thread.start()
-    try:
-        while True:
-            kind, value = slots.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
-    finally:
-        stopped.set()
-        thread.join()

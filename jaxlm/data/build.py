@@ -1,4 +1,4 @@
-"""Text in, token store out: streaming, in parallel, and all or nothing."""
+"""Building a token store: the text is streamed, tokenised in parallel, and the store appears when it is complete."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _write(
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
     size = tokenizer.vocabulary.size
-    writers = {name: _PartWriter(str(epath.Path(folder) / name), size) for name in store.PARTS}
+    writers = {name: _SplitWriter(str(epath.Path(folder) / name), size) for name in store.SPLITS}
     seen = TextHash()
 
     def groups() -> Iterator[tuple[list[str], list[tuple[bool, bool, int]], int]]:
@@ -121,8 +121,8 @@ def _write(
     return {name: writer.close() for name, writer in writers.items()}
 
 
-class _PartWriter:
-    """Appends documents, piece by piece, to one part of a store."""
+class _SplitWriter:
+    """Appends documents, piece by piece, to one split of a store."""
 
     def __init__(self, folder: str, vocab_size: int) -> None:
         self._folder = folder
@@ -189,11 +189,9 @@ def _new_folder(folder: str) -> Iterator[str]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise arrays.disk_full(folder) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
-            raise UserError(
-                f"{error.filename or folder} cannot be written ({error.strerror}); choose another --data.cache-dir."
-            ) from error
-        raise
+        raise UserError(
+            f"{error.filename or folder} cannot be written ({error.strerror}); choose another --data.cache-dir."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

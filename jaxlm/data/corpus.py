@@ -1,4 +1,4 @@
-"""`--data.source` → documents.
+"""The documents of `--data.source`.
 
 A source is `python-docs`, a file, a folder or a glob of .txt (documents separated by blank lines) and .jsonl (one
 object a line), each also .gz, .xz or .zst, or `tfds:NAME[/CONFIG][:SPLIT]`; several are separated by commas. Whatever
@@ -21,15 +21,16 @@ from collections.abc import Callable, Iterable, Iterator
 from etils import epath
 
 from jaxlm.data import python_docs
-from jaxlm.data.readers import Cutter, Piece, kind_of, mend_surrogates, read_file
+from jaxlm.data.readers import Cutter, Piece, kind_of, read_file
 from jaxlm.errors import UserError
+from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 _WILD = re.compile(r"[*?\[]")
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A resolved source.
+    """The text of a source, found but not yet read.
 
     source: as the user gave it.
     parts: what is read, in this order.
@@ -52,7 +53,7 @@ class Corpus:
 
 
 def open_corpus(source: str, text_field: str = "text") -> Corpus:
-    """Resolves a source to what is to be read. Raises UserError if something is not there."""
+    """Finds what a source names. Raises UserError if something is not there."""
     parts: list[Callable[[], Iterator[Piece]]] = []
     stats: list[str] = []
     with _readable(source):

@@ -1,4 +1,4 @@
-"""What a text is, in one number: documents are hashed as they stream by."""
+"""The fingerprint of a text: a hash of its documents, taken while they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUTE_BITS = 64
 
 
 class TextHash:
-    """Hashes the documents of a text in order, and gives each a number that decides where it goes."""
+    """Hashes the documents of a text in order, and each by itself, which decides whether it is held out."""
 
     def __init__(self) -> None:
         self._all = hashlib.sha256()
@@ -45,7 +45,7 @@ class TextHash:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What one reading of a text tells.
+    """Facts of a text, found by reading it once.
 
     fingerprint: of all documents in order. documents, bytes: how many (bytes in UTF-8).
     lowest_route, highest_route: over all documents.
@@ -90,7 +90,7 @@ class HeldOutRule:
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:
     """About `wanted` bytes drawn evenly from a text of `total` bytes, all of it if that is less: whole pieces of
-    documents, or parts of large ones."""
+    documents, or the beginnings of large ones."""
     share = min(1.0, wanted / max(1, total))
     credit = 0.0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""A shuffle without a list: a permutation of 0..n-1 that can be asked at any place.
+"""A pseudo-random permutation of 0..n-1 that is computed at any place, with no list of n numbers.
 
 grain's `MapDataset.shuffle` does the same one index at a time; it is not used because importing it imports jax, and
 because a batch wants all its indices at once.

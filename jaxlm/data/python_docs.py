@@ -1,4 +1,4 @@
-"""The text that every Python carries: the language reference of `help()` and the docstrings of the standard library."""
+"""Text installed with every Python: the language reference of `help()` and the docstrings of the standard library."""
 
 from __future__ import annotations
 

@@ -2,41 +2,41 @@
 
 A document may be larger than memory: it comes as pieces of at most `PIECE` characters, cut before white space, which
 are tokenised one by one and joined again in the token store. Where a document is cut depends on its text alone, so
-that the same text gives the same tokens from any kind of file.
+that the same text gives the same tokens from any kind of file. Only a line of JSON is held whole.
 
-What happens to odd text, on purpose: NUL bytes and other control characters are handed on unchanged (a tokenizer with
-byte fallback keeps them, BERT's drops them); a byte-order mark at the start of a file is dropped; Windows line ends
-become plain ones in .txt files; a lone surrogate, which JSON can write and UTF-8 cannot, becomes U+FFFD; bytes that are
-not UTF-8 are refused.
+Unusual characters: NUL bytes and other control characters are handed on unchanged (a tokenizer with byte fallback keeps
+them, BERT's drops them); a byte-order mark at the start of a file is dropped; Windows line ends become plain ones in
+.txt files; a lone surrogate, which JSON can write and UTF-8 cannot, becomes U+FFFD; bytes that are not UTF-8 are
+refused.
 """
 
 from __future__ import annotations
 
-import codecs
+import contextlib
 import gzip
 import io
 import json
 import lzma
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import zstandard
 from etils import epath
 
-from jaxlm.data.long_json import text_of_long_object
 from jaxlm.errors import UserError
+from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 PIECE = 1 << 16  # characters
-BLOCK = 1 << 20  # bytes read at a time
-LONG_LINE = 1 << 24  # bytes; a longer JSON line is never held whole
+BLOCK = 1 << 20  # characters of one line that are read at a time
+LONGEST_LINE = 1 << 28  # characters of a line of JSON or of a table
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 
 
 class Piece(NamedTuple):
-    """A part of a document: `first` and `last` say whether the document begins and ends with it."""
+    """A piece of a document; `first` and `last` say whether it begins and ends the document."""
 
     text: str
     first: bool
@@ -81,11 +81,17 @@ class Cutter:
         return Piece(text, first, last)
 
 
-def kind_of(path: str) -> str | None:
-    """"text" or "json" by the name of a file, None where we do not know it."""
+def without_compression(path: str) -> str:
+    """The name in lower case, less .gz, .xz or .zst."""
     name = path.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
+    return name
+
+
+def kind_of(path: str) -> str | None:
+    """"text" or "json" by the name of a file, None if it is of neither kind."""
+    name = without_compression(path)
     if name.endswith(TEXT_SUFFIXES):
         return "text"
     return "json" if name.endswith(JSON_SUFFIXES) else None
@@ -93,12 +99,37 @@ def kind_of(path: str) -> str | None:
 
 def read_file(path: str, text_field: str) -> Iterator[Piece]:
     """The documents of one file. Raises UserError, naming the place, for whatever cannot be read."""
+    cutter = Cutter()
+    if kind_of(path) == "json":
+        for place, line in read_lines(path):
+            if line.strip():
+                yield from cutter.document(_field(line, text_field, place))
+        return
+    with open_text(path) as stream:
+        yield from _read_text(stream, cutter)
+
+
+def read_lines(path: str) -> Iterator[tuple[str, str]]:
+    """The lines of a file, each with its place for messages. Raises UserError for whatever cannot be read."""
+    with open_text(path) as stream:
+        number = 0
+        while line := stream.readline(LONGEST_LINE + 1):
+            number += 1
+            place = f"{path}, line {number}"
+            if len(line) > LONGEST_LINE:
+                raise UserError(f"{place} is longer than {LONGEST_LINE >> 20} MB; split it, or write its text as .txt.")
+            yield place, line
+
+
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[TextIO]:
+    """A file of UTF-8 text, decompressed by its name; only "\\n" ends a line. Whatever goes wrong while it is read
+    becomes a UserError."""
     try:
-        with _open(path) as stream:
-            if kind_of(path) == "json":
-                yield from _read_json_lines(stream, path, text_field)
-            else:
-                yield from _read_text(stream, path)
+        with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
+            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
@@ -109,178 +140,79 @@ def read_file(path: str, text_field: str) -> Iterator[Piece]:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
 
 
-def _open(path: str) -> BinaryIO:
-    raw = epath.Path(path).open("rb")
+def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:
     name = path.lower()
     if name.endswith(".gz"):
-        return io.BufferedReader(_Closing(gzip.GzipFile(fileobj=raw), raw), BLOCK)
+        return io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK)
     if name.endswith(".xz"):
-        return io.BufferedReader(_Closing(lzma.LZMAFile(raw), raw), BLOCK)
+        return io.BufferedReader(lzma.LZMAFile(raw), BLOCK)
     if name.endswith(".zst"):
-        return io.BufferedReader(_Closing(_ZstdFile(raw), raw), BLOCK)
-    return raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(_Closing(raw, raw), BLOCK)
+        return io.BufferedReader(_ZstdStream(raw), BLOCK)
+    return raw if isinstance(raw, io.BufferedIOBase) else io.BufferedReader(raw, BLOCK)
 
 
-class _Closing(io.RawIOBase):
-    """A readable stream that closes the file below it too."""
-
-    def __init__(self, stream, below) -> None:
-        self._stream, self._below = stream, below
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._below.close()
-        super().close()
-
-
-class _ZstdFile:
+class _ZstdStream(io.RawIOBase):
     """Reads zstd frames one after another. zstandard's own reader takes a truncated file for a short one."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
-        self._frame = None
+        self._frame: Any = None
         self._data = b""
 
-    def read(self, size: int) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
         while not self._data:
-            compressed = self._left_over() or self._raw.read(BLOCK >> 3)
+            is_over = self._frame is None or self._frame.eof
+            compressed = (self._frame.unused_data if self._frame and is_over else b"") or self._raw.read(1 << 17)
             if not compressed:
-                if self._frame is not None and not self._frame.eof:
+                if not is_over:
                     raise EOFError("the compressed file ends before its end-of-stream marker")
-                return b""
-            if self._frame is None or self._frame.eof:
+                return 0
+            if is_over:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
             self._data = self._frame.decompress(compressed)
-        data, self._data = self._data[:size], self._data[size:]
-        return data
-
-    def _left_over(self) -> bytes:
-        return self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+        size = min(len(buffer), len(self._data))
+        buffer[:size], self._data = self._data[:size], self._data[size:]
+        return size
 
 
-def _read_text(stream: BinaryIO, path: str) -> Iterator[Piece]:
+def _not_utf8(path: str) -> UserError:
+    """Reads the file again to say where it is not UTF-8."""
+    with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
+        offset = 0
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return UserError(
+                    f"{path}, line {number}, byte {offset + error.start}: this is not UTF-8 text; convert the file "
+                    "(for example `iconv -f LATIN1 -t UTF-8`) or leave it out of --data.source."
+                )
+            offset += len(line)
+    return UserError(f"{path} changed while it was read; run again when it is complete.")
+
+
+def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     """Documents separated by blank lines."""
-    cutter = Cutter()
-    decoder = _Decoder(path)
-    lines: list[bytes] = []
-    held = 0
-    whole = True  # whether the next read starts a line
-    empty = True  # whether the document has no line yet
+    starts_line, line_end = True, ""
     while line := stream.readline(BLOCK):
-        starts_line, whole = whole, line.endswith(b"\n")
-        if starts_line and (whole or len(line) < BLOCK) and not line.strip():
-            yield from cutter.add(decoder.decode(b"".join(lines), final=True))
+        while line.endswith("\r") and (more := stream.readline(1)):
+            line += more
+        is_whole = line.endswith("\n")
+        if starts_line and (is_whole or len(line) < BLOCK) and not line.strip(" \t\n\r\x0b\x0c"):
             yield from cutter.end()
-            decoder.skip(line)
-            lines, held, empty = [], 0, True
-            continue
-        lines.append(line)
-        held += len(line)
-        if held >= BLOCK:
-            yield from cutter.add(decoder.decode(b"".join(lines), final=False))
-            lines, held = [], 0
-        empty = False
-    if not empty:
-        yield from cutter.add(decoder.decode(b"".join(lines), final=True))
+            line_end = ""
+        else:  # the end of the document's last line is no part of it
+            yield from cutter.add(line_end + line.removesuffix("\n").removesuffix("\r" if is_whole else ""))
+            line_end = "\n" if is_whole else ""
+        starts_line = is_whole
     yield from cutter.end()
 
 
-class _Decoder:
-    """UTF-8 to text, with the place of what is wrong; line ends made plain, the last one of a document dropped."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._offset = 0
-        self._line = 1
-        self._held = ""  # line ends that may turn out to be the document's last
-
-    def skip(self, data: bytes) -> None:
-        self._offset += len(data)
-        self._line += data.count(b"\n")
-
-    def decode(self, data: bytes, final: bool) -> str:
-        start = self._offset - len(self._utf8.getstate()[0])
-        try:
-            text = self._utf8.decode(data, final)
-        except UnicodeDecodeError as error:
-            line = self._line + error.object[: error.start].count(b"\n")
-            raise not_utf8(self._path, line, start + error.start) from error
-        if self._offset == 0:
-            text = text.removeprefix("\ufeff")
-        self.skip(data)
-        text = (self._held + text).replace("\r\n", "\n")
-        self._held = ""
-        if final:
-            return text.removesuffix("\n")
-        kept = text.rstrip("\r\n")
-        self._held = text[len(kept) :]
-        return kept
-
-
-def not_utf8(path: str, line: int, byte: int) -> UserError:
-    return UserError(
-        f"{path}, line {line}, byte {byte}: this is not UTF-8 text; convert the file "
-        f"(for example `iconv -f LATIN1 -t UTF-8`) or leave it out of --data.source."
-    )
-
-
-def _read_json_lines(stream: BinaryIO, path: str, text_field: str) -> Iterator[Piece]:
-    cutter = Cutter()
-    offset = 0
-    number = 0
-    while line := stream.readline(LONG_LINE):
-        number += 1
-        place = f"{path}, line {number}"
-        if len(line) == LONG_LINE and not line.endswith(b"\n"):
-            counted = _Rest(stream, line)
-            for chunk in text_of_long_object(counted.chunks(), text_field, place):
-                yield from cutter.add(chunk)
-            yield from cutter.end()
-            offset += counted.size
-            continue
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise not_utf8(path, number, offset + error.start) from error
-        offset += len(line)
-        if not text.strip():
-            continue
-        yield from cutter.document(_field(text, text_field, place))
-
-
-class _Rest:
-    """The blocks of one line too long to hold, of which `head` has been read."""
-
-    def __init__(self, stream: BinaryIO, head: bytes) -> None:
-        self._stream, self._head = stream, head
-        self.size = 0
-
-    def chunks(self) -> Iterator[bytes]:
-        block, self._head = self._head, b""
-        while block:
-            self.size += len(block)
-            yield block
-            if block.endswith(b"\n"):
-                return
-            block = self._stream.readline(BLOCK)
-
-
 def _field(line: str, text_field: str, place: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise UserError(f"{place}: this is not JSON ({what}); every line must be one JSON object.") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{place}: expected an object with the field {text_field!r}, found {type(record).__name__}.")
+    record = json_object(line, place)
     if text_field not in record:
         fields = ", ".join(map(repr, list(record)[:12])) or "none"
         raise UserError(f"{place} has no field {text_field!r}; choose one with --data.text-field (here: {fields}).")
@@ -292,10 +224,13 @@ def _field(line: str, text_field: str, place: str) -> str:
     return mend_surrogates(text)
 
 
-def mend_surrogates(text: str) -> str:
-    """Lone surrogates cannot be written as UTF-8; they become U+FFFD."""
+def json_object(line: str, place: str) -> dict[str, Any]:
+    """The object that a line of JSON holds; UserError if it holds none."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise UserError(f"{place}: this is not JSON ({what}); every line must be one JSON object.") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}.")
+    return record

@@ -1,6 +1,6 @@
 """The token store: a text, tokenised once, as flat arrays of ids and the offsets of its documents.
 
-A store is a folder: `manifest.json`, and for each of the parts `train` and `held_out` the arrays `tokens` (uint16 or
+A store is a folder: `manifest.json`, and for each of the splits `train` and `held_out` the arrays `tokens` (uint16 or
 uint32), `offsets` (int64, one more than documents) and `counts` (int64, how often each id occurs). It is finished if
 and only if its manifest is there. Nothing about an objective is in it: no special symbols, no windows, no masks.
 """
@@ -19,18 +19,18 @@ from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
 from jaxlm.data.base import Statistics, entropy
 from jaxlm.data.batches import Batches
-from jaxlm.data.windows import Part, windows_of
+from jaxlm.data.windows import Split, windows_of
 from jaxlm.errors import UserError
 
 FORMAT = 2
-"""Of the files. 1 had arrays of one dimension."""
+"""Version of the files; 1 had arrays of one dimension."""
 MANIFEST = "manifest.json"
-PARTS = ("train", "held_out")
+SPLITS = ("train", "held_out")
 
 
 def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
-    """What a store holds, from the fingerprints of text and tokenizer and its settings. The FORMAT of its files is no
-    part of that: a run goes on over the same tokens in other files."""
+    """SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings. The FORMAT of the files is left out:
+    a run continues over the same tokens in other files."""
     facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -54,21 +54,20 @@ class Store:
         self._context = arrays.context()
 
     @functools.cached_property
-    def train(self) -> Part:
-        return self._part("train")
+    def train(self) -> Split:
+        return self._split("train")
 
     @functools.cached_property
-    def held_out(self) -> Part:
-        return self._part("held_out")
+    def held_out(self) -> Split:
+        return self._split("held_out")
 
-    def part(self, split: str) -> Part:
-        """split: "train" or "held_out"."""
-        if split not in PARTS:
-            raise UserError(f"A token store has the parts train and held_out, not {split!r}.")
-        return getattr(self, split)
+    def split(self, name: str) -> Split:
+        if name not in SPLITS:
+            raise UserError(f"A token store has the splits train and held_out, not {name!r}.")
+        return getattr(self, name)
 
     def counts(self, split: str) -> np.ndarray:
-        """int64 [vocab_size]: how often each id occurs in the part."""
+        """int64 [vocab_size]: how often each id occurs in the split."""
         return self._array(split, "counts", self.vocab_size).read(0, self.vocab_size)
 
     @functools.cached_property
@@ -82,15 +81,15 @@ class Store:
         follow each other without padding; "packed-eos": the same, with one end-of-sequence token after each document.
         Raises UserError also if the text to train on is too short for a single window.
         """
-        part = self.part(split)
-        batches = Batches(windows_of(part, raw_length, packing, pad=self.pad, eos=self.eos), rows, seed)
+        windows = windows_of(self.split(split), raw_length, packing, pad=self.pad, eos=self.eos)
+        batches = Batches(windows, rows, seed)
         if batches.num_rows == 0 and split == "train":
             raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
         return batches
 
-    def _part(self, split: str) -> Part:
+    def _split(self, split: str) -> Split:
         facts = self.manifest["parts"][split]
-        return Part(
+        return Split(
             name=split,
             documents=facts["documents"],
             num_tokens=facts["tokens"],
@@ -117,7 +116,7 @@ def _read_manifest(folder: str) -> dict[str, Any]:
         raise damaged(folder, f"{MANIFEST} is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"The token store {folder} is of another version of jaxlm; delete that folder to rebuild it.")
-    for split in PARTS:
+    for split in SPLITS:
         expected = manifest["parts"][split]["disk_bytes"]
         found = disk_bytes(str(epath.Path(folder) / split))
         if found != expected:

@@ -1,4 +1,4 @@
-"""From `--data.*` to a tokenizer and a token store, made once and found again."""
+"""Pretraining text: its flags, and the tokenizer and the token store that are made of it, kept in a cache folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 from etils import epath
@@ -21,8 +20,8 @@ from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.tokenizers.files import MARKER
-from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.training import train_tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
+from jaxlm.tokenizers.training import KINDS, Kind, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -33,7 +32,7 @@ _DEFAULT_CACHE = "~/.cache/jaxlm"
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-    """Which text to learn from, and how to tokenise it."""
+    """The text to pretrain on, and how to tokenise it; see `jaxlm.data.base.Data`."""
 
     source: str = field("python-docs", resumable=True)
     """The text: `python-docs` (what every Python carries), a file, folder or glob of .txt (documents separated by blank
@@ -46,10 +45,10 @@ class TextData:
     """Sequence length of the model, special symbols included."""
 
     tokenizer: str = field("auto", weights=True)
-    """`auto` trains SentencePiece on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
+    """`auto` trains one on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
 
-    tokenizer_kind: Literal["unigram", "bpe"] = "unigram"
-    """Which SentencePiece algorithm `auto` trains."""
+    tokenizer_kind: Kind = "unigram"
+    """What `auto` trains: SentencePiece, unigram or BPE, or byte-level BPE as GPT-2 and RoBERTa have it."""
 
     vocab_size: int = 8192
     """Size of the vocabulary that `auto` trains."""
@@ -71,8 +70,8 @@ class TextData:
             raise UserError(f"--data.length must be 8 or more, not {self.length}.")
         if not self.tokenizer:
             raise UserError("--data.tokenizer is empty; give `auto` or a tokenizer's folder or file.")
-        if self.tokenizer_kind not in ("unigram", "bpe"):
-            raise UserError(f"--data.tokenizer-kind must be unigram or bpe, not {self.tokenizer_kind!r}.")
+        if self.tokenizer_kind not in KINDS:
+            raise UserError(f"--data.tokenizer-kind must be one of {', '.join(KINDS)}, not {self.tokenizer_kind!r}.")
         if not 512 <= self.vocab_size <= 1 << 20:
             raise UserError(f"--data.vocab-size must be between 512 and {1 << 20:,}, not {self.vocab_size:,}.")
         if not 0 <= self.held_out <= 0.5:
@@ -169,7 +168,7 @@ def compilation_cache() -> str:
 
 
 def _survey(cache: epath.Path, corpus: Corpus, report: Report) -> Survey:
-    """Reads the text once to know it, or remembers it by the sizes and times of its files."""
+    """The survey of a text: read once, then remembered by the sizes and times of its files."""
     remembered = cache / "sources" / f"{corpus.stamp[:20]}.json"
     try:
         return Survey(**json.loads(remembered.read_text()))
@@ -179,16 +178,5 @@ def _survey(cache: epath.Path, corpus: Corpus, report: Report) -> Survey:
     text = survey(corpus.pieces())
     if text.documents == 0:
         raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
-    _write_whole(remembered, json.dumps(dataclasses.asdict(text)))
+    write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
     return text
-
-
-def _write_whole(path: epath.Path, text: str) -> None:
-    """Another process never sees half of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f".{path.name}.{os.getpid()}"
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another --data.cache-dir.") from error

@@ -1,4 +1,4 @@
-"""How a part of a token store is cut into windows of one length, and how many windows are read at once.
+"""Windows of one length of a split of a token store, read many at a time.
 
 Offsets of documents are looked up in two stages: every `_STRIDE`-th is in memory, and so are all of them unless there
 are very many. Both stages are array operations on a whole batch.
@@ -18,11 +18,11 @@ from jaxlm.types import TokenBatch
 PACKINGS = ("document", "packed", "packed-eos")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
-_AT_ONCE = 1 << 20  # offsets read at a time when a part is opened
+_AT_ONCE = 1 << 20  # offsets read at a time when a split is opened
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Split:
     """One split of a token store.
 
     tokens: uint16 or uint32. offsets: int64, one more than documents; document d is tokens offsets[d] to
@@ -40,10 +40,10 @@ class Part:
 class _Offsets:
     """Offsets of documents by number."""
 
-    def __init__(self, part: Part) -> None:
-        self.documents = part.documents
-        self._array = part.offsets
-        self._held = part.offsets.read(0, part.documents + 1) if part.documents < _RESIDENT else None
+    def __init__(self, split: Split) -> None:
+        self.documents = split.documents
+        self._array = split.offsets
+        self._held = split.offsets.read(0, split.documents + 1) if split.documents < _RESIDENT else None
 
     def from_each(self, first: np.ndarray, count: int) -> np.ndarray:
         """`count` offsets from each document `first` on: int64 [firsts, count]; past the end they repeat the last."""
@@ -65,18 +65,18 @@ class _Offsets:
         return np.cumsum(np.concatenate(sums))
 
 
-def windows_of(part: Part, length: int, packing: str, *, pad: int, eos: int) -> DocumentWindows | PackedWindows:
+def windows_of(split: Split, length: int, packing: str, *, pad: int, eos: int) -> DocumentWindows | PackedWindows:
     """pad, eos: ids, -1 where the tokenizer has none. Raises UserError for an unknown packing or a missing `eos`."""
     if packing not in PACKINGS:
         raise UserError(f"{packing!r} is no packing; choose one of {', '.join(PACKINGS)}.")
     if packing == "document":
-        return DocumentWindows(part, length, max(pad, 0))
+        return DocumentWindows(split, length, max(pad, 0))
     if packing == "packed-eos" and eos < 0:
         raise UserError(
             "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
-    return PackedWindows(part, length, max(pad, 0), eos if packing == "packed-eos" else None)
+    return PackedWindows(split, length, max(pad, 0), eos if packing == "packed-eos" else None)
 
 
 class DocumentWindows:
@@ -86,10 +86,10 @@ class DocumentWindows:
     too; a shorter one gives one window, padded; one under 2 tokens gives none.
     """
 
-    def __init__(self, part: Part, length: int, pad: int) -> None:
+    def __init__(self, split: Split, length: int, pad: int) -> None:
         self.length, self._pad = length, pad
-        self._tokens = part.tokens
-        self._offsets = _Offsets(part)
+        self._tokens = split.tokens
+        self._offsets = _Offsets(split)
         self._before = self._offsets.every(_STRIDE, self._windows)
         self.count = int(self._before[-1])
 
@@ -127,11 +127,11 @@ class PackedWindows:
     tokens are not stored: document d begins at offset[d] + d of a stream that has them.
     """
 
-    def __init__(self, part: Part, length: int, pad: int, eos: int | None) -> None:
+    def __init__(self, split: Split, length: int, pad: int, eos: int | None) -> None:
         self.length, self._pad, self._eos = length, pad, eos
         self._extra = 0 if eos is None else 1
-        self._tokens = part.tokens
-        self._offsets = _Offsets(part)
+        self._tokens = split.tokens
+        self._offsets = _Offsets(split)
         self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
         self._size = int(self._before[-1])
         self.count = 0 if self._size < 2 else max(1, self._size // length)

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
-from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
+from typing import Any
 
-ENCODER = (
-    *embedding("embeddings/word", "bert.embeddings.word_embeddings"),
-    *embedding("embeddings/position", "bert.embeddings.position_embeddings"),
-    *embedding("embeddings/token_type", "bert.embeddings.token_type_embeddings"),
-    *norm("embeddings/norm", "bert.embeddings.LayerNorm"),
-    *dense("encoder/layers/attention/query", "bert.encoder.layer.{layer}.attention.self.query"),
-    *dense("encoder/layers/attention/key", "bert.encoder.layer.{layer}.attention.self.key"),
-    *dense("encoder/layers/attention/value", "bert.encoder.layer.{layer}.attention.self.value"),
-    *dense("encoder/layers/attention/out", "bert.encoder.layer.{layer}.attention.output.dense"),
-    *norm("encoder/layers/attention_norm", "bert.encoder.layer.{layer}.attention.output.LayerNorm"),
-    *dense("encoder/layers/mlp/wi", "bert.encoder.layer.{layer}.intermediate.dense"),
-    *dense("encoder/layers/mlp/wo", "bert.encoder.layer.{layer}.output.dense"),
-    *norm("encoder/layers/mlp_norm", "bert.encoder.layer.{layer}.output.LayerNorm"),
-)
+from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
+from jaxlm.models.bert import Bert
+from jaxlm.models.encoder import Encoder
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.export import Template
+
+
+def embeddings(ours: str, theirs: str) -> tuple[Entry, ...]:
+    """The embedding module, which RoBERTa and ELECTRA have too."""
+    return (
+        *embedding(f"{ours}/word", f"{theirs}.word_embeddings"),
+        *embedding(f"{ours}/position", f"{theirs}.position_embeddings"),
+        *embedding(f"{ours}/token_type", f"{theirs}.token_type_embeddings"),
+        *norm(f"{ours}/norm", f"{theirs}.LayerNorm"),
+    )
+
+
+def layers(ours: str, theirs: str) -> tuple[Entry, ...]:
+    """The layers of an encoder, which RoBERTa and ELECTRA have too."""
+    ours, theirs = f"{ours}/layers/{{layer}}", f"{theirs}.layer.{{layer}}"
+    return (
+        *dense(f"{ours}/attention/query", f"{theirs}.attention.self.query"),
+        *dense(f"{ours}/attention/key", f"{theirs}.attention.self.key"),
+        *dense(f"{ours}/attention/value", f"{theirs}.attention.self.value"),
+        *dense(f"{ours}/attention/out", f"{theirs}.attention.output.dense"),
+        *norm(f"{ours}/attention_norm", f"{theirs}.attention.output.LayerNorm"),
+        *dense(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense"),
+        *dense(f"{ours}/mlp/wo", f"{theirs}.output.dense"),
+        *norm(f"{ours}/mlp_norm", f"{theirs}.output.LayerNorm"),
+    )
+
+
+ENCODER = (*embeddings("embeddings", "bert.embeddings"), *layers("encoder", "bert.encoder"))
 MLM_HEAD = (
     *dense("mlm_head/dense", "cls.predictions.transform.dense"),
     *norm("mlm_head/norm", "cls.predictions.transform.LayerNorm"),
@@ -31,6 +48,7 @@ NSP_HEAD = dense("nsp_head", "cls.seq_relationship")
 
 
 def table(next_sentence: bool) -> Table:
+    """The names of BertForPreTraining, or of BertForMaskedLM."""
     return Table(
         entries=(*ENCODER, *MLM_HEAD, *(POOLER + NSP_HEAD if next_sentence else ())),
         prefix="bert.",
@@ -45,38 +63,45 @@ def table(next_sentence: bool) -> Table:
     )
 
 
-def parts(objective: BertPretraining) -> tuple[Part]:
-    m = objective.model
-    config = {
-        "model_type": "bert",
-        "vocab_size": m.vocab_size,
-        "hidden_size": m.hidden_size,
-        "num_hidden_layers": m.num_layers,
-        "num_attention_heads": m.num_heads,
-        "intermediate_size": m.intermediate_size,
-        "max_position_embeddings": m.max_positions,
-        "type_vocab_size": m.type_vocab_size,
-        "hidden_act": m.activation,
-        "hidden_dropout_prob": m.dropout,
-        "attention_probs_dropout_prob": m.attention_dropout,
-        "layer_norm_eps": m.norm_eps,
-        "initializer_range": m.init_std,
+def encoder_config(model: Encoder) -> dict[str, object]:
+    """The fields of config.json that BERT and the encoders after it have in common."""
+    return {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": model.max_positions,
+        "type_vocab_size": model.type_vocab_size,
+        "hidden_act": model.activation,
+        "hidden_dropout_prob": model.dropout,
+        "attention_probs_dropout_prob": model.attention_dropout,
+        "layer_norm_eps": model.norm_eps,
+        "initializer_range": model.init_std,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
+    }
+
+
+def models(objective: MaskedLM) -> tuple[TransformersModel]:
+    config = encoder_config(objective.model) | {
+        "model_type": "bert",
         "pad_token_id": symbol(objective.vocabulary, "pad"),
     }
     architecture, auto_class = (
         ("BertForPreTraining", "AutoModelForPreTraining") if objective.next_sentence
         else ("BertForMaskedLM", "AutoModelForMaskedLM")
     )
-    return (Part(architecture, auto_class, config, table(objective.next_sentence)),)
+    return (TransformersModel(architecture, auto_class, config, table(objective.next_sentence)),)
 
 
-def read_objective(source: Source) -> BertPretraining:
+def read_encoder(source: Source) -> dict[str, Any]:
+    """The fields of `Encoder` that config.json of BERT and the encoders after it gives; what it leaves out is as in
+    bert-base-uncased."""
     source.refuse("position_embedding_type", "absolute")
     source.refuse("is_decoder", False)
     source.refuse("add_cross_attention", False)
-    model = BertConfig(
+    return dict(
         vocab_size=source.number("vocab_size", 30522),
         hidden_size=source.number("hidden_size", 768),
         num_layers=source.number("num_hidden_layers", 12),
@@ -90,16 +115,23 @@ def read_objective(source: Source) -> BertPretraining:
         norm_eps=source.number("layer_norm_eps", 1e-12),
         init_std=source.number("initializer_range", 0.02),
     )
+
+
+def read_objective(source: Source) -> MaskedLM:
     # A pooler without its head is worth keeping: sentence encoders have one, and next-sentence prediction trains it.
     next_sentence = source.holds("pooler.dense.weight") or source.holds("seq_relationship.weight")
-    return BertPretraining(model=model, next_sentence=next_sentence)
+    return MaskedLM(model=Bert(**read_encoder(source)), next_sentence=next_sentence)
 
 
-BERT = Family(
+TEMPLATE = Template(
+    single="cls $A sep", pair="cls $A sep $B:1 sep:1", inputs=("input_ids", "token_type_ids", "attention_mask"),
+    needs=("pad", "cls", "sep", "mask"),
+)
+
+FAMILY = Family(
     model_type="bert",
-    objective=BertPretraining,
-    tokenizer_family="bert",
-    parts=parts,
+    template=TEMPLATE,
+    models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,
 )

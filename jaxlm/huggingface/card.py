@@ -7,7 +7,7 @@ import importlib.metadata
 import math
 from collections.abc import Mapping
 
-from jaxlm.huggingface.family import Part
+from jaxlm.huggingface.family import TransformersModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +31,15 @@ class ModelCard:
 
 
 def render(
-    card: ModelCard, model_type: str, objective_name: str, parts: tuple[Part, ...], parameters: int, name: str
+    card: ModelCard, model_type: str, objective_name: str, models: tuple[TransformersModel, ...], parameters: int,
+    name: str,
 ) -> str:
     """The card as Markdown with the hub's YAML header. `name` is the folder's, used as title and in the example."""
-    main = parts[0]
+    main = models[0]
     header = ["---", "library_name: transformers", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
               f"- {model_type}", "---"]
     facts: list[tuple[str, object]] = [
-        ("Family", f"{model_type} ({', '.join(part.architecture for part in parts)})"),
+        ("Family", f"{model_type} ({', '.join(model.architecture for model in models)})"),
         ("Objective", objective_name),
         ("Parameters", f"{parameters:,}"),
         ("Layers, width, heads", shape(main)),
@@ -65,13 +66,13 @@ def render(
     else:
         lines += ["No evaluation was recorded."]
     lines += ["", "## Use", ""]
-    for part in parts:
-        where = f"{name}/{part.folder}".rstrip("/")
+    for model in models:
+        where = f"{name}/{model.folder}".rstrip("/")
         lines += [
             "```python",
-            f"from transformers import {part.auto_class}, AutoTokenizer",
+            f"from transformers import {model.auto_class}, AutoTokenizer",
             f"tokenizer = AutoTokenizer.from_pretrained({where!r})",
-            f"model = {part.auto_class}.from_pretrained({where!r})",
+            f"model = {model.auto_class}.from_pretrained({where!r})",
             "```",
             "",
         ]
@@ -86,10 +87,10 @@ def version() -> str:
         return "(a source checkout)"
 
 
-def shape(part: Part) -> str:
+def shape(model: TransformersModel) -> str:
     keys = (("num_hidden_layers", "num_layers", "n_layer"), ("hidden_size", "d_model", "n_embd"),
             ("num_attention_heads", "num_heads", "n_head"))
-    found = [next((part.config[key] for key in names if key in part.config), None) for names in keys]
+    found = [next((model.config[key] for key in names if key in model.config), None) for names in keys]
     return "" if None in found else ", ".join(map(str, found))
 
 

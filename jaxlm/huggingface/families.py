@@ -1,31 +1,40 @@
-"""The families that can be imported and exported: a new one is its own file and its name here."""
+"""The registry's families: by objective and model for an export, by model_type for an import."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from jaxlm import systems
 from jaxlm.errors import UserError
-from jaxlm.huggingface.bert import BERT
-from jaxlm.huggingface.electra import ELECTRA
 from jaxlm.huggingface.family import Family
-from jaxlm.huggingface.gpt2 import GPT2
-from jaxlm.huggingface.t5 import T5
-
-FAMILIES: tuple[Family, ...] = (BERT, ELECTRA, GPT2, T5)
 
 
 def family_of(objective: Any) -> Family:
-    """The family that an objective pretrains."""
-    for family in FAMILIES:
-        if type(objective) is family.objective:
-            return family
-    raise UserError(f"{type(objective).__name__} has no model in Transformers, so it cannot be exported.")
+    """The family to export an objective as. UserError where its parameters fill no class of Transformers."""
+    objective_class, model_class = type(objective), type(objective.model)
+    for system in systems.SYSTEMS:
+        if (system.objective, system.model) == (objective_class, model_class) and system.family:
+            return _load(system.family)
+    raise UserError(
+        f"{objective_class.__name__} with the model {model_class.__name__} has no class in Transformers, so it cannot "
+        "be exported."
+    )
 
 
 def family_named(model_type: str, where: str) -> Family:
-    """The family of a `model_type` in config.json."""
-    for family in FAMILIES:
-        if model_type == family.model_type:
-            return family
-    known = ", ".join(family.model_type for family in FAMILIES)
-    raise UserError(f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {known}.")
+    """The first family of a `model_type` in config.json. UserError, naming `where`, if there is none."""
+    known = {}
+    for system in systems.SYSTEMS:
+        if system.family:
+            family = _load(system.family)
+            known.setdefault(family.model_type, family)
+    if model_type not in known:
+        raise UserError(
+            f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {', '.join(known)}."
+        )
+    return known[model_type]
+
+
+def _load(module: str) -> Family:
+    return importlib.import_module(f"jaxlm.huggingface.{module}").FAMILY

@@ -1,4 +1,4 @@
-"""What a family tells the import and the export: one `Family`, written in a file of its own."""
+"""What import and export need to know of a model family: one `Family`, in a file of its own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
+from jaxlm.tokenizers.export import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Number = TypeVar("Number", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One Transformers class that an objective's parameters fill. BERT has one; ELECTRA two, with a folder each."""
+class TransformersModel:
+    """A model of Transformers that an objective's parameters fill. BERT has one; ELECTRA two, with a folder each."""
 
     architecture: str
     """The class, such as "BertForPreTraining"."""
@@ -26,13 +27,13 @@ class Part:
     config: Mapping[str, Any]
     """config.json, without "architectures"."""
     table: Table
-    """Paths from the root of the objective's parameters. Parts may share parameters."""
+    """Paths from the root of the objective's parameters. Two models may share parameters."""
     folder: str = ""
-    """Where it stands below the exported folder; "" is that folder itself."""
+    """Subfolder of the exported folder; "" is that folder itself."""
     generation_config: Mapping[str, Any] | None = None
     """generation_config.json, for a model that generates."""
     pipeline_tag: str = "fill-mask"
-    """What the hub calls its use."""
+    """The hub's name of its use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,24 +70,22 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A `model_type` of Transformers and the objective that pretrains it."""
+    """A `model_type` of Transformers, for one pair of objective and model in jaxlm.systems."""
 
     model_type: str
     """As in config.json."""
-    objective: type
-    """The objective's class."""
-    tokenizer_family: Literal["bert", "electra", "gpt2", "t5"]
-    """Which special symbols the exported tokenizer puts around a text."""
-    parts: Callable[[Any], tuple[Part, ...]]
-    """objective -> the classes it fills; `objective.vocabulary` may be None."""
+    template: Template
+    """What the exported tokenizer puts around a text."""
+    models: Callable[[Any], tuple[TransformersModel, ...]]
+    """objective → the models that its parameters fill; `objective.vocabulary` may be None."""
     read_objective: Callable[[Source], Any]
     """The objective with its model as config.json and the names of the tensors say. UserError for what the model
     cannot do."""
     max_length: Callable[[Any], int]
-    """objective -> the longest sequence, for the tokenizer."""
-    stored_parts: Callable[[Any, Source], tuple[Part, ...]] | None = None
-    """(objective, source) -> the parts that this folder holds, where they are not always `parts(objective)`; what the
-    others fill starts fresh."""
+    """objective → the longest sequence that the model takes, for the tokenizer."""
+    stored_models: Callable[[Any, Source], tuple[TransformersModel, ...]] | None = None
+    """(objective, source) → the models that this folder holds, where they are not always `models(objective)`; the
+    parameters of the others are initialized."""
 
 
 # Names that Transformers has for one function, each with ours.

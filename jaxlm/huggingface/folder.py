@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,86 +19,83 @@ from safetensors import SafetensorError
 from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
 from jaxlm.huggingface.families import family_named, family_of
-from jaxlm.huggingface.family import Part, Source, read_config
-from jaxlm.huggingface.table import Params, get, listed, paths, put
+from jaxlm.huggingface.family import Source, TransformersModel, read_config
+from jaxlm.huggingface.table import Params, get, listed, paths, put, subtrees, within
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
+from jaxlm.objectives.base import Objective
 from jaxlm.paths import local_folder
+from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-
-
-class ExportsTokenizer(Protocol):
-    """What an export needs of a tokenizer."""
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    def export(self, folder: Path, family: str, max_length: int) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
     """A Transformers folder, read."""
 
-    objective: Any
+    objective: Objective
     """The pretraining objective with the model's configuration, bound to the tokenizer's vocabulary."""
     params: Params
     """Nested dict of float32 numpy arrays."""
     tokenizer: Tokenizer
     fresh: list[str]
-    """Paths of parameters that the folder lacks (heads) and that were initialised freshly."""
+    """Paths of parameters that the folder lacks (heads) and that were initialized."""
     model_type: str
     architecture: str
     """The class that config.json names; "" where it names none."""
 
     @property
     def fresh_heads(self) -> list[str]:
-        """First names of the fresh parameters ("mlm_head"), sorted."""
-        return sorted({path.split("/")[0] for path in self.fresh})
+        """The largest subtrees that are fresh, such as "mlm_head", sorted."""
+        return subtrees(self.fresh, paths(self.params))
 
 
 def export_folder(
     out: str | os.PathLike[str],
-    objective: Any,
+    objective: Objective,
     params: Params,
-    tokenizer: ExportsTokenizer,
+    tokenizer: Tokenizer,
     card: ModelCard,
     *,
+    max_length: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Writes a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load. Returns its path.
 
     config.json, model.safetensors (shards of at most `shard_bytes` when it is larger), the tokenizer's files,
-    README.md, and generation_config.json for a model that generates. Everything is written beside `out` under another
-    name and renamed at the end, so that `out` is whole or not there. UserError: `out` exists and is not empty, the disk
-    is full, the objective has no Transformers class, parameters or tokenizer do not fit it.
+    README.md, and generation_config.json for a model that generates. max_length: the longest text that the model was
+    trained on, special symbols included, for the tokenizer; the longest that it takes when not given. Everything is
+    written beside `out` under another name and renamed at the end, so that `out` is whole or not there. UserError:
+    `out` exists and is not empty, the disk is full, the objective has no Transformers class, parameters or tokenizer do
+    not fit it.
     """
     out = local_folder(out, "Transformers folders").absolute()
     family = family_of(objective)
     vocabulary = tokenizer.vocabulary
     if objective.vocabulary is None:
         objective = dataclasses.replace(objective, vocabulary=vocabulary)
-    parts = family.parts(objective)
+    models = family.models(objective)
     template = _template(objective)
-    _check_params(params, template, parts)
-    rows = parts[0].config["vocab_size"]
+    _check_params(params, template, models)
+    rows = models[0].config["vocab_size"]
     if vocabulary.size > rows:
         raise UserError(
             f"{vocabulary.name} has {vocabulary.size} ids but the model only {rows} rows; give the tokenizer that the "
             "model was trained with."
         )
-    parameters = sum(int(np.prod(get(template, path).shape)) for path in paths(template))
+    exported = {path for model in models for entry in model.table.tensors(template) for path in entry.ours}
+    parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
     with _new_folder(out) as temporary:
-        for part in parts:
-            folder = temporary / part.folder
+        for model in models:
+            folder = temporary / model.folder
             folder.mkdir(exist_ok=True)
-            config = {"architectures": [part.architecture], "dtype": "float32", **part.config}
+            config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
             _write_json(folder / "config.json", config)
-            if part.generation_config is not None:
-                _write_json(folder / "generation_config.json", part.generation_config)
-            write_weights(folder, part.table.to_transformers(params), shard_bytes)
-            tokenizer.export(folder, family.tokenizer_family, family.max_length(objective))
-        text = render(card, family.model_type, type(objective).__name__, parts, parameters, out.name)
+            if model.generation_config is not None:
+                _write_json(folder / "generation_config.json", model.generation_config)
+            write_weights(folder, model.table.to_transformers(params), shard_bytes)
+            export_tokenizer(tokenizer, folder, family.template, max_length or family.max_length(objective))
+        text = render(card, family.model_type, type(objective).__name__, models, parameters, out.name)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 
@@ -120,21 +117,15 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
         source = Source(folder, config, weights.shapes)
         objective = found.read_objective(source)
         tokenizer = Tokenizer.load(folder)
-        rows = found.parts(objective)[0].config["vocab_size"]
-        if tokenizer.vocabulary.size > rows:
-            raise UserError(
-                f"{folder}: its tokenizer has {tokenizer.vocabulary.size} ids but the model only {rows} rows; put the "
-                "tokenizer there that the model was trained with."
-            )
-        # It may well have fewer: published embeddings are often padded. Rows that no token has are never written.
+        _check_tokenizer(folder, objective, tokenizer.vocabulary)
         objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
         template = _template(objective)
         params: Params = {}
-        for part in found.stored_parts(objective, source) if found.stored_parts else found.parts(objective):
-            with _weights_of(part, folder, weights) as own:
-                _merge(params, own, part, template)
+        for model in found.stored_models(objective, source) if found.stored_models else found.models(objective):
+            with _weights_of(model, folder, weights) as own:
+                _merge(params, own, model, template)
     fresh = sorted(set(paths(template)) - set(paths(params)))
-    for path, leaf in _initialise(objective, fresh, seed).items():
+    for path, leaf in _initialize(objective, fresh, seed).items():
         put(params, path, leaf)
     architecture = next(iter(config.get("architectures") or [""]))
     return Imported(objective, _in_order(params, template), tokenizer, fresh, found.model_type, architecture)
@@ -149,47 +140,65 @@ def is_transformers_folder(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def _template(objective: Any) -> Params:
+def _template(objective: Objective) -> Params:
     """Shapes of the objective's parameters."""
     return jax.eval_shape(objective.init, jax.random.key(0))
 
 
-def _check_params(params: Params, template: Params, parts: tuple[Part, ...]) -> None:
+def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:
+    """UserError where the tokenizer is not the model's. It may well have fewer ids than the embedding has rows:
+    published embeddings are often padded, and rows that no token has are never written."""
+    rows = objective.model.vocab_size
+    if vocabulary.size > rows:
+        raise UserError(
+            f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; put the tokenizer "
+            "there that the model was trained with."
+        )
+    if objective.model.bind(dataclasses.replace(vocabulary, keeps_rows=True)) != objective.model:
+        raise UserError(
+            f"{folder}: its tokenizer has other ids than config.json for a symbol that the model depends on (padding); "
+            "put the tokenizer there that the model was trained with."
+        )
+
+
+def _check_params(params: Params, template: Params, models: tuple[TransformersModel, ...]) -> None:
     shapes = {path: tuple(get(template, path).shape) for path in paths(template)}
     given = {path: tuple(np.shape(get(params, path))) for path in paths(params)}
     different = sorted(path for path in {*shapes, *given} if shapes.get(path) != given.get(path))
     if different:
         raise UserError(f"The parameters are not of this objective: {listed(different)} differ from its configuration.")
-    named = {path for part in parts for entry in part.table.entries for path in entry.ours}
-    if named != set(shapes):
-        raise AssertionError(f"the table of {parts[0].architecture} does not match its model: {named ^ set(shapes)}")
+    named = {path for model in models for entry in model.table.tensors(template) for path in entry.ours}
+    private = {subtree for model in models for subtree in model.table.private}
+    wanted = {path for path in shapes if not any(within(path, subtree) for subtree in private)}
+    if named != wanted:
+        raise AssertionError(f"the table of {models[0].architecture} does not match its model: {named ^ wanted}")
 
 
 @contextlib.contextmanager
-def _weights_of(part: Part, folder: Path, main: Weights) -> Iterator[Weights | None]:
-    """The weights of a part: those of the folder itself, of the folder below it, or None where that is missing."""
-    if not part.folder:
+def _weights_of(model: TransformersModel, folder: Path, main: Weights) -> Iterator[Weights | None]:
+    """The weights of a model: those of the folder itself, of a subfolder, or None where that is missing."""
+    if not model.folder:
         yield main
-    elif not (folder / part.folder).is_dir():
+    elif not (folder / model.folder).is_dir():
         yield None
     else:
-        with Weights(folder / part.folder) as weights:
+        with Weights(folder / model.folder) as weights:
             yield weights
 
 
-def _merge(params: Params, weights: Weights | None, part: Part, template: Params) -> None:
-    """Reads a part into `params`. What another part has filled already must be the same there."""
+def _merge(params: Params, weights: Weights | None, model: TransformersModel, template: Params) -> None:
+    """Reads a model into `params`. What another one has filled already must be the same there."""
     if weights is None:
         return
-    new, _ = part.table.from_transformers(weights.shapes, weights.read, template, str(weights.folder))
+    new = model.table.from_transformers(weights.shapes, weights.read, template, str(weights.folder))
     filled = set(paths(params))
     for path in paths(new):
         if path in filled and not np.array_equal(get(params, path), get(new, path), equal_nan=True):
-            raise UserError(f"{weights.folder} has {path} that differs from the other part's; the two share it.")
+            raise UserError(f"{weights.folder} has {path} that differs from the other model's; the two share it.")
         put(params, path, get(new, path))
 
 
-def _initialise(objective: Any, wanted: list[str], seed: int) -> dict[str, np.ndarray]:
+def _initialize(objective: Objective, wanted: list[str], seed: int) -> dict[str, np.ndarray]:
     """Fresh values of some parameters; jit leaves out the work for the others."""
     if not wanted:
         return {}

@@ -5,10 +5,11 @@ Its Conv1D matrices are [in, out] as ours are, so nothing is transposed; query, 
 
 from __future__ import annotations
 
-from jaxlm.huggingface.family import Family, Part, Source, activation, symbol
+from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
-from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.tokenizers.export import Template
 
 
 def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
@@ -19,21 +20,23 @@ def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
     )
 
 
-ATTENTION = "decoder/layers/attention"
+LAYER = "decoder/layers/{layer}"
+ATTENTION = f"{LAYER}/attention"
 ENTRIES = (
     *embedding("embeddings/word", "transformer.wte"),
     *embedding("embeddings/position", "transformer.wpe"),
-    *norm("decoder/layers/attention_norm", "transformer.h.{layer}.ln_1"),
+    *norm(f"{LAYER}/attention_norm", "transformer.h.{layer}.ln_1"),
     *conv1d((f"{ATTENTION}/query", f"{ATTENTION}/key", f"{ATTENTION}/value"), "transformer.h.{layer}.attn.c_attn"),
     *conv1d((f"{ATTENTION}/out",), "transformer.h.{layer}.attn.c_proj"),
-    *norm("decoder/layers/mlp_norm", "transformer.h.{layer}.ln_2"),
-    *conv1d(("decoder/layers/mlp/wi",), "transformer.h.{layer}.mlp.c_fc"),
-    *conv1d(("decoder/layers/mlp/wo",), "transformer.h.{layer}.mlp.c_proj"),
+    *norm(f"{LAYER}/mlp_norm", "transformer.h.{layer}.ln_2"),
+    *conv1d((f"{LAYER}/mlp/wi",), "transformer.h.{layer}.mlp.c_fc"),
+    *conv1d((f"{LAYER}/mlp/wo",), "transformer.h.{layer}.mlp.c_proj"),
     *norm("decoder/final_norm", "transformer.ln_f"),
 )
 
 
 def table(num_layers: int) -> Table:
+    """The names of GPT2LMHeadModel."""
     return Table(
         entries=ENTRIES,
         prefix="transformer.",
@@ -43,7 +46,7 @@ def table(num_layers: int) -> Table:
     )
 
 
-def parts(objective: CausalLM) -> tuple[Part]:
+def models(objective: CausalLM) -> tuple[TransformersModel]:
     m, v = objective.model, objective.vocabulary
     eos = symbol(v, "eos")
     # In the plain stream a text begins after an end symbol, so that symbol is also GPT-2's "begin". Where documents
@@ -70,8 +73,10 @@ def parts(objective: CausalLM) -> tuple[Part]:
     }
     generation = symbols if symbols["pad_token_id"] is not None else symbols | {"pad_token_id": eos}
     return (
-        Part("GPT2LMHeadModel", "AutoModelForCausalLM", config, table(m.num_layers),
-             generation_config=generation, pipeline_tag="text-generation"),
+        TransformersModel(
+            "GPT2LMHeadModel", "AutoModelForCausalLM", config, table(m.num_layers), generation_config=generation,
+            pipeline_tag="text-generation",
+        ),
     )
 
 
@@ -84,7 +89,7 @@ def read_objective(source: Source) -> CausalLM:
     dropout = source.number("resid_pdrop", 0.1)
     source.refuse("embd_pdrop", dropout)
     hidden, layers = source.number("n_embd", 768), source.number("n_layer", 12)
-    model = Gpt2Config(
+    model = Gpt2(
         vocab_size=source.number("vocab_size", 50257),
         hidden_size=hidden,
         num_layers=layers,
@@ -100,11 +105,12 @@ def read_objective(source: Source) -> CausalLM:
     return CausalLM(model=model, plain_stream=source.config.get("bos_token_id") is not None)
 
 
-GPT2 = Family(
+TEMPLATE = Template(needs=("eos",))
+
+FAMILY = Family(
     model_type="gpt2",
-    objective=CausalLM,
-    tokenizer_family="gpt2",
-    parts=parts,
+    template=TEMPLATE,
+    models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,
 )

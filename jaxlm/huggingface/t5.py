@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface.family import Family, Part, Source, symbol
+from jaxlm.huggingface.family import Family, Source, TransformersModel, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
-from jaxlm.models.t5 import T5Config
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.tokenizers.export import Template
 
 
 def _attention(ours: str, theirs: str) -> tuple[Entry, ...]:
@@ -14,7 +15,7 @@ def _attention(ours: str, theirs: str) -> tuple[Entry, ...]:
 
 
 def _stack(name: str, matrices: tuple[str, ...], cross: bool) -> tuple[Entry, ...]:
-    ours, theirs, mlp = f"{name}/layers", f"{name}.block.{{layer}}.layer", 2 if cross else 1
+    ours, theirs, mlp = f"{name}/layers/{{layer}}", f"{name}.block.{{layer}}.layer", 2 if cross else 1
     entries = (
         *_attention(f"{ours}/attention", f"{theirs}.0.SelfAttention"),
         *norm(f"{ours}/attention_norm", f"{theirs}.0.layer_norm", bias=False),
@@ -34,7 +35,8 @@ def _stack(name: str, matrices: tuple[str, ...], cross: bool) -> tuple[Entry, ..
     )
 
 
-def table(model: T5Config) -> Table:
+def table(model: T5) -> Table:
+    """The names of T5ForConditionalGeneration."""
     matrices = ("wi_0", "wi_1", "wo") if model.activation.startswith("gated") else ("wi", "wo")
     ties = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
     if model.tied_head:
@@ -53,7 +55,7 @@ def table(model: T5Config) -> Table:
     )
 
 
-def parts(objective: T5Pretraining) -> tuple[Part]:
+def models(objective: SpanCorruption) -> tuple[TransformersModel]:
     m = objective.model
     ids = {
         "pad_token_id": symbol(objective.vocabulary, "pad"),
@@ -80,14 +82,14 @@ def parts(objective: T5Pretraining) -> tuple[Part]:
         **ids,
     }
     return (
-        Part(
+        TransformersModel(
             "T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", config, table(m), generation_config=ids,
             pipeline_tag="text2text-generation",
         ),
     )
 
 
-def read_objective(source: Source) -> T5Pretraining:
+def read_objective(source: Source) -> SpanCorruption:
     source.refuse("feed_forward_proj", "relu", "gelu", "gelu_new", "gated-gelu")
     config = source.config
     # Transformers 5 saves the flag under its true name, and "tie_word_embeddings": true whatever the head is.
@@ -97,7 +99,7 @@ def read_objective(source: Source) -> T5Pretraining:
     rate = source.number("dropout_rate", 0.1)
     layers = source.number("num_layers", 6)
     decoder_layers = source.number("num_decoder_layers", layers)
-    model = T5Config(
+    model = T5(
         vocab_size=source.number("vocab_size", 32128),
         hidden_size=source.number("d_model", 512),
         num_layers=layers,
@@ -114,14 +116,15 @@ def read_objective(source: Source) -> T5Pretraining:
         attention_dropout=rate,
         norm_eps=source.number("layer_norm_epsilon", 1e-6),
     )
-    return T5Pretraining(model=model)
+    return SpanCorruption(model=model)
 
 
-T5 = Family(
+TEMPLATE = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
+
+FAMILY = Family(
     model_type="t5",
-    objective=T5Pretraining,
-    tokenizer_family="t5",
-    parts=parts,
+    template=TEMPLATE,
+    models=models,
     read_objective=read_objective,
     # Relative positions have no last one; the tokenizer says what the published models were trained at.
     max_length=lambda objective: 512,

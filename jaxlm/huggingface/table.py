@@ -1,4 +1,4 @@
-"""One table of names per family: where each of our parameters stands in a Transformers checkpoint.
+"""Tables of names: where each of our parameters stands in a Transformers checkpoint.
 
 A table is read in both directions, so that an export and an import cannot disagree. Everything here is numpy.
 """
@@ -6,7 +6,7 @@ A table is read in both directions, so that an export and an import cannot disag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,32 +14,63 @@ import numpy as np
 from jaxlm.errors import UserError
 
 Params = dict[str, Any]
+Shape = tuple[int, ...]
 LAYER = "{layer}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One Transformers tensor (or one per layer, where `theirs` holds `{layer}`) and the parameters it consists of.
+    """One Transformers tensor and the parameters that it consists of, or, with `{layer}` in the names of both, one
+    tensor for each layer.
 
-    ours: paths such as "encoder/layers/attention/query/kernel". With several, their tensor is ours joined along the
-    last axis of our orientation (GPT-2's fused query-key-value matrix).
-    theirs: the name of the tensor; with `{layer}` our arrays carry the layers as their first dimension.
+    ours: paths such as "encoder/layers/{layer}/attention/query/kernel". With several, their tensor is ours joined along
+        the last axis of our orientation (GPT-2's fused query-key-value matrix).
+    theirs: the name of the tensor.
     transpose: whether their matrix is [out, in] (torch.nn.Linear) where ours is [in, out].
+    shape: their shape, where it differs from ours by more than that, such as [hidden, heads, width] (XLNet).
     """
 
     ours: tuple[str, ...]
     theirs: str
     transpose: bool = False
+    shape: Shape | None = None
 
-    @property
-    def stacked(self) -> bool:
-        return LAYER in self.theirs
+    def layers(self, template: Params) -> list[Entry]:
+        """This entry with the number of each layer of `template` in place of `{layer}`; itself where it has none."""
+        if LAYER not in self.theirs:
+            return [self]
+        count = len(get(template, self.ours[0].partition("/" + LAYER)[0]))
+        return [
+            dataclasses.replace(
+                self, ours=tuple(path.replace(LAYER, str(layer)) for path in self.ours),
+                theirs=self.theirs.replace(LAYER, str(layer)),
+            )
+            for layer in range(count)
+        ]
 
-    def their_shape(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    def their_shape(self, shapes: Sequence[Shape]) -> Shape:
         """Shape of their tensor, given the shapes of ours."""
-        parts = [shape[1:] if self.stacked else shape for shape in shapes]
-        joined = (*parts[0][:-1], sum(part[-1] for part in parts))
-        return joined[::-1] if self.transpose else joined
+        joined = _joined(shapes)
+        return self.shape or (joined[::-1] if self.transpose else joined)
+
+    def to_theirs(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
+        """Their tensor, a view into ours where it can be."""
+        array = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=-1)
+        array = array.T if self.transpose else array
+        return array if self.shape is None else array.reshape(self.shape)
+
+    def to_ours(self, array: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Our parameters, of the given shapes, from their tensor."""
+        joined = _joined(shapes)
+        if self.shape is not None:
+            array = array.reshape(joined[::-1] if self.transpose else joined)
+        cuts = np.cumsum([shape[-1] for shape in shapes])[:-1]
+        parts = np.split(array.T if self.transpose else array, cuts, axis=-1)
+        return [np.ascontiguousarray(part, np.float32) for part in parts]
+
+
+def _joined(shapes: Sequence[Shape]) -> Shape:
+    return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
 def dense(ours: str, theirs: str, bias: bool = True) -> tuple[Entry, ...]:
@@ -61,72 +92,60 @@ def embedding(ours: str, theirs: str) -> tuple[Entry, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """All the names of one Transformers class."""
+    """The correspondence between an objective's parameters and one Transformers class."""
 
     entries: tuple[Entry, ...]
     prefix: str = ""
-    """What heads put before the names of the bare model ("bert."): files of the bare model lack it."""
+    """What `base_model_prefix` puts before the names ("bert."); a folder of the bare model lacks it."""
     ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Second name of a tensor -> its first name. A file may hold either or, equal to the last bit, both; we write
+    """Second name of a tensor → its first name. A file may hold either or, equal to the last bit, both; an export has
     the first."""
     ignored: tuple[str, ...] = ()
-    """Names of buffers that carry nothing trained."""
+    """Names of buffers and tensors that carry nothing trained."""
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Endings that older files use -> today's ("LayerNorm.gamma" -> "LayerNorm.weight")."""
+    """Endings that older files use → today's ("LayerNorm.gamma" → "LayerNorm.weight")."""
     heads: tuple[str, ...] = ()
-    """Our subtrees that a file may lack altogether, such as "mlm_head"; they are then initialised freshly."""
+    """Our subtrees that a file may lack altogether, such as "mlm_head"; they are then initialized."""
+    private: tuple[str, ...] = ()
+    """Our subtrees that serve training only and have no place in the class; an export leaves them out, an import
+    initializes them."""
 
-    def their_names(self, template: Params) -> dict[str, tuple[int, ...]]:
-        """Their name -> shape, for parameters with the shapes of `template` (anything with `.shape`)."""
-        names = {}
-        for entry in self.entries:
-            shapes = [tuple(get(template, path).shape) for path in entry.ours]
-            for layer in range(shapes[0][0]) if entry.stacked else [0]:
-                names[entry.theirs.replace(LAYER, str(layer))] = entry.their_shape(shapes)
-        return names
+    def tensors(self, template: Params) -> list[Entry]:
+        """One entry for each tensor of a model with the parameters of `template` (anything with `.shape`)."""
+        return [tensor for entry in self.entries for tensor in entry.layers(template)]
+
+    def their_names(self, template: Params) -> dict[str, Shape]:
+        """Their name → shape."""
+        return {e.theirs: e.their_shape(_shapes(template, e)) for e in self.tensors(template)}
 
     def to_transformers(self, params: Params) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) in the order of the table; arrays are views into `params` where they can be."""
-        for entry in self.entries:
-            leaves = [np.asarray(get(params, path)) for path in entry.ours]
-            for layer in range(leaves[0].shape[0]) if entry.stacked else [None]:
-                parts = leaves if layer is None else [leaf[layer] for leaf in leaves]
-                array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-                yield entry.theirs.replace(LAYER, str(layer)), array.T if entry.transpose else array
+        for entry in self.tensors(params):
+            yield entry.theirs, entry.to_theirs([np.asarray(get(params, path)) for path in entry.ours])
 
     def from_transformers(
-        self,
-        stored: Mapping[str, tuple[int, ...]],
-        read: Callable[[str], np.ndarray],
-        template: Params,
-        where: str,
-    ) -> tuple[Params, list[str]]:
-        """(parameters as float32, paths that the file lacks and that may be initialised freshly).
+        self, stored: Mapping[str, Shape], read: Callable[[str], np.ndarray], template: Params, where: str
+    ) -> Params:
+        """The parameters, float32, that a file holds; heads that it lacks are left out.
 
-        stored: name -> shape of what the file holds; `read` gives one of them. template: our parameters, or anything
+        stored: name → shape of what the file holds; `read` gives one of them. template: our parameters, or anything
         with their shapes. UserError names tensors that are missing, not known, of another shape, or untied.
         """
+        tensors = self.tensors(template)
         wanted = self.their_names(template)
         found = self._names(stored, wanted, where)
         self._check_shapes(found, stored, wanted, where)
-        fresh = self._missing(found, template, where)
+        missing = self._missing_heads(found, tensors, where)
         params: Params = {}
-        for entry in self.entries:
-            if fresh.issuperset(entry.ours):
+        for entry in tensors:
+            if any(within(path, head) for path in entry.ours for head in missing):
                 continue
-            leaves = [np.empty(get(template, path).shape, np.float32) for path in entry.ours]
-            cuts = np.cumsum([leaf.shape[-1] for leaf in leaves])[:-1]
-            for layer in range(leaves[0].shape[0]) if entry.stacked else [None]:
-                name = entry.theirs.replace(LAYER, str(layer))
-                array = self._read_tied(name, found, read, where)
-                parts = np.split(array.T if entry.transpose else array, cuts, axis=-1)
-                for leaf, part in zip(leaves, parts, strict=True):
-                    leaf[... if layer is None else layer] = part
-            for path, leaf in zip(entry.ours, leaves, strict=True):
+            array = self._read_tied(entry.theirs, found, read, where)
+            for path, leaf in zip(entry.ours, entry.to_ours(array, _shapes(template, entry)), strict=True):
                 put(params, path, leaf)
-        return params, [path for entry in self.entries for path in entry.ours if path in fresh]
+        return params
 
-    def today(self, name: str, known: Collection[str]) -> str:
+    def current_name(self, name: str, known: Collection[str]) -> str:
         """The name by which this table knows a stored tensor: old endings replaced, the prefix added where it lacks."""
         for old, new in self.old_endings.items():
             if name.endswith(old):
@@ -134,19 +153,18 @@ class Table:
         return self.prefix + name if name not in known and self.prefix + name in known else name
 
     def _names(self, stored: Collection[str], wanted: Collection[str], where: str) -> dict[str, str]:
-        """Our name of a stored tensor (its first name, or the second of a tie) -> its name in the file."""
+        """Our name of a stored tensor (its first name, or the second of a tie) → its name in the file."""
         known = {*wanted, *self.ties, *self.ignored}
         found: dict[str, str] = {}
         for original in stored:
-            name = self.today(original, known)
+            name = self.current_name(original, known)
             if name in found:
                 raise UserError(f"{where} holds {name} twice, as {found[name]} and as {original}; remove one of them.")
             found[name] = original
         return {name: original for name, original in found.items() if name not in self.ignored}
 
     def _check_shapes(
-        self, found: Mapping[str, str], stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]],
-        where: str,
+        self, found: Mapping[str, str], stored: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str
     ) -> None:
         firsts = {name: self.ties.get(name, name) for name in found}
         unknown = [found[name] for name, first in firsts.items() if first not in wanted]
@@ -162,34 +180,31 @@ class Table:
         if wrong:
             raise UserError(f"{where} does not fit its config.json: it has {listed(wrong)}.")
 
-    def _missing(self, found: Mapping[str, str], template: Params, where: str) -> set[str]:
-        """Paths to initialise freshly; a head of which only a part is missing is damage, not a choice."""
-        seconds: dict[str, list[str]] = {}
-        for second, first in self.ties.items():
-            seconds.setdefault(first, []).append(second)
-        missing: dict[str, list[str]] = {}  # subtree of ours -> their names
+    def _missing_heads(self, found: Collection[str], tensors: list[Entry], where: str) -> list[str]:
+        """The heads to initialize; a head of which only some tensors are missing is damage, not a choice."""
+        missing: dict[str, list[str]] = {}  # subtree of ours → their names
         present: set[str] = set()
-        for entry in self.entries:
-            groups = {next((h for h in self.heads if within(path, h)), "") for path in entry.ours}
-            layers = get(template, entry.ours[0]).shape[0] if entry.stacked else 1
-            for layer in range(layers):
-                name = entry.theirs.replace(LAYER, str(layer))
-                here = any(n in found for n in (name, *seconds.get(name, ())))
-                present |= groups if here else set()
-                for group in groups if not here else ():
-                    missing.setdefault(group, []).append(name)
-        lacking = [name for group, names in missing.items() if group == "" or group in present for name in names]
+        for entry in tensors:
+            heads = {next((h for h in self.heads if within(path, h)), "") for path in entry.ours}
+            if any(name in found for name in self._all_names(entry.theirs)):
+                present |= heads
+            else:
+                for head in heads:
+                    missing.setdefault(head, []).append(entry.theirs)
+        lacking = [name for head, names in missing.items() if head == "" or head in present for name in names]
         if lacking:
             raise UserError(
                 f"{where} lacks {listed(lacking)}; it is damaged, or of another kind than its config.json says."
             )
-        return {path for entry in self.entries for path in entry.ours if any(within(path, group) for group in missing)}
+        return list(missing)
+
+    def _all_names(self, name: str) -> list[str]:
+        return [name, *(second for second, first in self.ties.items() if first == name)]
 
     def _read_tied(
         self, name: str, found: Mapping[str, str], read: Callable[[str], np.ndarray], where: str
     ) -> np.ndarray:
-        names = [name, *(second for second, first in self.ties.items() if first == name)]
-        originals = [found[n] for n in names if n in found]
+        originals = [found[n] for n in self._all_names(name) if n in found]
         array = read(originals[0])
         for other in originals[1:]:
             if not np.array_equal(array, read(other), equal_nan=True):
@@ -200,8 +215,12 @@ class Table:
         return array
 
 
+def _shapes(template: Params, entry: Entry) -> list[Shape]:
+    return [tuple(get(template, path).shape) for path in entry.ours]
+
+
 def get(tree: Params, path: str) -> Any:
-    """The leaf at "a/b/c"."""
+    """The leaf or subtree at "a/b/c"."""
     for name in path.split("/"):
         tree = tree[name]
     return tree
@@ -225,7 +244,19 @@ def paths(tree: Params, prefix: str = "") -> Iterator[str]:
 
 
 def within(path: str, subtree: str) -> bool:
+    """Whether a path is the subtree's, or lies in it."""
     return path == subtree or path.startswith(subtree + "/")
+
+
+def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
+    """The largest subtrees that hold chosen paths only, sorted, of a tree with the paths `every`."""
+    others = [path for path in every if path not in chosen]
+    result = set()
+    for path in chosen:
+        names = path.split("/")
+        prefixes = ("/".join(names[:count]) for count in range(1, len(names) + 1))
+        result.add(next(prefix for prefix in prefixes if not any(within(other, prefix) for other in others)))
+    return sorted(result)
 
 
 def listed(names: list[str], most: int = 4) -> str:

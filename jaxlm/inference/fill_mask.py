@@ -1,54 +1,31 @@
-"""Fill-mask: what a masked language model expects behind each [MASK] of a text."""
+"""Fill-mask: the tokens that a masked language model expects at each mask of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Params
-
-if TYPE_CHECKING:
-    from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.objectives.base import MaskFiller, Objective, Params
+from jaxlm.tokenizers.tokenizer import Tokenizer
 
 BATCH = 32
 """Texts that go through the model together."""
 
 
-class MaskFiller(Protocol):
-    """What an objective offers so that its model can fill masks (BERT; ELECTRA by its generator)."""
-
-    @property
-    def max_length(self) -> int:
-        """The longest sequence the model takes, [CLS] and [SEP] included."""
-        ...
-
-    def token_logits(
-        self,
-        params: Params,
-        input_ids: Int[Array, "batch length"],
-        attention_mask: Int[Array, "batch length"],
-        positions: Int[Array, "batch masks"],
-    ) -> Float[Array, "batch masks vocab"]:
-        """Vocabulary logits, float32, at the given positions; no dropout."""
-        ...
-
-
 def fill_mask(
-    objective: MaskFiller, params: Params, tokenizer: Tokenizer, texts: Sequence[str], top_k: int = 5
+    objective: Objective, params: Params, tokenizer: Tokenizer, texts: Sequence[str], top_k: int = 5
 ) -> list[list[list[tuple[str, float]]]]:
-    """For each text, for each of its [MASK]s from the left: the `top_k` likeliest (piece, probability), best first.
+    """For each text, for each of its masks from the left: the `top_k` likeliest (piece, probability), best first.
 
-    Each mask is filled on its own, given all the others as masks. Probabilities are over the whole vocabulary.
-    UserError for an objective that fills no masks, a text without [MASK] or too long for the model, a tokenizer that
-    lacks a symbol or does not belong to the model, top_k out of range.
+    A mask is written [MASK], or by the tokenizer's own symbol. Each is filled on its own, given all the others as
+    masks. Probabilities are over the whole vocabulary. UserError for an objective that fills no masks, a text without
+    mask or too long for the model, a tokenizer that lacks a symbol or does not belong to the model, top_k out of range.
     """
-    if not hasattr(objective, "token_logits"):
+    if not isinstance(objective, MaskFiller):
         raise UserError(
             f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT, or "
             "`jaxlm generate`."
@@ -94,13 +71,13 @@ def fill_mask(
 def _row(objective: MaskFiller, tokenizer: Tokenizer, text: str) -> list[int]:
     """`[CLS] text [SEP]`."""
     v = tokenizer.vocabulary
-    row = [v.cls, *tokenizer.encode_with_symbols(text), v.sep]
+    row = [v.cls, *tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask))), v.sep]
     shown = text if len(text) <= 60 else text[:57] + "..."
     if v.mask not in row:
         raise UserError(f"{shown!r} has no [MASK]; write [MASK] where a token is to be filled in.")
     if len(row) > objective.max_length:
         raise UserError(
-            f"{shown!r} has {len(row)} tokens with [CLS] and [SEP], but the model takes {objective.max_length}; "
+            f"{shown!r} has {len(row)} tokens with the symbols around it, but the model takes {objective.max_length}; "
             "shorten it."
         )
     return row

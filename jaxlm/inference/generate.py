@@ -1,7 +1,6 @@
 """Text generation: prompts in, continuations out, with the whole loop on the device.
 
-Any objective whose model writes text takes part by three methods (`Generative`); decoders and encoder-decoders look
-the same from here.
+Any `Generator` will do: decoders and encoder-decoders look the same from here.
 """
 
 from __future__ import annotations
@@ -9,19 +8,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.objectives.base import Generator, Objective, Params
 from jaxlm.tokenizers.vocabulary import Vocabulary
-
-Params = dict[str, Any]
-State = Any
-"""A pytree of arrays of fixed shapes: caches, positions, masks."""
 
 PROMPT_MULTIPLE = 32
 """Prompts are padded to a multiple of this, so that a session does not compile anew for each length."""
@@ -29,32 +24,8 @@ LEAST_TEMPERATURE = 1e-6
 """Below it, logits divided by it leave float32's range; above 0 it always takes the likeliest token anyway."""
 
 
-class Generative(Protocol):
-    """What an objective offers so that `generate` can use its model; it is bound, and hashable as dataclasses are."""
-
-    vocabulary: Vocabulary | None
-
-    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        """The ids that the model reads for each prompt (an encoder's end symbol added, say). UserError when one is
-        too long, or leaves no room for max_new_tokens."""
-        ...
-
-    def prefill(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
-    ) -> tuple[Float[Array, "batch vocab"], State]:
-        """Reads the prompts, padded on the left where mask is False: float32 logits for the first new token, and a
-        state with room for new_tokens (static). Pure and jittable."""
-        ...
-
-    def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: State
-    ) -> tuple[Float[Array, "batch vocab"], State]:
-        """Appends one token to each row: float32 logits for the next, and a state of the same shapes."""
-        ...
-
-
 def generate(
-    objective: Generative,
+    objective: Objective,
     params: Params,
     prompts: Sequence[Sequence[int]],
     *,
@@ -74,7 +45,7 @@ def generate(
     stop_ids: default the vocabulary's end symbol, if it has one; an empty sequence never stops.
     UserError for values that cannot be meant and prompts that do not fit the model.
     """
-    if not callable(getattr(objective, "prefill", None)):
+    if not isinstance(objective, Generator):
         raise UserError(
             f"{type(objective).__name__} trains no model that writes text; generate works with causal and "
             "encoder-decoder models, and `jaxlm fill-mask` with masked ones."

@@ -84,7 +84,8 @@ class Electra:
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
     remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: none, dots (all but matrix products), full (all but layer inputs)."""
+    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
+    products (dots), all but layer inputs (full)."""
     attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
     memory."""

@@ -67,7 +67,8 @@ class Encoder:
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
     remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: none, dots (all but matrix products), full (all but layer inputs)."""
+    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
+    products (dots), all but layer inputs (full)."""
     attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
     memory."""
@@ -136,8 +137,8 @@ class Encoder:
         dropout_key: jax.Array | None = None,
         positions: Int[Array, "batch few"] | None = None,
     ) -> Float[Array, "batch length_or_few hidden"]:
-        """Last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens and 0 at padding; a
-        dropout_key turns dropout on."""
+        """Last hidden states, of all tokens or only at `positions`. attention_mask is 1 at tokens and 0 at padding,
+        which stands at the end of a row; a dropout_key turns dropout on."""
         return self._encode(params, input_ids, token_type_ids, attention_mask, dropout_key, positions)[0]
 
     def encode_all(

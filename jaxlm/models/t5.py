@@ -17,7 +17,7 @@ from jaxlm.fields import field
 from jaxlm.models.encoder import stack_flops
 from jaxlm.models.layers.config import Activation, AttentionKind, DType, RematPolicy, StackConfig, check_sizes
 from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.embeddings import logits
+from jaxlm.models.layers.embeddings import Table, logits
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, Stack
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -87,7 +87,8 @@ class T5:
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
     remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: none, dots (all but matrix products), full (all but layer inputs)."""
+    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
+    products (dots), all but layer inputs (full)."""
     attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
     memory."""
@@ -163,7 +164,8 @@ class T5:
         attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch length hidden"]:
-        """The encoder's output. attention_mask is 1 at tokens and 0 at padding; a dropout_key turns dropout on."""
+        """The encoder's output. attention_mask is 1 at tokens and 0 at padding, which stands at the end of a row; a
+        dropout_key turns dropout on."""
         return self._apply("encode", params, dropout_key, input_ids, attention_mask)
 
     def decode_hidden(
@@ -204,7 +206,9 @@ class T5:
         """Encodes the prompts and reads the symbol `start` of the decoder: logits for the first new token, and a state
         with room for `new_tokens`."""
         rows, length = prompts.shape
-        mask = mask.astype(jnp.int32)
+        # To the left edge, where the encoder expects them: its positions are relative, so nothing else changes.
+        places = (jnp.arange(length) - jnp.sum(mask, axis=1, keepdims=True)) % length
+        prompts, mask = (jnp.take_along_axis(x, places, axis=1) for x in (prompts, mask.astype(jnp.int32)))
         memory = self.encode(params, prompts, mask)
         caches = empty_cache(self.decoder_stack, rows, new_tokens, length)
         first = jnp.full((rows, 1), start, jnp.int32)
@@ -291,7 +295,7 @@ class T5Module(nn.Module):
 
     def setup(self) -> None:
         m = self.model
-        self.shared = nn.Embed(m.vocab_size, m.hidden_size, dtype=m.dtype, embedding_init=nn.initializers.normal(1.0))
+        self.shared = Table(m.vocab_size, m.hidden_size, nn.initializers.normal(1.0), m.dtype)
         self.encoder_bias = RelativeBias(m, bidirectional=True)
         self.decoder_bias = RelativeBias(m, bidirectional=False)
         self.encoder = Stack(m.encoder_stack)

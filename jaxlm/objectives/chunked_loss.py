@@ -17,16 +17,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.replaced import sample_tokens
-from jaxlm.parallel.activations import constrain, num_batch_shards
+from jaxlm.parallel.activations import constrain, num_batch_shards, num_vocabulary_shards
 
-VOCABULARY_MULTIPLE = 128
-"""Logits are computed for a multiple of this many tokens: matrix units are slower on GPT-2's 50,257, and mesh axes do
-not divide it."""
 NEVER = -1e30
 """The logit of a row of the output matrix that no token has: its exp is 0."""
 CHUNK_TOKENS = 2048
 """Positions in a chunk, over all rows that a device has: enough to keep matrix units busy, and to hide that every chunk
 adds to the gradient of the whole output matrix. The batch is never cut, because it is sharded over devices already."""
+WRITTEN_OUT = 4
+"""Chunks that are written out one after another: the compiler then fuses the softmax into the products that read it,
+which it does not in a loop. Longer losses are loops over so many chunks."""
 
 
 class TokenLosses(NamedTuple):
@@ -90,14 +90,15 @@ def chunked_cross_entropy(
 
 
 def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """[rows, hidden] in the compute type, with rows of zeros at the end; gathered here, once, not in every chunk."""
-    extra = -table.shape[0] % VOCABULARY_MULTIPLE
+    """[rows, hidden] in the compute type, with rows of zeros at the end where the tensor axis does not divide the
+    vocabulary; gathered here, once, not in every chunk."""
+    extra = -table.shape[0] % num_vocabulary_shards()
     return constrain(jnp.pad(table.astype(dtype), ((0, extra), (0, 0))), "vocabulary", None)
 
 
 def _offset(bias: jax.Array | None, vocab: int) -> jax.Array | None:
     """What is added to the logits, float32 [rows]: the bias, and NEVER in the rows beyond the vocabulary."""
-    extra = -vocab % VOCABULARY_MULTIPLE
+    extra = -vocab % num_vocabulary_shards()
     if bias is None and not extra:
         return None
     return jnp.pad(jnp.zeros(vocab, jnp.float32) if bias is None else bias, (0, extra), constant_values=NEVER)
@@ -142,9 +143,9 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature)
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, vocab)
 
     def whole(d_table: jax.Array) -> jax.Array:
-        # The sum over the chunks stays on each device until the last: placed otherwise, every chunk would end with an
+        # The sum over the chunks stays on each device until the last: sharded otherwise, every chunk would end with an
         # exchange of a matrix of the vocabulary's size.
-        return constrain(d_table, None, "vocabulary")
+        return constrain(d_table, "vocabulary", None)
 
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, d_table, d_bias = carry
@@ -159,16 +160,14 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature)
         hidden = hidden * weights[..., None].astype(hidden.dtype)
         if bias is not None:
             d_bias = d_bias + jnp.einsum("bl,blv->v", weights, d_logits, preferred_element_type=jnp.float32)[:vocab]
-        # [hidden, vocab]: the long array is read as it lies, which XLA's CPU would otherwise transpose in memory.
-        slope = jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
-        d_table = d_table + whole(slope)
+        d_table = d_table + whole(jnp.einsum("blv,blh->vh", d_logits, hidden, preferred_element_type=jnp.float32))
         return (total + losses.total, d_table, d_bias), (losses[1:], d_hidden)
 
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
-    start = (jnp.float32(0), whole(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias)
+    start = (jnp.float32(0), whole(jnp.zeros(matrix.shape, jnp.float32)), d_bias)
     chunks = (hidden, labels, weights, uniform)
     (total, d_table, d_bias), (parts, d_hidden) = _over_chunks(one, start, chunks)
-    return TokenLosses(total, *parts), (d_hidden, whole(d_table)[:, :vocab].T, d_bias)
+    return TokenLosses(total, *parts), (d_hidden, whole(d_table)[:vocab], d_bias)
 
 
 def _backward(_, __, gradients, cotangents):
@@ -185,7 +184,4 @@ _losses.defvjp(_forward, _backward)
 
 
 def _over_chunks(step: Any, carry: Any, chunks: Any) -> tuple[Any, Any]:
-    if jax.tree.leaves(chunks)[0].shape[0] > 1:
-        return jax.lax.scan(step, carry, chunks)
-    carry, out = step(carry, jax.tree.map(lambda x: x[0], chunks))
-    return carry, jax.tree.map(lambda x: x[None], out)
+    return jax.lax.scan(step, carry, chunks, unroll=WRITTEN_OUT)

@@ -75,11 +75,6 @@ class MaskedLM(MaskFiller):
                 "objective.next_sentence needs rows of one document each; set it to False, or objective.text to "
                 "document."
             )
-        if self.next_sentence and self.model.type_vocab_size < 2:
-            raise UserError(
-                "objective.next_sentence needs 2 segment types, but objective.model.type_vocab_size is "
-                f"{self.model.type_vocab_size}; raise it, or set next_sentence to False."
-            )
 
     @property
     def packing(self) -> Packing:
@@ -87,6 +82,12 @@ class MaskedLM(MaskFiller):
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
+        # Here and not before: an imported model need not be fit for training.
+        if self.next_sentence and self.model.type_vocab_size < 2:
+            raise UserError(
+                "objective.next_sentence needs 2 segment types, but objective.model.type_vocab_size is "
+                f"{self.model.type_vocab_size}; raise it, or set next_sentence to False."
+            )
         if self.text == "packed":
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)

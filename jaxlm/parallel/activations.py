@@ -52,6 +52,12 @@ def num_batch_shards() -> int:
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def num_vocabulary_shards() -> int:
+    """Number of devices over which the vocabulary of the logits is sharded."""
+    mesh = _mesh.get()
+    return 1 if mesh is None else mesh.shape[ACTIVATION_AXES["vocabulary"]]
+
+
 def target_platform() -> str:
     """Platform of the devices that the traced program will run on: "cpu", "gpu" or "tpu". It differs from the default
     backend when a program is compiled for a topology that is not attached."""

@@ -1,14 +1,37 @@
-"""XLA options of the train step, by platform."""
+"""XLA compiler options of the train step."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax.sharding import Mesh
 
+TPU_OPTIONS: dict[str, bool | int] = {
+    # Each device makes the hardware random bits of its own rows. Without this every TPU makes the bits of the whole
+    # batch and cuts its part out: 16 GiB a layer for the attention dropout of 2,048 rows of 512 tokens. "Unsafe" means
+    # that the bits then depend on the mesh, which those of dropout may.
+    "xla_tpu_spmd_rng_bit_generator_unsafe": True,
+    # All-reduces become a start and an end. Those with nothing between them are made synchronous again.
+    "xla_enable_async_all_reduce": True,
+    # Fuses the steps of an all-reduce with matrix products, so that both run at the same time; by default those of
+    # all-gathers only.
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    # Also with elementwise loops: the last gradients overlap with the optimizer's update of the first ones.
+    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions": True,
+    # Combines small gradients up to a mebibyte. By default one all-reduce combines all of them, and can only start
+    # after the whole backward pass.
+    "xla_jf_crs_combiner_threshold_in_bytes": 2**20,
+}
+"""Options on TPU, each with its reason. analysis/README.md has what they change."""
 
-def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
-    """Compiler options for a step on this mesh."""
-    if mesh.devices.flat[0].platform == "tpu":
-        return {"xla_tpu_spmd_rng_bit_generator_unsafe": True}
-    return None
+FSDP_OPTIONS: dict[str, bool | int] = {
+    # Reduces each gradient whole, asynchronously. By default the product that makes it is cut into as many small
+    # products as there are chips ("windowed einsum"), which take almost twice as long as the one.
+    "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
+}
+"""Further options on TPU where parameters are sharded over `fsdp`."""
+
+
+def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
+    """The `compiler_options` of jax.jit for a train step on `mesh`; None for the compiler's defaults."""
+    if mesh.devices.flat[0].platform != "tpu":
+        return None
+    return TPU_OPTIONS | FSDP_OPTIONS if mesh.shape.get("fsdp", 1) > 1 else dict(TPU_OPTIONS)

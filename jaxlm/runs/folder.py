@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import sys
@@ -99,13 +100,18 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     checkpoints = [folder / "checkpoints" / str(step) for step in sorted(_checkpoint_steps(folder), reverse=True)]
     for path in (folder / "data.json", *(checkpoint / "metadata" / "metadata" for checkpoint in checkpoints)):
         try:
-            found = json.loads(path.read_bytes())
+            found = dict(json.loads(path.read_bytes()))
             return {name: found[name] for name in METADATA if name in found}
         except FileNotFoundError:
             continue
         except (OSError, ValueError, TypeError, RecursionError):
-            print(f"{path} is damaged; its figures are taken from a checkpoint, where there is one.", file=sys.stderr)
+            _say_once(f"{path} is damaged; what it held is taken from a checkpoint, where there is one.")
     return {}
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def write_json(path: Path, value: Any) -> None:

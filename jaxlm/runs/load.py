@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.folder import import_folder
+from jaxlm.objectives.base import Objective, Params
 from jaxlm.runs.run import open_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 class LoadedModel(NamedTuple):
     """A trained model. objective: bound to the tokenizer; its `model` is the configuration. params: a nested dict of
-    float32 arrays. fresh: first names of parameters that the folder lacked and that are initialized."""
+    float32 arrays. fresh: subtrees of parameters that the folder lacked and that are initialized, such as "mlm_head".
+    """
 
-    objective: Any
-    params: dict[str, Any]
+    objective: Objective
+    params: Params
     tokenizer: Tokenizer
     fresh: Collection[str]
 
@@ -32,5 +33,7 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
         run = open_run(folder)
         params, step = run.params()
         return LoadedModel(run.objective, params, run.tokenizer, run.metadata.get("fresh", []) if step == 0 else [])
+    from jaxlm.huggingface.folder import import_folder  # not needed to train
+
     imported = import_folder(folder)
     return LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh_heads)

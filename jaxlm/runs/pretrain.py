@@ -97,7 +97,7 @@ def _pretrain(
     )
     if first >= t.steps:
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
-        return last_evaluation(folder)
+        return last_evaluation(folder)[1]
     for remark in schedule_remarks(experiment, first, steps_before):
         report(remark)
 
@@ -111,8 +111,6 @@ def _pretrain(
     evaluation, finished = train(program, experiment, state, feed, checkpoints, log, metadata, entropy)
     if finished:
         progress.note(f"Finished {t.steps:,} steps. Run: {folder}")
-    else:
-        progress.note("Stopped by a signal; saved. Run the same command to go on.")
     return evaluation
 
 

@@ -125,6 +125,12 @@ def _read_object(path: epath.Path) -> dict[str, Any]:
     return value
 
 
+def _settings(folder: epath.Path) -> dict[str, Any]:
+    """tokenizer_config.json, empty if there is none."""
+    path = folder / "tokenizer_config.json"
+    return _read_object(path) if path.exists() else {}
+
+
 def _read_own(folder: epath.Path) -> Definition:
     facts = _read_object(folder / MARKER)
     kind, symbols = facts.get("kind"), facts.get("symbols")
@@ -157,10 +163,11 @@ def _read_json(path: epath.Path) -> Definition:
         raise UserError(f"{path} is not a tokenizer.json of the tokenizers library: it has no model with a vocabulary.")
     special = [token["content"] for token in facts.get("added_tokens") or [] if token.get("special")]
     symbols = guess_symbols(special) | _configured_symbols(path.parent, set(special))
-    return _json_definition(facts, symbols, path.name)
+    return json_definition(facts, symbols, path.name)
 
 
-def _json_definition(facts: dict[str, Any], symbols: dict[str, str], name: str) -> Definition:
+def json_definition(facts: dict[str, Any], symbols: Mapping[str, str], name: str) -> Definition:
+    """A definition of kind JSON."""
     # Windows, padding and templates are the business of batches and objectives, not of the ids of a text.
     facts = facts | {"truncation": None, "padding": None, "post_processor": None}
     data = json.dumps(facts, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
@@ -196,15 +203,14 @@ def _read_wordpiece(path: epath.Path, lowercase: bool | None) -> Definition:
     vocab = {piece: number for number, piece in enumerate(pieces)}
     if "[UNK]" not in vocab:
         raise UserError(f"{path} has no line [UNK], so it is not a WordPiece vocabulary (one piece a line).")
-    config = path.parent / "tokenizer_config.json"
-    settings = _read_object(config) if config.exists() else {}
+    settings = _settings(path.parent)
     symbols = guess_symbols(vocab)
     if lowercase is None:
         lowercase = settings.get("do_lower_case")
     if lowercase is None:
         special = set(symbols.values())
         lowercase = not any(char != char.lower() for piece in pieces if piece not in special for char in piece)
-    return _json_definition(
+    return json_definition(
         {
             "version": "1.0",
             "added_tokens": [_added(vocab[piece], piece) for piece in dict.fromkeys(symbols.values())],
@@ -238,28 +244,32 @@ def _read_byte_bpe(folder: epath.Path) -> Definition:
         raise UserError(f"{merges_file} and {vocab_file} do not belong together: a merge makes a piece that has no id.")
     if dictionary := _first(folder, "dict.txt"):
         vocab = _fairseq_order(vocab, dictionary)
-    config = folder / "tokenizer_config.json"
-    settings = _read_object(config) if config.exists() else {}
+    settings = _settings(folder)
     known = [piece for names in _NAMES.values() for piece in names if piece in vocab]
     symbols = guess_symbols(known) | _configured_symbols(folder, set(vocab))
-    special = sorted({vocab[piece]: piece for piece in symbols.values()}.items())
-    return _json_definition(
-        {
-            "version": "1.0",
-            "added_tokens": [_added(number, piece, lstrip=piece == "<mask>") for number, piece in special],
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space", False)),
-                "trim_offsets": True, "use_regex": True,
-            },
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-            "model": {
-                "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-                "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges,
-            },
+    prefix = bool(settings.get("add_prefix_space", False))
+    return byte_bpe(vocab, merges, set(symbols.values()), symbols, vocab_file.name, add_prefix_space=prefix)
+
+
+def byte_bpe(
+    vocab: dict[str, int], merges: list[Any], special: Iterable[str], symbols: dict[str, str], name: str,
+    *, add_prefix_space: bool = False,
+) -> Definition:
+    """A byte-level BPE as GPT-2 and RoBERTa have it. special: every piece of `vocab` that stands for no text."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    pieces = sorted(special, key=vocab.__getitem__)
+    facts = {
+        "version": "1.0",
+        "added_tokens": [_added(vocab[piece], piece, lstrip=piece == "<mask>") for piece in pieces],
+        "normalizer": None,
+        "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges,
         },
-        symbols, vocab_file.name,
-    )
+    }
+    return json_definition(facts, symbols, name)
 
 
 def _fairseq_order(vocab: dict[str, int], dictionary: epath.Path) -> dict[str, int]:

@@ -1,13 +1,12 @@
 """From a SentencePiece model to the `tokenizer.json` of the `tokenizers` library, which Transformers reads.
 
-Two kinds of model come here. Ours (see tokenizer_training.py) keep the text as it is and begin every line with the
-word-start mark; for them both libraries give the same ids, by construction:
+Models trained here keep the text as it is, and begin every line with the word-start mark. SentencePiece runs them here,
+because it is several times as fast, and `tokenizers` after an export. Both give the same ids:
 
-* Unigram scores are multiples of 2**-k, and a segment is so short that every sum of scores is exact in float32
-  (SentencePiece) as in float64 (tokenizers). Both libraries walk the lattice in the same order and keep the first of
-  equal paths, so they agree also on ties, which in published models fall by rounding.
-* A segment ends where no piece can reach across: before a space or a newline that follows a word, or inside a run of
-  more than RUN_LIMIT characters (or spaces), which is cut by the same pattern on both sides.
+* Scores of a unigram model are multiples of a power of 2 so large that every sum of scores over EXACT characters is
+  exact in float32 (SentencePiece) as in float64 (`tokenizers`). Both libraries walk the lattice in the same order and
+  keep the first of equal paths, so they agree also on ties, which in published models fall by rounding.
+* SentencePiece gets texts in segments of about EXACT characters, cut where a word ends, across which no piece reaches.
 
 Published models are converted as closely as the `tokenizers` library allows.
 """
@@ -15,29 +14,18 @@ Published models are converted as closely as the `tokenizers` library allows.
 from __future__ import annotations
 
 import base64
-import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as sp
 
 SPACE = "▁"
-# Written in place of SentencePiece's "identity" to tell our models, whose lines each begin a word, from others'.
+# Written in place of SentencePiece's "identity" to tell models trained here, whose lines each begin a word.
 LINES = "jaxlm_lines"
-RUN_LIMIT = 1024
-SEGMENT_LIMIT = 4096
-_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-
-
-def _word_pattern(space: str) -> str:
-    """Matches a word with the spaces before it, or spaces, and cuts both where they run on for too long."""
-    return f"[{space}]{{0,{RUN_LIMIT}}}[^{space}\\n]{{1,{RUN_LIMIT}}}|[{space}]{{1,{RUN_LIMIT}}}"
-
-
-_SPACES = " " + SPACE
-_words = re.compile(_word_pattern(_SPACES))
-_long_run = re.compile(f"[^ {SPACE}]{{{RUN_LIMIT + 1}}}|[ {SPACE}]{{{RUN_LIMIT + 1}}}")
+EXACT = 4096
+WORD_END = re.compile(f"(?<=[^ {SPACE}\\n])[ \\n]")
+_NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4
+_line_begin = re.compile("\\n(?=[^\\n])")
 
 
 def parse(model: bytes) -> Any:
@@ -52,7 +40,7 @@ def parse(model: bytes) -> Any:
     return proto
 
 
-def is_ours(proto: Any) -> bool:
+def is_trained_here(proto: Any) -> bool:
     return proto.normalizer_spec.name == LINES
 
 
@@ -69,68 +57,16 @@ def symbol_pieces(proto: Any) -> list[str]:
     return [piece.piece for piece in proto.pieces if piece.type in (_CONTROL, _UNKNOWN)]
 
 
-def line_segments(text: str) -> Iterator[str | None]:
-    """The segments of a text, for one of our models, None for each newline; their ids, joined, are the text's ids."""
-    if not text:
-        return
-    for number, line in enumerate(text.split("\n")):
-        if number:
-            yield None
-        # The beginning of a text begins a word even before a newline, as the `first` scheme of Metaspace has it.
-        if line or not number:
-            line = " " + line
-            if len(line) <= RUN_LIMIT:
-                yield line
-            else:
-                yield from _cut_line(line)
+def begin_lines(text: str) -> str:
+    """The text with the space that begins a word before it and before each line that is not empty."""
+    return " " + _line_begin.sub("\n ", text) if text else ""
 
 
-def _cut_line(line: str) -> Iterator[str]:
-    if len(line) <= SEGMENT_LIMIT and not _long_run.search(line):
-        yield line
-        return
-    start = 0
-    for word in _words.finditer(line):
-        here = word.start()
-        # Words may share a segment, but not the parts of a run that was too long.
-        is_new_word = line[here] in _SPACES and line[here - 1] not in _SPACES
-        if here > start and (not is_new_word or word.end() - start > SEGMENT_LIMIT):
-            yield line[start:here]
-            start = here
-    yield line[start:]
-
-
-def to_tokenizer_json(proto: Any, *, begin_word: bool = True) -> dict[str, Any]:
-    """The model as a `tokenizer.json`, without post-processor; every special symbol an added token.
-
-    begin_word: whether the beginning of a text begins a word (false for segments of our own, which carry their mark).
-    """
-    spec = proto.normalizer_spec
-    normalizers: list[dict[str, Any]] = []
-    if is_ours(proto):
-        normalizers += [
-            {"type": "Replace", "pattern": {"Regex": "\\n(?=[^\\n])"}, "content": "\n "},
-            {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-        ]
-        # A mark is due before the text even if it begins with spaces of its own, which are marks by now: the first
-        # Metaspace sets a plain space before the text, the second makes a mark of it.
-        begin = [_metaspace(" ", "first"), _metaspace(SPACE, "never")] if begin_word else []
-        pattern = _word_pattern(SPACE) + "|\\n"
-        pre_tokenizers = [
-            *begin, {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-        ]
-        decoders = [{"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}]
-    else:
-        if spec.precompiled_charsmap:
-            charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
-            normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
-        if spec.remove_extra_whitespaces:
-            normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-            normalizers.append({"type": "Replace", "pattern": {"Regex": f"[ {SPACE}]+\\z"}, "content": ""})
-        pre_tokenizers = [_metaspace(SPACE, "first" if spec.add_dummy_prefix and begin_word else "never")]
-        decoders = []
-    model = _unigram(proto) if is_unigram(proto) else _bpe(proto)
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spec.add_dummy_prefix else []
+def to_tokenizer_json(proto: Any) -> dict[str, Any]:
+    """The model as a `tokenizer.json`, without post-processor; every special symbol an added token."""
+    normalizers, pre_tokenizers, decoders = _lines_pipeline() if is_trained_here(proto) else _published_pipeline(proto)
+    if proto.normalizer_spec.add_dummy_prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     special = [
         {
             "id": number, "content": piece.piece, "single_word": False, "lstrip": piece.type == _CONTROL,
@@ -145,10 +81,41 @@ def to_tokenizer_json(proto: Any, *, begin_word: bool = True) -> dict[str, Any]:
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": [
             {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"}, *decoders, *strip,
+            {"type": "ByteFallback"}, {"type": "Fuse"}, *decoders,
         ]},
-        "model": model,
+        "model": _unigram(proto) if is_unigram(proto) else _bpe(proto),
     }
+
+
+Steps = list[dict[str, Any]]
+
+
+def _lines_pipeline() -> tuple[Steps, Steps, Steps]:
+    """Normalizers, pre-tokenizers and decoders for a model trained here: those of `begin_lines`."""
+    normalizers = [
+        {"type": "Replace", "pattern": {"Regex": _line_begin.pattern}, "content": "\n "},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+    ]
+    words = {"Regex": f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n"}
+    pre_tokenizers = [
+        # A mark is due before the text even if it begins with spaces of its own, which are marks by now: the first
+        # Metaspace sets a plain space before the text, the second makes a mark of it.
+        _metaspace(" ", "first"), _metaspace(SPACE, "never"),
+        {"type": "Split", "pattern": words, "behavior": "Isolated", "invert": False},
+    ]
+    return normalizers, pre_tokenizers, [{"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}]
+
+
+def _published_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
+    spec = proto.normalizer_spec
+    normalizers: Steps = []
+    if spec.precompiled_charsmap:
+        charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    if spec.remove_extra_whitespaces:
+        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+        normalizers.append({"type": "Replace", "pattern": {"Regex": f"[ {SPACE}]+\\z"}, "content": ""})
+    return normalizers, [_metaspace(SPACE, "first" if spec.add_dummy_prefix else "never")], []
 
 
 def _metaspace(replacement: str, scheme: str) -> dict[str, Any]:
@@ -190,7 +157,3 @@ def _bpe(proto: Any) -> dict[str, Any]:
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": proto.trainer_spec.byte_fallback,
         "ignore_merges": False, "vocab": number, "merges": [pair for *_, pair in merges],
     }
-
-
-def dumps(tokenizer: dict[str, Any]) -> str:
-    return json.dumps(tokenizer, ensure_ascii=False)

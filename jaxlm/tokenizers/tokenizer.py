@@ -1,7 +1,11 @@
-"""Text to ids and back, the same whichever library does the work, and the same as Transformers after an export."""
+"""The tokenizer: text to ids and back, with the same ids in Transformers after an export.
+
+The work is done by SentencePiece or by the `tokenizers` library.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -19,17 +23,17 @@ from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-# Long texts are cut where no token reaches across, and go to the library in groups of about this many characters, so
-# that memory does not grow with the text. SentencePiece sums its scores in float32 from the beginning of a text, so
-# that far into a long one the rounding decides; short segments keep the sums right.
-_LONG = {SENTENCEPIECE: 1 << 12, JSON: 1 << 16}
+# Characters of a segment. Long texts go to the library in groups of segments, so that memory does not grow with them.
+# SentencePiece sums its scores in float32 from the beginning of a text, so that far into a long one the rounding
+# decides; short segments keep the sums right.
+_LONG = {SENTENCEPIECE: sentencepiece_json.EXACT, JSON: 1 << 16}
 _GROUP = 1 << 22
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 _sentinel = re.compile(r"<extra_id_(\d+)>")
 
 
 class Tokenizer:
-    """An immutable tokenizer. Make one by `Tokenizer.load` or `tokenizer_training.train_tokenizer`.
+    """An immutable tokenizer. Make one by `Tokenizer.load` or `jaxlm.tokenizers.training.train_tokenizer`.
 
     vocabulary: the facts that objectives need.
     fingerprint: SHA-256 (hex) of all that determines the ids of a text.
@@ -37,45 +41,43 @@ class Tokenizer:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
+        self._processor: sentencepiece.SentencePieceProcessor | None = None
+        self._begins_lines = False
+        self._boundary: re.Pattern[str] | None = None  # where a long text may be cut
         try:
-            self._load_model()
-        except UserError:
-            raise
+            (self._load_sentencepiece if definition.kind == SENTENCEPIECE else self._load_json)()
         except Exception as error:  # both libraries raise bare RuntimeError or Exception
             raise UserError(f"{definition.name} is not a tokenizer that can be read ({error}).") from error
         self.vocabulary = self._make_vocabulary()
         self.fingerprint = definition.fingerprint
 
-    def _load_model(self) -> None:
-        definition = self._definition
-        self._processor: sentencepiece.SentencePieceProcessor | None = None
-        self._lines = False
-        if definition.kind == SENTENCEPIECE:
-            proto = sentencepiece_json.parse(definition.data)
-            self._pieces = [piece.piece for piece in proto.pieces]
-            self._special = set(sentencepiece_json.symbol_pieces(proto))
-            self._style = "marks"
-            self._lines = sentencepiece_json.is_ours(proto)
-            self._cuttable = proto.normalizer_spec.remove_extra_whitespaces and proto.normalizer_spec.add_dummy_prefix
-            if self._lines:
-                proto.normalizer_spec.add_dummy_prefix = False  # segments carry their own mark
-            # `tokenizers` joins pieces of BPE twice as fast, and equals the export of BPE by construction.
-            if not (self._lines and sentencepiece_json.is_bpe(proto)):
-                self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
-            return
-        facts = json.loads(definition.data)
-        plain = self._plain
-        numbers = plain.get_vocab(with_added_tokens=True)
+    def _load_sentencepiece(self) -> None:
+        proto = sentencepiece_json.parse(self._definition.data)
+        self._pieces = [piece.piece for piece in proto.pieces]
+        self._special = set(sentencepiece_json.symbol_pieces(proto))
+        self._style = "marks"
+        spec = proto.normalizer_spec
+        if sentencepiece_json.is_trained_here(proto):
+            self._begins_lines, self._boundary = True, sentencepiece_json.WORD_END
+            spec.add_dummy_prefix = False  # `begin_lines` adds it
+        elif spec.remove_extra_whitespaces and spec.add_dummy_prefix:
+            self._boundary = _between_words
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+    def _load_json(self) -> None:
+        facts = json.loads(self._definition.data)
+        numbers = self._plain.get_vocab(with_added_tokens=True)
         self._pieces = [""] * (max(numbers.values()) + 1)
         for piece, number in numbers.items():
             self._pieces[number] = piece
         self._special = {token["content"] for token in facts.get("added_tokens") or [] if token["special"]}
-        self._special |= set(definition.symbols.values())
+        self._special |= set(self._definition.symbols.values())
         types = _types(facts.get("pre_tokenizer")) | _types(facts.get("decoder"))
         self._style = "wordpiece" if facts["model"].get("type") == "WordPiece" else (
             "bytes" if "ByteLevel" in types else "marks"
         )
-        self._cuttable = _ids(plain, "so far") == _ids(plain, "so") + _ids(plain, " far")
+        if _ids(self._plain, "so far") == _ids(self._plain, "so") + _ids(self._plain, " far"):
+            self._boundary = _between_words
 
     def _make_vocabulary(self) -> Vocabulary:
         numbers = {piece: number for number, piece in enumerate(self._pieces)}
@@ -109,25 +111,21 @@ class Tokenizer:
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """The tokenizers library's form for segments of text, blind to special symbols."""
-        tokenizer = self._to_library(begin_word=False)
+        """The `tokenizers` library's form, blind to special symbols."""
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(self.to_json(), ensure_ascii=False))
         tokenizer.encode_special_tokens = True
         return tokenizer
 
     @functools.cached_property
     def _marked(self) -> tokenizers.Tokenizer:
-        """The same for whole texts, in which special symbols are recognised: what an export holds."""
-        return self._to_library(begin_word=True)
+        """The same, in which special symbols are recognised: what an export holds."""
+        return tokenizers.Tokenizer.from_str(json.dumps(self.to_json(), ensure_ascii=False))
 
-    def _to_library(self, *, begin_word: bool) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(json.dumps(self.to_json(begin_word=begin_word), ensure_ascii=False))
-
-    def to_json(self, *, begin_word: bool = True) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The tokenizer as a `tokenizer.json`, without post-processor."""
         if self._definition.kind == JSON:
             return json.loads(self._definition.data)
-        proto = sentencepiece_json.parse(self._definition.data)
-        return sentencepiece_json.to_tokenizer_json(proto, begin_word=begin_word)
+        return sentencepiece_json.to_tokenizer_json(sentencepiece_json.parse(self._definition.data))
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` alone: none is added, and symbols such as "[MASK]" written in it are plain characters.
@@ -143,45 +141,38 @@ class Tokenizer:
 
     def encode_arrays(self, texts: Sequence[str], *, num_threads: int = 0) -> list[np.ndarray]:
         """`encode_batch` with int32 arrays in place of lists: an eighth of the memory."""
-        newline = np.array([self._newline] if self._lines else [], np.int32)
-        parts: list[list[np.ndarray]] = [[] for _ in texts]
+        found: list[list[np.ndarray]] = [[] for _ in texts]
         for group in self._groups(texts):
-            encoded = self._encode_segments([segment for _, segment in group if segment is not None], num_threads)
-            answers = iter(encoded)
-            for number, segment in group:
-                parts[number].append(newline if segment is None else np.asarray(next(answers), np.int32))
-        empty = np.zeros(0, np.int32)
-        return [part[0] if len(part) == 1 else np.concatenate(part) if part else empty for part in parts]
+            encoded = self._encode_segments([segment for _, segment in group], num_threads)
+            for (number, _), ids in zip(group, encoded, strict=True):
+                found[number].append(np.asarray(ids, np.int32))
+        return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in found]
 
-    def _groups(self, texts: Sequence[str]) -> Iterator[list[tuple[int, str | None]]]:
-        """Groups of (number of the text, segment); a segment None is a newline."""
-        group: list[tuple[int, str | None]] = []
+    def _groups(self, texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+        """All segments of the texts, each with the number of its text, in groups of about _GROUP characters."""
+        group: list[tuple[int, str]] = []
         size = 0
         for number, text in enumerate(texts):
-            for segment in self._segments(_without_surrogates(text)):
+            for segment in self._segments(mend_surrogates(text)):
                 group.append((number, segment))
-                size += 1 if segment is None else len(segment)
+                size += len(segment)
                 if size >= _GROUP:
                     yield group
                     group, size = [], 0
-        yield group
+        if group:
+            yield group
 
-    def _segments(self, text: str) -> Iterator[str | None]:
-        if self._lines:
-            yield from sentencepiece_json.line_segments(text)
-            return
+    def _segments(self, text: str) -> Iterator[str]:
+        """Segments whose ids, joined, are those of the text; at least one."""
+        if self._begins_lines:
+            text = sentencepiece_json.begin_lines(text)
         start, long = 0, _LONG[self._definition.kind]
-        while self._cuttable and len(text) - start > long:
-            cut = _between_words.search(text, start + long)
-            if cut is None:
-                break
+        while self._boundary and len(text) - start > long and (cut := self._boundary.search(text, start + long)):
             yield text[start : cut.start()]
             start = cut.start()
         yield text[start:]
 
     def _encode_segments(self, segments: list[str], num_threads: int) -> list[Sequence[int]]:
-        if not segments:
-            return []
         if self._processor is not None:
             return self._processor.encode(segments, num_threads=num_threads or -1, return_type="numpy")
         return [encoding.ids for encoding in self._plain.encode_batch_fast(segments, add_special_tokens=False)]
@@ -189,7 +180,7 @@ class Tokenizer:
     def encode_with_symbols(self, text: str) -> list[int]:
         """The ids of `text`, in which special symbols such as "[MASK]" are recognised (for fill-mask; never for a
         corpus). They take the space before them, as the word would that they stand for."""
-        return _ids(self._marked, _without_surrogates(text))
+        return _ids(self._marked, mend_surrogates(text))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; special symbols are left out, or written by name. Bytes that are no UTF-8 give U+FFFD."""
@@ -199,10 +190,6 @@ class Tokenizer:
         """Each id as a short readable string: "▁" is a space, "⏎" a newline, "<0xE3>" a byte of a longer character."""
         return [_readable(self._pieces[int(i)], self._style) if 0 <= i < len(self._pieces) else f"<{i}?>" for i in ids]
 
-    @functools.cached_property
-    def _newline(self) -> int:
-        return self._pieces.index("<0x0A>")
-
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the tokenizer into `folder`, for `load`. The same tokenizer there already is left as it is; another
         is never overwritten (UserError)."""
@@ -211,7 +198,6 @@ class Tokenizer:
             if Tokenizer.load(folder).fingerprint == self.fingerprint:
                 return
             raise UserError(f"{folder} holds another tokenizer; choose another folder, or remove it first.")
-        folder.mkdir(parents=True, exist_ok=True)
         definition = self._definition
         facts = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
@@ -220,12 +206,6 @@ class Tokenizer:
         # The marker comes last: a folder without it holds no tokenizer, whatever a crash has left there.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)
         write_whole(folder / MARKER, json.dumps(facts, ensure_ascii=False, indent=1).encode())
-
-    def export(self, folder: str | os.PathLike[str], family: str, max_length: int) -> None:
-        """Writes files for `transformers.AutoTokenizer`; see tokenizer_export.export."""
-        from jaxlm.tokenizers import export as tokenizer_export  # which imports this file
-
-        tokenizer_export.export(self, folder, family, max_length)
 
     def piece(self, number: int) -> str:
         """The piece of an id as its library writes it; `pieces` is for people."""
@@ -253,27 +233,29 @@ class Tokenizer:
 
 
 def write_whole(path: epath.Path, data: bytes) -> None:
-    """Writes a file so that it is there whole or not at all."""
+    """Writes a file, and the folders that it needs, so that it is there whole or not at all."""
     partial = path.parent / f".{path.name}.{os.getpid()}.partial"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror or error}).") from error
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another folder.") from error
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _without_surrogates(text: str) -> str:
+def mend_surrogates(text: str) -> str:
+    """The text with halves of surrogate pairs, which UTF-8 cannot hold, joined, or if lone replaced by U+FFFD."""
     try:
         if not text.isascii():
             text.encode()
         return text
     except UnicodeEncodeError:
-        # Pairs that JSON's \u escapes left in halves are joined; a lone half becomes U+FFFD.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -1,28 +1,35 @@
-"""Trains a SentencePiece vocabulary with every special symbol that the objectives of the lineage need."""
+"""Trains a vocabulary, by SentencePiece or byte-level BPE, with every special symbol that the objectives need."""
 
 from __future__ import annotations
 
 import collections
 import io
+import json
 import math
 import os
-import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import sentencepiece
+import tokenizers
 from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
+Kind = Literal["unigram", "bpe", "byte-bpe"]
+KINDS: tuple[str, ...] = get_args(Kind)
 NUM_SENTINELS = 100
-# The order is that of Vocabulary.stand_in: `<extra_id_0>` has the highest id of its block.
-CONTROL_SYMBOLS = ("[CLS]", "[SEP]", "[MASK]", *(f"<extra_id_{k}>" for k in reversed(range(NUM_SENTINELS))))
+# `<extra_id_0>` has the highest id of its block, as in T5.
+SENTINELS = tuple(f"<extra_id_{k}>" for k in reversed(range(NUM_SENTINELS)))
+# Ids 0 to 3, and the control symbols that follow them, of SentencePiece models: the order of Vocabulary.stand_in.
 _FIRST_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", "bos": "<s>", "eos": "</s>"}
+CONTROL_SYMBOLS = ("[CLS]", "[SEP]", "[MASK]", *SENTINELS)
 SYMBOLS = _FIRST_SYMBOLS | {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+# Ids 0 to 3 of byte-level BPE, as RoBERTa has them (Liu et al. 2019); its <mask> is the last id.
+_BYTE_BPE_FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 # In every vocabulary, so that a symbol's name in a text can always be spelt out in characters.
 _ASCII = "".join(map(chr, range(33, 127))) + sentencepiece_json.SPACE
 # The name of a control symbol in the training text ends a piece, and is part of none.
@@ -39,104 +46,120 @@ def train_tokenizer(
     texts: Iterable[str],
     folder: str | os.PathLike[str],
     *,
-    kind: Literal["unigram", "bpe"] = "unigram",
+    kind: str = "unigram",
     vocab_size: int = 8192,
-    max_bytes: int = 20_000_000,
     character_coverage: float = 0.9995,
     symbols: Sequence[str] = (),
-    seed: int = 0,
 ) -> Tokenizer:
     """Trains a vocabulary, saves it in `folder` (in the form of `Tokenizer.save`) and returns it.
 
-    texts: whole documents; read once. If they are more than `max_bytes` in UTF-8, a sample of their lines is used,
-        drawn evenly over all of them.
-    kind: "unigram" (language-model pieces) or "bpe" (merged pairs).
+    texts: documents, or pieces of them; read once and held in memory, so of a large corpus give a sample of some ten
+        megabytes (`jaxlm.data.fingerprint.sample`).
+    kind: "unigram" (pieces of a language model) or "bpe" (merged pairs of characters), both by SentencePiece;
+        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
-    symbols: names of further special symbols, such as "[R]", for an objective that needs them.
     character_coverage: share of the characters of the text that get a piece; the others are spelt in bytes.
+    symbols: names of further special symbols, such as "[R]", for an objective that needs them.
     The same texts and settings give the same model, byte for byte.
     Raises UserError if there is no text, or the vocabulary is larger or smaller than the text supports.
     """
-    if kind not in ("unigram", "bpe"):
-        raise UserError(f"a tokenizer's kind is unigram or bpe, not {kind!r}.")
+    if kind not in KINDS:
+        raise UserError(f"a tokenizer's kind is {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {kind!r}.")
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}, but must lie between 0.98 and 1.")
+    if plain := [name for name in symbols if not re.fullmatch(r"\[[^\s\[\]]+\]|<[^\s<>]+>", name)]:
+        raise UserError(f"a special symbol is written like [R] or <r>, not {plain[0]!r}.")
     folder = epath.Path(folder)
     if (folder / files.MARKER).exists():
         raise UserError(f"{folder} holds a tokenizer already; choose another folder, or remove it first.")
-    lines = _sample(_lines(texts), max_bytes, seed)
-    if not lines:
+    chunks = list(_chunks(texts, keep_lines=kind == "byte-bpe"))
+    if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
-    control = list(dict.fromkeys((*CONTROL_SYMBOLS, *symbols)))
-    model = _train(lines, kind, vocab_size, character_coverage, control)
-    definition = files.Definition(
-        files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}"
-    )
+    if kind == "byte-bpe":
+        definition = _train_byte_bpe(chunks, vocab_size, symbols)
+    else:
+        definition = _train_sentencepiece(chunks, kind, vocab_size, character_coverage, symbols)
     tokenizer = Tokenizer(definition)
     tokenizer.save(folder)
     return tokenizer
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines of at most about _CHUNK characters, cut before spaces where there are any."""
+def _chunks(texts: Iterable[str], *, keep_lines: bool) -> Iterator[str]:
+    """The texts in chunks of at most _CHUNK characters, cut before spaces where there are any, without empty ones.
+
+    keep_lines: whether chunks may hold several lines. If not, each line is cut by itself, and loses the space at which
+    it is cut: SentencePiece's trainer sets a mark before each line in place of it.
+    """
     for text in texts:
-        for line in text.split("\n"):
+        for line in [text] if keep_lines else text.split("\n"):
             start = 0
-            while len(line) - start > _CHUNK:
-                cut = line.rfind(" ", start + 1, start + _CHUNK)
-                cut = cut if cut > start else start + _CHUNK
-                yield line[start:cut]
-                # The trainer sets a mark before each line, in place of this space.
-                start = cut + (line[cut : cut + 1] == " ")
-            if line[start:].strip(" \t\0"):
-                yield line[start:]
+            while start < len(line):
+                cut = len(line)
+                if cut - start > _CHUNK:
+                    cut = line.rfind(" ", start + 1, start + _CHUNK)
+                    cut = cut if cut > start else start + _CHUNK
+                if line[start:cut].strip(" \t\0"):
+                    yield line[start:cut]
+                start = cut + (not keep_lines and line[cut : cut + 1] == " ")
 
 
-def _sample(lines: Iterable[str], max_bytes: int, seed: int) -> list[str]:
-    """All lines, or an even sample of them, in order, of at most max_bytes."""
-    draw = random.Random(seed).random
-    kept: list[tuple[float, str]] = []
-    share, size = 1.0, 0
-    for line in lines:
-        chance = draw()
-        if chance >= share:
-            continue
-        kept.append((chance, line))
-        size += len(line.encode("utf-8", "replace"))
-        while size > max_bytes:
-            share /= 2
-            kept = [(c, text) for c, text in kept if c < share]
-            size = sum(len(text.encode("utf-8", "replace")) for _, text in kept)
-    return [line for _, line in kept]
-
-
-def _train(
-    lines: list[str], kind: str, vocab_size: int, character_coverage: float, control: list[str]
-) -> bytes:
-    alphabet, lines = _spell(lines, character_coverage)
-    fixed = len(_FIRST_SYMBOLS) + len(control) + 256
-    needed = fixed + len(alphabet)
-    if vocab_size < needed:
+def _train_byte_bpe(chunks: list[str], vocab_size: int, symbols: Sequence[str]) -> files.Definition:
+    """RoBERTa's layout: four symbols, 256 bytes, merged pieces, then what other objectives need, and <mask>."""
+    last = [name for name in dict.fromkeys((*SENTINELS, *symbols)) if name not in (*_BYTE_BPE_FIRST, "<mask>")]
+    last.append("<mask>")
+    fixed = len(_BYTE_BPE_FIRST) + 256 + len(last)
+    if vocab_size <= fixed:
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small for {fixed} symbols and bytes and the "
-            f"{len(alphabet)} characters of the text; ask for at least {needed}, better a few thousand"
+            f"a vocabulary of {vocab_size} is too small for {fixed} symbols and bytes; ask for a few thousand."
+        )
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size - len(last), special_tokens=list(_BYTE_BPE_FIRST), show_progress=False,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+    )
+    model.train_from_iterator((chunk.encode("utf-8", "replace").decode() for chunk in chunks), trainer)
+    facts = json.loads(model.to_str())["model"]
+    vocab = facts["vocab"] | {name: len(facts["vocab"]) + number for number, name in enumerate(last)}
+    if len(vocab) < vocab_size:
+        raise UserError(
+            f"the text supports a byte-bpe vocabulary of at most {len(vocab)}, not {vocab_size}; "
+            f"ask for {len(vocab)} or fewer, or train on more text."
+        )
+    special = [*_BYTE_BPE_FIRST, *last]
+    return files.byte_bpe(
+        vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}"
+    )
+
+
+def _train_sentencepiece(
+    lines: list[str], kind: str, vocab_size: int, character_coverage: float, symbols: Sequence[str]
+) -> files.Definition:
+    alphabet, lines = _spell(lines, character_coverage)
+    # A symbol that every vocabulary has is not made twice.
+    control = [name for name in dict.fromkeys((*CONTROL_SYMBOLS, *symbols)) if name not in _FIRST_SYMBOLS.values()]
+    fixed = len(_FIRST_SYMBOLS) + len(control) + 256
+    if vocab_size < fixed + len(alphabet):
+        raise UserError(
+            f"a vocabulary of {vocab_size} is too small for {fixed} symbols and bytes and the {len(alphabet)} "
+            f"characters of the text; ask for at least {fixed + len(alphabet)}, better a few thousand"
             + (", or lower character_coverage." if len(alphabet) > len(_ASCII) else ".")
         )
+    settings: dict[str, Any] = {"model_type": kind, "control_symbols": control, "required_chars": alphabet}
     try:
-        model = _run_trainer(lines, kind, vocab_size, alphabet, control)
+        model = _run_trainer(lines, vocab_size, settings)
     except RuntimeError as error:
-        raise _explained(error, lines, kind, vocab_size, alphabet, control) from error
+        raise _explained(error, lines, vocab_size, settings) from error
     proto = sentencepiece_json.parse(model)
     proto.normalizer_spec.name = sentencepiece_json.LINES
-    if kind == "unigram":
-        usual = [piece.score for piece in proto.pieces if piece.type == 1]
-        # Exact sums: a segment's score is at most that of as many unknown characters, and float32 holds 24 bits.
-        largest = (10 - min(usual)) * sentencepiece_json.SEGMENT_LIMIT
+    if kind == "unigram":  # scores whose sums are exact in float32, which has 24 bits: see sentencepiece_json
+        text_pieces = [piece for piece in proto.pieces if piece.type == 1]
+        largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
         step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
-        for piece in proto.pieces:
-            if piece.type == 1:
-                piece.score = round(piece.score / step) * step
-    return proto.SerializeToString(deterministic=True)
+        for piece in text_pieces:
+            piece.score = round(piece.score / step) * step
+    model = proto.SerializeToString(deterministic=True)
+    return files.Definition(files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}")
 
 
 def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]:
@@ -161,13 +184,13 @@ def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]
     return "".join(sorted(alphabet)), [*spelt, *[_BOUNDARY * 100] * (1 + total // 10_000_000)]
 
 
-def _run_trainer(lines: list[str], kind: str, vocab_size: int, alphabet: str, control: list[str]) -> bytes:
+def _run_trainer(lines: list[str], vocab_size: int, settings: dict[str, Any]) -> bytes:
     output = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=output, model_type=kind, vocab_size=vocab_size,
+        sentence_iterator=iter(lines), model_writer=output, vocab_size=vocab_size,
         **{f"{role}_id": number for number, role in enumerate(_FIRST_SYMBOLS)},
         **{f"{role}_piece": piece for role, piece in _FIRST_SYMBOLS.items()},
-        control_symbols=control, byte_fallback=True, required_chars=alphabet, character_coverage=1.0,
+        **settings, byte_fallback=True, character_coverage=1.0,
         normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
         max_sentence_length=8 * _CHUNK, seed_sentencepiece_size=min(1_000_000, _SEEDS * max(vocab_size, 8192)),
         # The sums of the threads depend on their number, so it is part of the recipe.
@@ -176,20 +199,18 @@ def _run_trainer(lines: list[str], kind: str, vocab_size: int, alphabet: str, co
     return output.getvalue()
 
 
-def _explained(
-    error: RuntimeError, lines: list[str], kind: str, vocab_size: int, alphabet: str, control: list[str]
-) -> Exception:
+def _explained(error: RuntimeError, lines: list[str], vocab_size: int, settings: dict[str, Any]) -> Exception:
     message, size = str(error), vocab_size
     # The trainer's own limit is an estimate, so it is tried before it is named.
     while (limit := re.search(r"value <= (\d+)", message)) and int(limit[1]) < size:
         size = int(limit[1])
         try:
-            _run_trainer(lines, kind, size, alphabet, control)
+            _run_trainer(lines, size, settings)
         except RuntimeError as again:
             message = str(again)
             continue
         return UserError(
-            f"the text supports a {kind} vocabulary of at most {size}, not {vocab_size}; "
+            f"the text supports a {settings['model_type']} vocabulary of at most {size}, not {vocab_size}; "
             f"ask for {size} or fewer, or train on more text."
         )
     if size < vocab_size:

@@ -1,7 +1,7 @@
-"""A checksum of every array of a state: computed where the array lives, the same on every mesh.
+"""Checksums of the arrays of a checkpoint, computed on the devices and independent of the sharding.
 
-Array files carry no checksum of their own: a flipped bit on a disk restores silently as another number. So each
-checkpoint notes one 32-bit number per array, and a restored array must give it again.
+Orbax's array files have none: a bit flipped on disk is restored as another number without an error. Each checkpoint
+holds one 32-bit checksum per array, which the restored array must match.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def checksums(tree: Any) -> tuple[dict[str, int], bool]:
-    """({path: checksum} of the arrays of `tree`, whether every number in them is finite)."""
+    """({path: checksum} of the arrays of `tree`, whether all their numbers are finite)."""
     leaves = {path_string(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
     sharding = next(iter(leaves.values())).sharding
-    # Said outright, so that every process of a cluster can read the result.
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
-    numbers, finite = jax.device_get(jax.jit(_checksums, out_shardings=everywhere)(leaves))
+    # Replicated, so that every process of a cluster can read the result.
+    replicated = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
+    numbers, finite = jax.device_get(jax.jit(_checksums, out_shardings=replicated)(leaves))
     return {path: int(number) for path, number in numbers.items()}, bool(finite)
 
 
@@ -32,16 +32,16 @@ def _checksums(leaves: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.
     return {path: _checksum(leaf) for path, leaf in leaves.items()}, jnp.all(jnp.stack(finite or [jnp.array(True)]))
 
 
-@jax.jit  # traced once for all arrays of a shape, as a parameter and its moments are
+@jax.jit  # traced once for all arrays of one shape, such as a parameter and its moments
 def _checksum(leaf: jax.Array) -> jax.Array:
-    """uint32. Each element's bits are mixed with its place by steps that lose nothing, then added up modulo 2^32: a
-    change of one element always shows, several cancel with a chance of 2^-32, and the order of adding is free."""
+    """The sum modulo 2^32, uint32, of a bijective hash of each element's bits and its index: a change of one element
+    always changes it, several cancel out with probability 2^-32, and the order of summation does not matter."""
     leaf = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
     bits = jax.lax.bitcast_convert_type(leaf, _UNSIGNED[leaf.dtype.itemsize]).astype(jnp.uint32)
-    place, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
+    index, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
     for axis in reversed(range(leaf.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
+        index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= leaf.shape[axis]
-    mixed = (bits ^ (place * jnp.uint32(0x9E3779B1))) * jnp.uint32(0x85EBCA6B)
+    mixed = (bits ^ (index * jnp.uint32(0x9E3779B1))) * jnp.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35)
     return jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)

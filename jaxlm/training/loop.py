@@ -71,6 +71,7 @@ def train(
                         raise log.not_finite(step, "the state") from None
             if stopping and step < t.steps:
                 checkpoints.wait()
+                log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
                 return evaluation, False
     checkpoints.wait()
     return evaluation, True

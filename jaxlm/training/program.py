@@ -89,48 +89,14 @@ def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
 def make_train_step(
     program: Program, seed: int, num_microbatches: int
 ) -> Callable[[TrainState, Batch, Frozen], tuple[TrainState, Terms]]:
-    """The jitted step: corrupt, forward, backward, update. The old state's memory is reused for the new one.
-
-    With several microbatches, the corrupted batch is cut into that many and their gradients are added up. Every term is
-    divided by its weight in the whole batch, so that gradients are those of the whole batch (but for dropout, which
-    draws anew for each microbatch).
-    """
+    """The jitted step: corrupt, forward, backward, update. The old state's memory is reused for the new one."""
     objective, optimizer, mesh = program.objective, program.optimizer, program.mesh
-
-    def gradients(params: Params, example: Example, key: jax.Array, frozen: Frozen, weights: Any):
-        def loss(params: Params) -> tuple[jax.Array, Terms]:
-            terms = objective.loss(params, example, key, True, frozen)
-            return total_loss(terms, weights), terms
-
-        (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        return grads, {"loss": Term(value, jnp.ones(()))} | terms
-
-    def accumulated(params: Params, example: Example, key: jax.Array, frozen: Frozen):
-        # Nothing but the weights is read here, so that the compiler drops the forward pass.
-        weights = {name: term.weight for name, term in objective.loss(params, example, key, True, frozen).items()}
-        # Row i goes to microbatch i % num_microbatches: each device cuts only rows that it holds.
-        split = jax.tree.map(lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), example)
-
-        def body(total: Any, xs: Any) -> tuple[Any, None]:
-            part, index = xs
-            part = jax.tree.map(constrain, part)
-            own = gradients(params, part, jax.random.fold_in(key, index), frozen, weights)
-            return jax.tree.map(jnp.add, total, own), None
-
-        first = jax.tree.map(lambda x: x[0], split)
-        shapes = jax.eval_shape(gradients, params, first, key, frozen, weights)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        (grads, terms), _ = jax.lax.scan(body, zeros, (split, jnp.arange(num_microbatches)))
-        return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}
 
     def train_step(state: TrainState, batch: Batch, frozen: Frozen) -> tuple[TrainState, Terms]:
         with use_mesh(mesh):
             example = objective.corrupt(corruption_key(seed, state.step), batch)
             key = dropout_key(seed, state.step)
-            if num_microbatches == 1:
-                grads, terms = gradients(state.params, example, key, frozen, None)
-            else:
-                grads, terms = accumulated(state.params, example, key, frozen)
+            grads, terms = gradients(objective, state.params, example, key, frozen, num_microbatches)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         real = objective.real_tokens(example, batch)
@@ -147,6 +113,47 @@ def make_train_step(
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
     )
+
+
+def gradients(
+    objective: Objective, params: Params, example: Example, key: jax.Array, frozen: Frozen, num_microbatches: int = 1
+) -> tuple[Params, Terms]:
+    """(gradients of the loss, its terms with "loss" among them, all with coefficient 0).
+
+    With several microbatches the example is cut into that many and their gradients are added up. Every term is divided
+    by its weight in the whole batch, so that gradients are those of the whole batch (but for dropout, which draws anew
+    for each microbatch).
+    """
+    if num_microbatches == 1:
+        return _gradients(objective, params, example, key, frozen, None)
+    # Nothing but the weights is read here, so that the compiler drops the forward pass.
+    weights = {name: term.weight for name, term in objective.loss(params, example, key, True, frozen).items()}
+    # Row i goes to microbatch i % num_microbatches: each device cuts only rows that it holds.
+    split = jax.tree.map(lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), example)
+
+    def add(total: Any, xs: Any) -> tuple[Any, None]:
+        part, index = xs
+        part = jax.tree.map(constrain, part)
+        own = _gradients(objective, params, part, jax.random.fold_in(key, index), frozen, weights)
+        return jax.tree.map(jnp.add, total, own), None
+
+    first = jax.tree.map(lambda x: x[0], split)
+    shapes = jax.eval_shape(lambda: _gradients(objective, params, first, key, frozen, weights))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (grads, terms), _ = jax.lax.scan(add, zeros, (split, jnp.arange(num_microbatches)))
+    return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}
+
+
+def _gradients(
+    objective: Objective, params: Params, example: Example, key: jax.Array, frozen: Frozen, weights: Any
+) -> tuple[Params, Terms]:
+    def loss(params: Params) -> tuple[jax.Array, Terms]:
+        terms = objective.loss(params, example, key, True, frozen)
+        metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
+        return total_loss(terms, weights), metrics
+
+    (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    return grads, {"loss": Term(value, jnp.ones(()))} | terms
 
 
 def make_eval_step(program: Program, seed: int) -> Callable[[Params, Batch, jax.Array, Frozen], Terms]:

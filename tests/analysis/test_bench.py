@@ -15,32 +15,33 @@ from jaxlm.commands.bench import report
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.models.bert import BertConfig
-from jaxlm.models.electra import ElectraConfig
-from jaxlm.models.gpt2 import Gpt2Config
-from jaxlm.models.t5 import T5Config
+from jaxlm.models.bert import Bert
+from jaxlm.models.electra import Electra
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.objectives.replaced_tokens import Electra
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.peaks import measured_flops
 from jaxlm.runs.run import write_imported_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer
-from jaxlm.training.step import corruption_key
+from jaxlm.training.program import corruption_key
 
 SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
 OBJECTIVES = {
-    "bert": BertPretraining(model=BertConfig(**SIZES, intermediate_size=32)),
-    "bert_mlm": BertPretraining(model=BertConfig(**SIZES, intermediate_size=32), next_sentence=False),
-    "electra": Electra(model=ElectraConfig(
+    "bert": MaskedLM(model=Bert(**SIZES, intermediate_size=32)),
+    "bert_mlm": MaskedLM(model=Bert(**SIZES, intermediate_size=32), next_sentence=False),
+    "electra": ReplacedTokens(model=Electra(
         **SIZES, intermediate_size=32, embedding_size=16, generator_hidden_size=8, generator_num_layers=1,
         generator_num_heads=1, generator_intermediate_size=16,
     )),
-    "gpt2": CausalLM(model=Gpt2Config(**SIZES, intermediate_size=32)),
-    "t5": T5Pretraining(model=T5Config(**SIZES, head_dim=8, intermediate_size=32)),
-    "t5_1_1": T5Pretraining(model=T5Config(
+    "gpt2": CausalLM(model=Gpt2(**SIZES, intermediate_size=32)),
+    "t5": SpanCorruption(model=T5(**SIZES, head_dim=8, intermediate_size=32)),
+    "t5_1_1": SpanCorruption(model=T5(
         **SIZES, head_dim=8, intermediate_size=32, activation="gated-gelu", tied_head=False, scaled_head=False
     )),
 }
@@ -78,7 +79,7 @@ def test_figures_add_up(result):
     assert out["optimizer"] == "adamw" and out["peer_optimizer"] is None
     assert out["steps_per_round"] == 2 and len(out["step_seconds_by_round"]) == out["rounds"]
     assert out["tokens_per_second"] == pytest.approx(4 * 64 / np.median(out["step_seconds_by_round"]))
-    assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)
+    assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)[0]
     peak = out["peak_flops_per_device"] * out["devices"]
     assert peak == pytest.approx(3e9)
     assert out["mfu"] == pytest.approx(out["flops_per_step"] / out["step_seconds"] / peak)
@@ -126,7 +127,7 @@ def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch
     monkeypatch.setattr(torch, "compile", lambda model: model)
     experiment = experiment_of(name)
     objective = experiment.objective.bind(Vocabulary.stand_in(200), 64)
-    batch = synthetic_batch(objective, 4, 64)
+    batch = synthetic_batch(experiment, objective)
     example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
     peer = Peer(experiment, objective, jax.device_get(example), report=lambda _: None)
 
@@ -135,7 +136,7 @@ def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch
             return float(peer.recipe.loss(objective, peer.callable, peer.inputs))
 
     params = jax.jit(objective.init)(jax.random.key(0))
-    ours = float(jax.jit(lambda p, e: objective.loss(p, e, jax.random.key(1), False)[0])(params, example))
+    ours = float(jax.jit(lambda p, e: total_loss(objective.loss(p, e, jax.random.key(1), False)))(params, example))
     assert sum(p.numel() for p in peer.parameters) == sum(leaf.size for leaf in jax.tree.leaves(params))
     assert loss() == pytest.approx(ours, rel=0.15)  # both know nothing yet
     before = np.mean([loss() for _ in range(3)])
@@ -183,7 +184,7 @@ def test_the_note_names_both_optimizers_and_the_pieces_of_the_batch(monkeypatch)
         plain, optimizer=OptimizerConfig(name="adafactor"), train=TrainConfig(batch_size=4, accumulate=2)
     )
     objective = plain.objective.bind(Vocabulary.stand_in(200), 64)
-    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(0, 0), synthetic_batch(objective, 4, 64)))
+    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(0, 0), synthetic_batch(experiment, objective)))
     note = Peer(experiment, objective, example, report=lambda _: None).note
     assert "Transformers' Adafactor (jaxlm: adafactor)" in note and "in one piece where jaxlm takes 2" in note
     note = Peer(plain, objective, example, report=lambda _: None).note
@@ -209,8 +210,8 @@ def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, t
 
 def test_a_synthetic_batch_is_full_rows_of_text():
     objective = OBJECTIVES["bert"].bind(Vocabulary.stand_in(200), 64)
-    batch = synthetic_batch(objective, 3, 64)
-    assert batch.tokens.shape == batch.segment_ids.shape == (3, 61)
+    batch = synthetic_batch(experiment, objective)
+    assert batch.tokens.shape == batch.segment_ids.shape == (4, 61)
     assert batch.tokens.min() >= 107 and batch.tokens.max() < 200 and (batch.segment_ids == 1).all()
 
 

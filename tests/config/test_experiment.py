@@ -37,7 +37,7 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
     [
         (BERT, "optimizer.name", "sgd", "adamw, lamb or adafactor"),
         (BERT, "optimizer.schedule", "linaer", "linear, cosine, inverse-sqrt or constant"),
-        (BERT, "data.tokenizer_kind", "wordpiece", "unigram or bpe"),
+        (BERT, "data.tokenizer_kind", "wordpiece", "unigram, bpe or byte-bpe"),
         (BERT, "objective.model.dtype", "float16", "float32 or bfloat16"),
         (GPT2, "objective.model.remat", "dot", "none, dots or full"),
         (T5, "objective.model.attention", "flash", "auto, xla or cudnn"),

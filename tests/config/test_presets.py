@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from jaxlm.config.presets import load_preset
+from jaxlm.errors import UserError
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
 
@@ -90,3 +91,16 @@ def test_t5_1_1_is_pretrained_without_dropout_and_1_0_with_it():
     dropout = {name: preset(name).objective.model.dropout for name in PRESETS if name.startswith("t5_")}
     assert dropout.pop("t5_tiny") == 0.0
     assert dropout == {name: 0.0 if "1_1" in name else 0.1 for name in dropout}
+
+
+def test_only_a_name_that_ends_in_py_is_executed(tmp_path, monkeypatch):
+    """A run folder's name never stands for a Python file beside it, nor a bare name for one in configs/."""
+    (tmp_path / "configs").mkdir()
+    for path in (tmp_path / "run.py", tmp_path / "configs" / "run.py", tmp_path / "run"):
+        path.write_text("raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "configs/run", str(tmp_path / "run"), "configs", "run.txt", ""):
+        with pytest.raises(UserError, match="there is no preset or run folder"):
+            load_preset(name)
+    with pytest.raises(UserError, match=r"did you mean configs/run\.py"):
+        load_preset("configs/run")

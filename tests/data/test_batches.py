@@ -205,7 +205,7 @@ def test_the_order_of_windows_is_shuffled_over_the_whole_text(tmp_path):
         (("train", 4, 1, "packed", 0), "1 row and 2 tokens or more"),
         (("train", 4, 8, "stacked", 0), "'stacked' is no packing; choose one of document, packed, packed-eos"),
         (("train", 4, 8, "packed", -1), "seed must be 0 or more"),
-        (("test", 4, 8, "packed", 0), "parts train and held_out"),
+        (("test", 4, 8, "packed", 0), "splits train and held_out"),
     ],
 )
 def test_values_out_of_range(store, arguments, message):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from jaxlm.models import bert
+from jaxlm.objectives.masked_lm import MaskedLM
 
 transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -58,9 +58,9 @@ def save_torch(model: torch.nn.Module, folder: Path, vocab_file: Path, **options
     return folder
 
 
-def random_params(config: bert.BertConfig, seed: int, next_sentence: bool = True):
+def random_params(objective: MaskedLM, seed: int):
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda key: bert.init(config, key, next_sentence), jax.random.key(0))
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: rng.normal(path[-1].key == "scale", 0.15, leaf.shape).astype(np.float32), shapes
     )

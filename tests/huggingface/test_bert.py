@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.models import bert
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.models.bert import Bert
+from jaxlm.objectives import next_sentence as next_sentence_prediction
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import (
     CONFIGS,
@@ -38,14 +39,14 @@ LENGTHS = {"gelu": (7, 33), "gelu_new": (12,), "relu": (1, 25)}  # every length 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def run(config, next_sentence, params, inputs):
-    hidden = bert.encode(config, params, inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"])
-    pair = bert.predict_next_sentence(config, params, hidden) if next_sentence else None
-    pooled = bert.pool(config, params, hidden) if next_sentence else None
-    return hidden, bert.predict_tokens(config, params, hidden), pair, pooled
+def run(model, next_sentence, params, inputs):
+    hidden = model.encode(params, inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"])
+    pair = next_sentence_prediction.predict(model, params, hidden) if next_sentence else None
+    pooled = model.pool(params, hidden) if next_sentence else None
+    return hidden, model.predict_tokens(params, hidden), pair, pooled
 
 
-def ours(objective: BertPretraining, params, inputs):
+def ours(objective: MaskedLM, params, inputs):
     """(hidden states, vocabulary logits, next-sentence logits or None, pooled states or None)"""
     return run(objective.model, objective.next_sentence, params, inputs)
 
@@ -63,14 +64,14 @@ def differences(objective, params, model, inputs) -> list[float]:
     return [float(np.abs(a - b).max()) for a, b in pairs]
 
 
-def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -> BertPretraining:
+def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -> MaskedLM:
     c = CONFIGS[name]
-    model = bert.BertConfig(
+    model = Bert(
         vocab_size=len(VOCAB), hidden_size=c["hidden_size"], num_layers=c["num_hidden_layers"],
         num_heads=c["num_attention_heads"], intermediate_size=c["intermediate_size"], activation=c["hidden_act"],
         max_positions=c["max_position_embeddings"], type_vocab_size=c["type_vocab_size"], norm_eps=c["layer_norm_eps"],
     )
-    return BertPretraining(model=model, next_sentence=next_sentence, vocabulary=tokenizer.vocabulary)
+    return MaskedLM(model=model, next_sentence=next_sentence, vocabulary=tokenizer.vocabulary)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -89,7 +90,7 @@ def test_import_gives_their_logits(name, architecture, tmp_path, vocab_file):
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_export_gives_our_logits(name, next_sentence, tmp_path, tokenizer):
     objective = our_objective(name, tokenizer, next_sentence)
-    params = random_params(objective.model, 1, next_sentence)
+    params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     auto = transformers.AutoModelForPreTraining if next_sentence else transformers.AutoModelForMaskedLM
     model, report = auto.from_pretrained(out, output_loading_info=True)
@@ -103,7 +104,7 @@ def test_export_gives_our_logits(name, next_sentence, tmp_path, tokenizer):
 
 def test_masked_lm_class_loads_a_pretraining_export(tmp_path, tokenizer):
     objective = our_objective("gelu", tokenizer)
-    params = random_params(objective.model, 2)
+    params = random_params(objective, 2)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     model = transformers.AutoModelForMaskedLM.from_pretrained(out).eval()
     inputs = batch(objective.model, 9, True)
@@ -115,7 +116,7 @@ def test_config_survives_the_round_trip(tmp_path, tokenizer):
     objective = our_objective("gelu_new", tokenizer)
     changed = dataclasses.replace(objective.model, dropout=0.25, attention_dropout=0.0, init_std=0.01)
     objective = dataclasses.replace(objective, model=changed)
-    out = export_folder(tmp_path / "out", objective, random_params(changed, 3), tokenizer, ModelCard())
+    out = export_folder(tmp_path / "out", objective, random_params(objective, 3), tokenizer, ModelCard())
     theirs = transformers.AutoConfig.from_pretrained(out)
     assert (theirs.hidden_dropout_prob, theirs.attention_probs_dropout_prob) == (0.25, 0.0)
     assert theirs.initializer_range == 0.01

@@ -17,7 +17,8 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.electra import default_generator
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models import electra
-from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.models.electra import Electra
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch, torch_outputs
 
 TOLERANCE = 1e-4
@@ -41,21 +42,21 @@ CONFIGS = {
 }
 
 
-def objective_of(name: str, tokenizer, **changes) -> Electra:
-    model = electra.ElectraConfig(**(CONFIGS[name] | {"vocab_size": len(VOCAB)} | changes))
-    return Electra(model=model, vocabulary=tokenizer.vocabulary)
+def objective_of(name: str, tokenizer, **changes) -> ReplacedTokens:
+    model = Electra(**(CONFIGS[name] | {"vocab_size": len(VOCAB)} | changes))
+    return ReplacedTokens(model=model, vocabulary=tokenizer.vocabulary)
 
 
-def random_params(objective: Electra, seed: int):
+def random_params(objective: ReplacedTokens, seed: int):
     """Biases and norms random too, since zeros and ones would hide a mix-up."""
     rng = np.random.default_rng(seed)
     params = jax.jit(objective.init)(jax.random.key(seed))
     return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)), params)
 
 
-def torch_electra(model: electra.ElectraConfig, network: str, seed: int = 0) -> torch.nn.Module:
+def torch_electra(model: Electra, network: str, seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    s = model.stack(network)
+    s = getattr(model, network)
     config = transformers.ElectraConfig(
         vocab_size=model.vocab_size, embedding_size=model.embedding_size, hidden_size=s.hidden_size,
         num_hidden_layers=s.num_layers, num_attention_heads=s.num_heads, intermediate_size=s.intermediate_size,
@@ -72,14 +73,15 @@ def torch_electra(model: electra.ElectraConfig, network: str, seed: int = 0) -> 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def logits(model, network, params, inputs):
-    hidden = electra.encode(
-        model, params, network, inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"]
-    )
-    head = electra.predict_tokens if network == "generator" else electra.detect_replaced
-    return head(model, params, hidden)
+    encoder = getattr(model, network)
+    own = model.generator_params(params) if network == "generator" else model.discriminator_params(params)
+    hidden = encoder.encode(own, inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"])
+    if network == "generator":
+        return encoder.predict_tokens(own, hidden)
+    return model.replaced_head(params["rtd_head"], hidden)[..., 0]
 
 
-def check(objective: Electra, params, network: str, theirs: torch.nn.Module) -> None:
+def check(objective: ReplacedTokens, params, network: str, theirs: torch.nn.Module) -> None:
     for length, padded in SHAPES:
         inputs = batch(objective.model, length, padded, seed=length)
         expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
@@ -132,7 +134,7 @@ def test_discriminator_alone(tmp_path, tokenizer, vocab_file):
     wanted = objective_of("both project", tokenizer).model
     discriminator = torch_electra(wanted, "discriminator")
     imported = import_folder(save_torch(discriminator, tmp_path / "hf", vocab_file))
-    assert {path.split("/")[0] for path in imported.fresh} == {"generator", "mlm_head"}
+    assert imported.fresh_heads == ["generator"]
     assert imported.objective.model.share_embeddings
     check(imported.objective, imported.params, "discriminator", discriminator)
 
@@ -140,7 +142,7 @@ def test_discriminator_alone(tmp_path, tokenizer, vocab_file):
 def test_generator_alone_fills_masks(tmp_path, tokenizer, vocab_file):
     generator = torch_electra(objective_of("both project", tokenizer).model, "generator")
     imported = import_folder(save_torch(generator, tmp_path / "hf", vocab_file))
-    assert {path.split("/")[0] for path in imported.fresh} == {"discriminator", "rtd_head"}
+    assert imported.fresh_heads == ["discriminator", "rtd_head"]
     check(imported.objective, imported.params, "generator", generator)
     text = "the [MASK] sat on [MASK] mat"
     answers = fill_mask(imported.objective, imported.params, imported.tokenizer, [text], top_k=3)[0]
@@ -156,7 +158,17 @@ def test_encoder_alone(tmp_path, tokenizer, vocab_file):
     """ElectraModel has no head; it is read as a discriminator's encoder."""
     discriminator = torch_electra(objective_of("both project", tokenizer).model, "discriminator")
     imported = import_folder(save_torch(discriminator.electra, tmp_path / "hf", vocab_file))
-    assert {path.split("/")[0] for path in imported.fresh} == {"generator", "mlm_head", "rtd_head"}
+    assert imported.fresh_heads == ["generator", "rtd_head"]
+
+
+def test_a_generator_without_its_head(tmp_path, tokenizer, vocab_file):
+    """The two are told apart: a head that is missing, and a whole network."""
+    model = objective_of("both project", tokenizer).model
+    discriminator, generator = (torch_electra(model, network) for network in ("discriminator", "generator"))
+    generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
+    save_torch(discriminator, tmp_path / "hf", vocab_file)
+    generator.electra.save_pretrained(tmp_path / "hf" / "generator")
+    assert import_folder(tmp_path / "hf").fresh_heads == ["generator/mlm_head"]
 
 
 def test_networks_that_cannot_train_together(tmp_path, tokenizer, vocab_file):
@@ -180,7 +192,7 @@ def test_generator_folder_of_another_family(tmp_path, tokenizer, vocab_file):
 
 @pytest.mark.parametrize("size", ["small", "base", "large"])
 def test_default_generator_is_the_published_one(size):
-    c = electra.ElectraConfig.published(size)
+    c = Electra.published(size)
     found = default_generator(dict(num_layers=c.num_layers, hidden_size=c.hidden_size, embedding_size=c.embedding_size))
     assert found == dict(
         hidden_size=c.generator_hidden_size, num_layers=c.generator_num_layers, num_heads=c.generator_num_heads,

@@ -15,19 +15,21 @@ import torch
 import transformers
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, export_folder, import_folder, is_transformers_folder
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.huggingface import ModelCard, bert, export_folder, import_folder, is_transformers_folder
+from jaxlm.huggingface import folder as folder_module
+from jaxlm.models.bert import Bert
+from jaxlm.models.encoder import Encoder
+from jaxlm.objectives.masked_lm import MaskedLM
 from tests.huggingface.support import VOCAB, minilm, random_params, read_json, save_torch, torch_bert
 
-SMALL = BertConfig(
+SMALL = Bert(
     vocab_size=len(VOCAB), hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=24
 )
 
 
 @pytest.fixture(scope="module")
 def params():
-    return random_params(SMALL, 0)
+    return random_params(MaskedLM(model=SMALL), 0)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def copy(source, tmp_path) -> Path:
 
 
 def test_exported_folder_is_complete_and_its_tokenizer_agrees(tmp_path, params, tokenizer):
-    out = export_folder(tmp_path / "deep" / "out", BertPretraining(model=SMALL), params, tokenizer, ModelCard())
+    out = export_folder(tmp_path / "deep" / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard())
     assert {"config.json", "model.safetensors", "README.md", "tokenizer.json", "tokenizer_config.json"} <= {
         file.name for file in out.iterdir()
     }
@@ -61,12 +63,44 @@ def test_exported_folder_is_complete_and_its_tokenizer_agrees(tmp_path, params, 
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
+def test_longest_text_is_the_one_trained_on(tmp_path, params, tokenizer):
+    out = export_folder(tmp_path / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard(), max_length=17)
+    assert transformers.AutoTokenizer.from_pretrained(out).model_max_length == 17
+
+
+def test_private_parameters_are_left_out(tmp_path, params, tokenizer, monkeypatch):
+    """A head that only training needs is declared by the table; undeclared, it is a mistake of the table."""
+
+    @dataclasses.dataclass(frozen=True)
+    class WithPrivateHead(MaskedLM):
+        def init(self, key):
+            return super().init(key) | {"boundary_head": {"kernel": jax.numpy.ones((3, 4))}}
+
+    def family(private):
+        def models(objective):
+            (model,) = bert.models(objective)
+            return (dataclasses.replace(model, table=dataclasses.replace(model.table, private=private)),)
+
+        return dataclasses.replace(bert.FAMILY, models=models)
+
+    objective = WithPrivateHead(model=SMALL)
+    own = params | {"boundary_head": {"kernel": np.ones((3, 4), np.float32)}}
+    with pytest.raises(UserError, match="WithPrivateHead with the model Bert has no class in Transformers"):
+        export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
+    monkeypatch.setattr(folder_module, "family_of", lambda _: family(()))
+    with pytest.raises(AssertionError, match="boundary_head"):
+        export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
+    monkeypatch.setattr(folder_module, "family_of", lambda _: family(("boundary_head",)))
+    out = export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
+    jax.tree.map(np.testing.assert_array_equal, import_folder(out).params, params)
+
+
 def test_model_card(tmp_path, params, tokenizer):
     card = ModelCard(
         steps=12345, metrics={"eval_loss": 2.34567, "eval_mlm_accuracy": 0.5}, data_source="a|b.txt",
         data_fingerprint="f00d", tokenizer="unigram, 82 ids", settings={"Batch size": 32},
     )
-    out = export_folder(tmp_path / "my-bert", BertPretraining(model=SMALL), params, tokenizer, card)
+    out = export_folder(tmp_path / "my-bert", MaskedLM(model=SMALL), params, tokenizer, card)
     text = (out / "README.md").read_text(encoding="utf-8")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     for fact in (
@@ -84,7 +118,7 @@ def test_model_card(tmp_path, params, tokenizer):
 
 
 def test_nothing_is_overwritten(tmp_path, params, tokenizer):
-    objective = BertPretraining(model=SMALL)
+    objective = MaskedLM(model=SMALL)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("precious")
     (tmp_path / "file").write_text("precious")
@@ -102,36 +136,35 @@ def test_nothing_is_overwritten(tmp_path, params, tokenizer):
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer):
-    class Failing:
-        vocabulary = tokenizer.vocabulary
+def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer, monkeypatch):
+    def fail(*_):
+        raise failure
 
-        def export(self, *_):
-            raise failure
-
+    monkeypatch.setattr(folder_module, "export_tokenizer", fail)
     expected = UserError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected, match="No space left" if expected is UserError else None):
-        export_folder(tmp_path / "out", BertPretraining(model=SMALL), params, Failing(), ModelCard())
+        export_folder(tmp_path / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokenizer):
-    wider = BertPretraining(model=dataclasses.replace(SMALL, hidden_size=32))
+    wider = MaskedLM(model=dataclasses.replace(SMALL, hidden_size=32))
     with pytest.raises(UserError, match=r"not of this objective.* more differ"):
         export_folder(tmp_path / "out", wider, params, tokenizer, ModelCard())
     with pytest.raises(UserError, match="not of this objective: nsp_head/bias"):
-        headless = BertPretraining(model=SMALL, next_sentence=False)
+        headless = MaskedLM(model=SMALL, next_sentence=False)
         export_folder(tmp_path / "out", headless, params, tokenizer, ModelCard())
     fewer = dataclasses.replace(SMALL, vocab_size=40)
     with pytest.raises(UserError, match="ids but the model only 40"):
-        export_folder(tmp_path / "out", BertPretraining(model=fewer), random_params(fewer, 0), tokenizer, ModelCard())
-    with pytest.raises(UserError, match="dict has no model in Transformers"):
-        export_folder(tmp_path / "out", {}, params, tokenizer, ModelCard())
+        objective = MaskedLM(model=fewer)
+        export_folder(tmp_path / "out", objective, random_params(objective, 0), tokenizer, ModelCard())
+    with pytest.raises(UserError, match="MaskedLM with the model Encoder has no class in Transformers"):
+        export_folder(tmp_path / "out", MaskedLM(model=Encoder()), params, tokenizer, ModelCard())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_shards_are_written_and_read(tmp_path, params, tokenizer):
-    objective = BertPretraining(model=SMALL)
+    objective = MaskedLM(model=SMALL)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(), shard_bytes=9_000)
     shards = sorted(out.glob("model-*-of-*.safetensors"))
     assert len(shards) > 3 and not (out / "model.safetensors").exists()

@@ -16,9 +16,11 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.gpt2 import TEMPLATE
 from jaxlm.inference.generate import generate
-from jaxlm.models import gpt2
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import read_json, real
 
@@ -64,13 +66,13 @@ def torch_gpt2(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> tra
 
 def save_torch(model, folder: Path, tokenizer: Tokenizer, **options) -> Path:
     model.save_pretrained(folder, **options)
-    tokenizer.export(folder, "gpt2", model.config.n_positions)
+    export(tokenizer, folder, TEMPLATE, model.config.n_positions)
     return folder
 
 
 def our_objective(name: str, tokenizer: Tokenizer) -> CausalLM:
     size = SIZES[name]
-    model = gpt2.Gpt2Config(
+    model = Gpt2(
         vocab_size=tokenizer.vocabulary.size, hidden_size=size["n_embd"], num_layers=size["n_layer"],
         num_heads=size["n_head"], intermediate_size=size["n_inner"] or 4 * size["n_embd"],
         max_positions=size["n_positions"], activation=size["activation_function"],
@@ -94,8 +96,8 @@ def inputs(tokenizer: Tokenizer, length: int, padded: bool) -> dict[str, np.ndar
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def our_logits(config, params, input_ids, attention_mask):
-    return gpt2.predict_tokens(config, params, gpt2.decode_hidden(config, params, input_ids, attention_mask))
+def our_logits(model, params, input_ids, attention_mask):
+    return model.predict_tokens(params, model.decode_hidden(params, input_ids, attention_mask))
 
 
 def difference(objective, params, model, batch) -> float:
@@ -143,11 +145,11 @@ def test_fused_attention_matrix_is_query_key_value(tmp_path, tokenizer):
     params = random_params(objective)
     export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    ours = params["decoder"]["layers"]["attention"]
+    ours = params["decoder"]["layers"]["1"]["attention"]
     fused = model.transformer.h[1].attn.c_attn.weight.detach().numpy()
     assert fused.shape == (32, 96)
     for i, name in enumerate(("query", "key", "value")):
-        np.testing.assert_array_equal(fused[:, 32 * i : 32 * (i + 1)], ours[name]["kernel"][1])
+        np.testing.assert_array_equal(fused[:, 32 * i : 32 * (i + 1)], ours[name]["kernel"])
 
 
 def test_older_files(tmp_path, tokenizer):

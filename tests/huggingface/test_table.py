@@ -1,4 +1,4 @@
-"""The mechanism on a table of its own: stacks, transposes, fused matrices, bare matrices, ties."""
+"""The mechanism on a table of its own: layers, transposes, fused and reshaped matrices, bare names, ties."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.table import Entry, Table, dense, embedding, paths
+from jaxlm.huggingface.table import Entry, Table, dense, embedding, get, paths, subtrees
 
-QKV = ("layers/query/kernel", "layers/key/kernel", "layers/value/kernel")
+LAYER = "layers/{layer}"
+QKV = (f"{LAYER}/query/kernel", f"{LAYER}/key/kernel", f"{LAYER}/value/kernel")
 TABLE = Table(
     entries=(
         *embedding("word", "m.wte"),
         Entry(QKV, "m.h.{layer}.qkv.weight"),
-        *dense("layers/out", "m.h.{layer}.out"),
+        *dense(f"{LAYER}/out", "m.h.{layer}.out"),
         *dense("head", "score", bias=False),
     ),
     prefix="m.",
@@ -28,19 +29,20 @@ def example():
     def array(*shape):
         return np.array([next(values) for _ in range(int(np.prod(shape)))], np.float32).reshape(shape)
 
+    def layer():
+        return {
+            "query": {"kernel": array(3, 4)}, "key": {"kernel": array(3, 4)}, "value": {"kernel": array(3, 5)},
+            "out": {"kernel": array(4, 3), "bias": array(3)},
+        }
+
     return {
-        "word": {"embedding": array(7, 3)},
-        "layers": {
-            "query": {"kernel": array(2, 3, 4)}, "key": {"kernel": array(2, 3, 4)}, "value": {"kernel": array(2, 3, 5)},
-            "out": {"kernel": array(2, 4, 3), "bias": array(2, 3)},
-        },
-        "head": {"kernel": array(3, 6)},
+        "word": {"embedding": array(7, 3)}, "layers": {"0": layer(), "1": layer()}, "head": {"kernel": array(3, 6)}
     }
 
 
-def back(tensors, template=None):
+def back(tensors, template=None, table=TABLE):
     shapes = {name: array.shape for name, array in tensors.items()}
-    return TABLE.from_transformers(shapes, tensors.__getitem__, template or example(), "here")
+    return table.from_transformers(shapes, tensors.__getitem__, template or example(), "here")
 
 
 def test_layout():
@@ -53,35 +55,54 @@ def test_layout():
         "score.weight": (6, 3),
     }
     layers = params["layers"]
-    np.testing.assert_array_equal(tensors["m.h.1.out.weight"], layers["out"]["kernel"][1].T)
-    np.testing.assert_array_equal(tensors["m.h.1.qkv.weight"][:, 4:8], layers["key"]["kernel"][1])
-    np.testing.assert_array_equal(tensors["m.h.0.qkv.weight"][:, 8:], layers["value"]["kernel"][0])
+    np.testing.assert_array_equal(tensors["m.h.1.out.weight"], layers["1"]["out"]["kernel"].T)
+    np.testing.assert_array_equal(tensors["m.h.1.qkv.weight"][:, 4:8], layers["1"]["key"]["kernel"])
+    np.testing.assert_array_equal(tensors["m.h.0.qkv.weight"][:, 8:], layers["0"]["value"]["kernel"])
+
+
+def assert_equal(left, right):
+    assert sorted(paths(left)) == sorted(paths(right))
+    for path in paths(right):
+        np.testing.assert_array_equal(get(left, path), get(right, path), err_msg=path)
 
 
 def test_round_trip():
-    params = example()
-    again, fresh = back(dict(TABLE.to_transformers(params)))
-    assert fresh == [] and list(paths(again)) == list(paths(params))
-    for a, b in ((again["layers"], params["layers"]), (again, params)):
-        for name in b:
-            for leaf in b[name]:
-                if isinstance(b[name][leaf], np.ndarray):
-                    np.testing.assert_array_equal(a[name][leaf], b[name][leaf])
+    assert_equal(back(dict(TABLE.to_transformers(example()))), example())
+
+
+def test_matrices_with_heads_as_a_dimension():
+    """XLNet's q is [hidden, heads, width] and o the same, applied the other way round."""
+    table = Table(entries=(
+        Entry((f"{LAYER}/query/kernel",), "layer.{layer}.q", shape=(3, 2, 4)),
+        Entry((f"{LAYER}/out/kernel",), "layer.{layer}.o", transpose=True, shape=(3, 2, 4)),
+    ))
+    rng = np.random.default_rng(0)
+    params = {"layers": {"0": {"query": {"kernel": rng.normal(size=(3, 8)).astype(np.float32)},
+                               "out": {"kernel": rng.normal(size=(8, 3)).astype(np.float32)}}}}
+    tensors = dict(table.to_transformers(params))
+    assert table.their_names(params) == {"layer.0.q": (3, 2, 4), "layer.0.o": (3, 2, 4)}
+    x = rng.normal(size=(5, 3)).astype(np.float32)
+    query, out = params["layers"]["0"]["query"]["kernel"], params["layers"]["0"]["out"]["kernel"]
+    heads = np.einsum("ih,hnd->ind", x, tensors["layer.0.q"])
+    np.testing.assert_allclose(heads.reshape(5, 8), x @ query, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.einsum("ind,hnd->ih", heads, tensors["layer.0.o"]), heads.reshape(5, 8) @ out, rtol=1e-5
+    )
+    assert_equal(back(tensors, params, table), params)
 
 
 def test_bare_names_and_the_second_name_of_a_tie():
     tensors = dict(TABLE.to_transformers(example()))
     bare = {name.removeprefix("m."): array for name, array in tensors.items()}
-    np.testing.assert_array_equal(back(bare)[0]["layers"]["out"]["bias"], example()["layers"]["out"]["bias"])
+    assert_equal(back(bare), example())
     bare["lm_head.weight"] = bare.pop("wte.weight")
-    np.testing.assert_array_equal(back(bare)[0]["word"]["embedding"], example()["word"]["embedding"])
+    assert_equal(back(bare), example())
 
 
-def test_a_missing_head_is_left_out_and_named():
+def test_a_missing_head_is_left_out():
     tensors = dict(TABLE.to_transformers(example()))
     del tensors["score.weight"]
-    params, fresh = back(tensors)
-    assert fresh == ["head/kernel"] and "head" not in params
+    assert set(back(tensors)) == {"word", "layers"}
 
 
 @pytest.mark.parametrize("name", ["m.wte.weight", "m.h.1.qkv.weight", "m.h.0.out.bias"])
@@ -107,3 +128,10 @@ def test_one_tensor_under_two_names_is_refused():
     tensors = dict(TABLE.to_transformers(example()))
     with pytest.raises(UserError, match=r"wte\.weight twice"):
         back(tensors | {"wte.weight": tensors["m.wte.weight"] + 1})
+
+
+def test_subtrees_are_the_largest_ones():
+    every = ["a/b/x", "a/b/y", "a/c", "ab", "d/x", "d/y"]
+    assert subtrees(["a/b/x", "a/b/y", "d/x", "d/y"], every) == ["a/b", "d"]
+    assert subtrees(["a/b/x", "ab"], every) == ["a/b/x", "ab"]
+    assert subtrees([], every) == []

@@ -10,20 +10,23 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
-from jaxlm.models import bert
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 SIZE = 150
 
 
 class NumberTokenizer:
-    """A text is a row of numbers, each its own token; `[MASK]` is the mask."""
+    """A text is a row of numbers, each its own token; `<mask>` is the mask, as in RoBERTa's vocabulary."""
 
     vocabulary = Vocabulary.stand_in(SIZE)
 
     def encode_with_symbols(self, text: str) -> list[int]:
-        return [self.vocabulary.mask if word == "[MASK]" else int(word) for word in text.split()]
+        return [self.vocabulary.mask if word == "<mask>" else int(word) for word in text.split()]
+
+    def piece(self, number: int) -> str:
+        return {self.vocabulary.mask: "<mask>"}.get(number, str(number))
 
     def pieces(self, ids: list[int]) -> list[str]:
         return [f"<{i}>" for i in ids]
@@ -31,10 +34,10 @@ class NumberTokenizer:
 
 @pytest.fixture(scope="module")
 def filler():
-    config = bert.BertConfig(
+    config = Bert(
         vocab_size=SIZE, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40, init_std=0.5
     )
-    objective = BertPretraining(config, next_sentence=False)
+    objective = MaskedLM(config, next_sentence=False)
     return objective, jax.jit(objective.init)(jax.random.key(0))
 
 
@@ -42,7 +45,7 @@ def direct(objective, params, row):
     """Probabilities [length, vocab] from the plain forward pass over one unpadded row."""
     @jax.jit
     def probabilities(params, ids):
-        return jax.nn.softmax(bert.predict_tokens(objective.model, params, bert.encode(objective.model, params, ids)))
+        return jax.nn.softmax(objective.model.predict_tokens(params, objective.model.encode(params, ids)))
 
     return np.asarray(probabilities(params, jnp.asarray([row])))[0]
 
@@ -51,11 +54,11 @@ def test_matches_the_model_asked_directly(filler, monkeypatch):
     objective, params = filler
     monkeypatch.setattr(module, "BATCH", 2)  # so that three texts need two batches
     v = NumberTokenizer.vocabulary
-    texts = ["110 [MASK] 112", "[MASK] 120 121 122 [MASK] [MASK] 123", " ".join(["130"] * 36) + " [MASK]"]
+    texts = ["110 <mask> 112", "[MASK] 120 121 122 [MASK] [MASK] 123", " ".join(["130"] * 36) + " [MASK]"]
     answers = fill_mask(objective, params, NumberTokenizer(), texts, top_k=4)
     assert [len(answer) for answer in answers] == [1, 3, 1]
     for text, answer in zip(texts, answers, strict=True):
-        row = [v.cls, *NumberTokenizer().encode_with_symbols(text), v.sep]
+        row = [v.cls, *NumberTokenizer().encode_with_symbols(text.replace("[MASK]", "<mask>")), v.sep]
         probabilities = direct(objective, params, row)
         masks = [i for i, token in enumerate(row) if token == v.mask]
         for position, best in zip(masks, answer, strict=True):

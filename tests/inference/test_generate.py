@@ -14,14 +14,13 @@ import pytest
 
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import filter_logits, generate
-from jaxlm.models import gpt2
-from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.stand_in(130)
-MODEL = Gpt2Config(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40)
+MODEL = Gpt2(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,8 @@ def slow_greedy(objective, params, prompt, count):
 
     @jax.jit
     def likeliest(row, last):
-        hidden = gpt2.decode_hidden(objective.model, params, row)
-        return jnp.argmax(gpt2.predict_tokens(objective.model, params, hidden)[0, last])
+        hidden = objective.model.decode_hidden(params, row)
+        return jnp.argmax(objective.model.predict_tokens(params, hidden)[0, last])
 
     for _ in range(count):
         row = jnp.asarray([ids + [0] * (40 - len(ids))])
@@ -107,8 +106,8 @@ def test_top_k_of_one_and_a_small_nucleus_are_greedy(bound, params):
 def test_draws_follow_the_probabilities(bound, params):
     """The first token over many seeds: chi-square against softmax(logits / temperature), few tokens apart."""
     ids, mask = jnp.asarray([[7, 8, 9]] * 2000), jnp.ones((2000, 3), bool)
-    prefill = jax.jit(gpt2.prefill, static_argnums=(0, 4))
-    logits = prefill(bound.model, params, ids[:1], mask[:1], 1)[0][0]
+    prefill = jax.jit(bound.model.prefill, static_argnums=3)
+    logits = prefill(params, ids[:1], mask[:1], 1)[0][0]
     chances = np.asarray(jax.nn.softmax(logits / 2.0))
     rows = generate(bound, params, [[7, 8, 9]] * 2000, max_new_tokens=1, temperature=2.0, stop_ids=[])
     drawn = [row[0] for row in rows]
@@ -176,5 +175,5 @@ def test_refuses_in_one_sentence(prompts, options, words, bound, params):
 
 
 def test_refuses_a_model_that_writes_no_text():
-    with pytest.raises(UserError, match="BertPretraining trains no model that writes text"):
-        generate(BertPretraining(), {}, [[1]])
+    with pytest.raises(UserError, match="MaskedLM trains no model that writes text"):
+        generate(MaskedLM(), {}, [[1]])

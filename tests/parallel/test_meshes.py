@@ -73,22 +73,23 @@ def parts(eight, mesh: str, name: str) -> list[list[int]]:
     """Whole shape and shape of a part, of the one parameter, and of the two moments, whose paths end in `name`."""
     found = [shape for path, shape in eight["meshes"][mesh]["shards"].items() if path.endswith(name)]
     assert len(found) == 3, (name, sorted(eight["meshes"][mesh]["shards"]))
-    assert found[0] == found[1] == found[2], "parameter, first and second moment live together"
+    assert found[0] == found[1] == found[2], "parameter, first and second moment are sharded alike"
     return found[0]
 
 
 @pytest.mark.parametrize(
     ("mesh", "kernel", "word"),
     [
-        ("data", [2, 32, 64], [162, 32]),
-        ("fsdp", [2, 4, 64], [162, 4]),
-        ("tensor", [2, 32, 8], [162, 32]),  # 162 is not divisible by 8: that dimension stays whole
-        ("2x4", [2, 8, 64], [162, 8]),
-        ("mixed", [2, 16, 32], [81, 16]),
+        ("data", [32, 64], [162, 32]),
+        ("fsdp", [4, 64], [162, 4]),
+        ("tensor", [32, 8], [162, 32]),  # 162 is not divisible by 8: that dimension stays whole
+        ("2x4", [8, 64], [162, 8]),
+        ("mixed", [16, 32], [81, 16]),
     ],
 )
 def test_parameters_and_moments_are_split(eight, mesh, kernel, word):
-    assert parts(eight, mesh, "wi/kernel") == [[2, 32, 64], kernel]
+    for layer in range(2):
+        assert parts(eight, mesh, f"layers/{layer}/mlp/wi/kernel") == [[32, 64], kernel]
     assert parts(eight, mesh, "word/embedding") == [[162, 32], word]
 
 

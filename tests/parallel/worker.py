@@ -13,23 +13,25 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxlm.config.experiment import OptimizerConfig, load_preset
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.config.flags import override
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
+from jaxlm.config.presets import load_preset
+from jaxlm.data.text import TextData
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, path_string
+from jaxlm.runs.pretrain import pretrain
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import feed, loop
-from jaxlm.training.optimizers import make_optimizer
-from jaxlm.training.step import corruption_key, make_init, make_train_step
+from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 
 LENGTH, ROWS, STEPS, SEED = 32, 8, 4, 5
 VOCABULARY = 162  # divisible by 2, not by 4 or 8, as 30,522 is
-OBJECTIVE = BertPretraining(
-    model=BertConfig(  # without dropout, whose random bits take half of the time to compile; scanned, as on a TPU
+OBJECTIVE = MaskedLM(
+    model=Bert(  # without dropout, whose random bits take half of the time to compile
         hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_positions=LENGTH, dropout=0.0,
         attention_dropout=0.0, remat="full",
     )
@@ -78,13 +80,16 @@ def on_mesh(name: str, train: bool) -> dict:
     """Shapes of the parts of the state; on CORRUPTED meshes what comes out of corruption, with `train` the losses of
     STEPS steps."""
     mesh = mesh_of(name)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=2), STEPS)
-    init, _, layout = make_init(OBJECTIVE, optimizer, mesh)
+    experiment = Experiment(
+        OBJECTIVE, data=TextData(length=LENGTH), optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=2),
+        train=TrainConfig(steps=STEPS, batch_size=ROWS, seed=SEED),
+    )
+    program = Program(experiment, OBJECTIVE, mesh)
     if name in ("one", "mixed"):
-        state = init(jax.random.key(0))
+        state = program.init(0)
         INITIAL[name] = jax.device_get(state)
     else:  # saves a compilation
-        state = jax.device_put(INITIAL["one"], layout)
+        state = jax.device_put(INITIAL["one"], program.shardings)
     before = shards(state)
     result: dict = {"shards": before}
     if name in CORRUPTED:
@@ -93,11 +98,10 @@ def on_mesh(name: str, train: bool) -> dict:
         examples = (corrupt(corruption_key(SEED, number), batch_on(mesh, number)) for number in range(STEPS))
         result["examples"] = [digest(example) for example in examples]
     if train:
-        step = make_train_step(OBJECTIVE, optimizer, mesh, layout, seed=SEED)
         result["losses"] = []
         for number in range(STEPS):
-            state, metrics = step(state, batch_on(mesh, number))
-            result["losses"].append(float(metrics["loss"][0]))
+            state, terms = program.train_step(state, batch_on(mesh, number), program.frozen)
+            result["losses"].append(float(terms["loss"].total))
         assert shards(state) == before, "a step leaves everything where it was"
     return result
 
@@ -112,7 +116,7 @@ def resumed(preset: str, folder: Path) -> dict:
 
     def go(name: str, mesh: list[str], stop: int) -> None:
         loop._stop_signals = lambda: contextlib.nullcontext(lambda step: step == stop)
-        loop.pretrain(override(load_preset(preset), [*flags, *mesh], ""), folder / name, lambda text: None)
+        pretrain(override(load_preset(preset), [*flags, *mesh], ""), folder / name, report=lambda text: None)
         lines = (folder / name / "metrics.jsonl").read_text().splitlines()
         losses[name] = [(line["step"], line["loss"]) for line in map(json.loads, lines)]
 

@@ -11,7 +11,9 @@ import pytest
 import sentencepiece
 import transformers
 
+from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from tests.tokenizers.templates import BERT, GPT2, T5
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def test_roberta_order(data, tmp_path):
 def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tmp_path):
     """On real text; stacked combining marks and U+2581 in the text are normalised otherwise by `tokenizers`."""
     tokenizer = Tokenizer.load(data / "tokenizers" / model)
-    tokenizer.export(tmp_path, "t5" if "seqio" in model else "gpt2" if "ja" in model else "bert", 512)
+    export(tokenizer, tmp_path, T5 if "seqio" in model else GPT2 if "ja" in model else BERT, 512)
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(data / "tokenizers" / model))
     texts = ["", "  Two  spaces, ｆｕｌｌ ﬁ é\u00a0x\n", "日本語のテキスト。", "<unk", "[MASK", '(a) "b" - £5']
@@ -88,7 +90,7 @@ def test_transformers_folder(tmp_path):
     assert [v.cls, *ours.encode_with_symbols("a [MASK]."), v.sep] == peer("a [MASK].")["input_ids"]
     assert (v.size, v.mask, v.pad) == (30522, peer.mask_token_id, peer.pad_token_id)
     assert not v.special[ours.encode("[MASK]")].any()
-    ours.export(tmp_path, "bert", 256)
+    export(ours, tmp_path, BERT, 256)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again(text, "b")["input_ids"] == peer(text, "b")["input_ids"]
     # The published folder's vocabulary file alone gives the same.

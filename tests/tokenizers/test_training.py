@@ -1,15 +1,19 @@
 """Training: the layout of ids, repeatability, and what happens to text that cannot be trained on as it is."""
 
+import os
 import random
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import tokenizers
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import sentencepiece_json
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.training import _lines, _sample, train_tokenizer
+from jaxlm.tokenizers.training import _chunks, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
@@ -36,13 +40,13 @@ def test_layout_is_that_of_the_stand_in(kind, tmp_path):
     assert max(map(len, _pieces(tokenizer)[363:])) > 2
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "byte-bpe"])
 def test_the_same_text_gives_the_same_bytes_quietly(kind, tmp_path, capfd):
     for name in ("a", "b"):
         train_tokenizer(iter(_texts()), tmp_path / name, kind=kind, vocab_size=600)
     files = {file.name: file.read_bytes() for file in (tmp_path / "a").iterdir()}
     assert files == {file.name: file.read_bytes() for file in (tmp_path / "b").iterdir()}
-    assert set(files) == {"spiece.model", "jaxlm_tokenizer.json"}
+    assert set(files) == {"tokenizer.json" if kind == "byte-bpe" else "spiece.model", "jaxlm_tokenizer.json"}
     assert capfd.readouterr() == ("", "")
 
 
@@ -50,10 +54,65 @@ def test_unigram_scores_sum_without_rounding(tmp_path):
     train_tokenizer(_texts(), tmp_path / "t", vocab_size=700)
     proto = sentencepiece_json.parse((tmp_path / "t" / "spiece.model").read_bytes())
     scores = [np.float32(piece.score) for piece in proto.pieces if piece.type == 1]
-    worst = (10 - min(scores)) * sentencepiece_json.SEGMENT_LIMIT
+    worst = (10 - min(scores)) * sentencepiece_json.EXACT
     step = 2.0 ** np.ceil(np.log2(worst)) / 2**24
     assert all(float(score / step).is_integer() for score in scores)
     assert len(set(scores)) > 100
+
+
+def test_byte_bpe_has_the_layout_of_roberta(tmp_path):
+    tokenizer = train_tokenizer(_texts(), tmp_path / "t", kind="byte-bpe", vocab_size=700, symbols=("[R]", "<mask>"))
+    v, pieces = tokenizer.vocabulary, _pieces(tokenizer)
+    assert pieces[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert pieces[-3:] == ["<extra_id_0>", "[R]", "<mask>"] and pieces[-102] == "<extra_id_99>"
+    assert (v.size, v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (700, 0, 1, 2, 3, 699, 0, 2)
+    assert (v.sentinel, v.num_sentinels, v.id("[R]"), v.id("<mask>")) == (697, 100, 698, 699)
+    assert np.flatnonzero(v.special).tolist() == [0, 1, 2, 3, *range(598, 700)]
+    text = "x<s>y [MASK]ab<mask> <extra_id_0>q\0\x01 \u2585z k\tm\tn\n\nagain"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert not v.special[tokenizer.encode(text)].any()
+
+
+def test_byte_bpe_equals_the_trainer_of_the_library(tmp_path):
+    """ByteLevelBPETokenizer is the published way to train one for RoBERTa."""
+    tokenizer = train_tokenizer(_texts(), tmp_path / "t", kind="byte-bpe", vocab_size=700)
+    peer = tokenizers.ByteLevelBPETokenizer()
+    first = ["<s>", "<pad>", "</s>", "<unk>"]
+    peer.train_from_iterator(_texts(), vocab_size=700 - 101, special_tokens=first, show_progress=False)
+    text = " ".join(_texts(3)) + " 안녕 été"
+    assert tokenizer.encode(text) == peer.encode(text).ids
+    assert _pieces(tokenizer)[:599] == [peer.id_to_token(number) for number in range(599)]
+
+
+TRAIN = """
+import sys
+from jaxlm.tokenizers.training import train_tokenizer
+from tests.tokenizers.test_training import _texts
+print(train_tokenizer(_texts(), sys.argv[1], kind="byte-bpe", vocab_size=700).fingerprint)
+"""
+
+
+def test_byte_bpe_does_not_depend_on_the_threads(tmp_path):
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", TRAIN, str(tmp_path / threads)], env=os.environ | {"RAYON_NUM_THREADS": threads},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for threads in ("1", "3")
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_symbols_of_an_objective_stand_after_the_sentinels(kind, tmp_path):
+    tokenizer = train_tokenizer(_texts(), tmp_path / "t", kind=kind, vocab_size=600, symbols=("[R]", "</s>", "[S]"))
+    got, wanted = tokenizer.vocabulary, Vocabulary.stand_in(600, ("[R]", "[S]"))
+    assert got.symbols == wanted.symbols and got.id("[S]") == 108
+    np.testing.assert_array_equal(got.special, wanted.special)
+    assert not got.special[tokenizer.encode("a [R] b")].any()
+    assert got.id("[R]") in tokenizer.encode_with_symbols("a [R] b")
+    with pytest.raises(UserError, match=r"no symbol \[X\]"):
+        got.id("[X]")
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
@@ -100,8 +159,12 @@ def test_mistakes(tmp_path):
             train_tokenizer(texts, tmp_path / "t")
     with pytest.raises(UserError, match="too small"):
         train_tokenizer(_texts(), tmp_path / "t", vocab_size=300)
-    with pytest.raises(UserError, match="unigram or bpe"):
+    with pytest.raises(UserError, match="unigram, bpe or byte-bpe"):
         train_tokenizer(_texts(), tmp_path / "t", kind="word")
+    with pytest.raises(UserError, match="byte-bpe vocabulary of at most"):
+        train_tokenizer(_texts(3), tmp_path / "t", kind="byte-bpe", vocab_size=5000)
+    with pytest.raises(UserError, match=r"written like \[R\] or <r>, not 'word'"):
+        train_tokenizer(_texts(), tmp_path / "t", symbols=("[R]", "word"))
     with pytest.raises(UserError, match="character_coverage"):
         train_tokenizer(_texts(), tmp_path / "t", character_coverage=0.5)
     train_tokenizer(_texts(), tmp_path / "t", kind="bpe", vocab_size=500)
@@ -111,19 +174,10 @@ def test_mistakes(tmp_path):
 
 def test_long_lines_are_cut_and_nothing_is_lost():
     text = " ".join(_texts(100)) + "\n" + "x" * 10_000 + " y\n\n  indented"
-    lines = list(_lines([text]))
+    lines = list(_chunks([text], keep_lines=False))
     assert max(map(len, lines)) <= 2048
     assert "".join(lines).replace(" ", "") == text.replace(" ", "").replace("\n", "")
     assert lines[-1] == "  indented"
     words = set(text.replace("x" * 10_000, "").split())
     assert all(set(line.split()) <= words for line in lines if "xx" not in line)
-
-
-def test_sample_is_bounded_even_and_repeatable():
-    lines = [f"{number:05d}é" for number in range(20_000)]
-    kept = _sample(iter(lines), 14_000, seed=0)
-    assert kept == _sample(iter(lines), 14_000, seed=0) != _sample(iter(lines), 14_000, seed=1)
-    assert 3_500 < sum(len(line.encode()) for line in kept) <= 14_000
-    assert kept == sorted(set(kept))
-    assert abs(np.mean([int(line[:5]) for line in kept]) - 10_000) < 600  # three standard errors and more
-    assert _sample(iter(lines), 1_000_000, seed=0) == lines
+    assert "".join(_chunks([text], keep_lines=True)) == text

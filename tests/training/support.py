@@ -16,13 +16,13 @@ import numpy as np
 # The schedule is constant so that runs of any number of steps are the same program, compiled once.
 PRESET = """
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.models.bert import BertConfig
-from jaxlm.objectives.masked_lm import BertPretraining
 from jaxlm.data.text import TextData
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
-    objective=BertPretraining(
-        model=BertConfig(
+    objective=MaskedLM(
+        model=Bert(
             hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32, attention_dropout=0.0
         )
     ),
@@ -89,7 +89,7 @@ class Command:
     """`jaxlm …` in a process of its own, forked from one that has imported everything already."""
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jaxlm.training.loop", "jaxlm.config.flags", "tests.training.support"])
+    context.set_forkserver_preload(["jaxlm.runs.pretrain", "jaxlm.config.flags", "tests.training.support"])
 
     def __init__(self, arguments: list[Any], log: Path, **environment: str) -> None:
         self.log = log

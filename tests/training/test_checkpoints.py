@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.checksums import checksums
-from jaxlm.training.step import TrainState
+from jaxlm.training.program import TrainState
 from tests.training.support import assert_same_arrays
 
 
@@ -112,6 +113,18 @@ def test_a_flipped_number_is_seen_by_its_checksum(saved, tmp_path, monkeypatch):
     checkpoints.close()
     assert int(state.step) == 1
     assert "params/dense/kernel" in said[0] and "checksum" in said[0]
+
+
+def test_changed_metadata_is_seen_by_its_digest(saved, tmp_path):
+    """Metadata that can be read, but has another value in it."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved, folder)
+    path = folder / "2" / "metadata" / "metadata"
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps(metadata | {"data": "other"}))
+    state, said = restore(folder)
+    assert int(state.step) == 1
+    assert "step 2 is damaged (its metadata does not match its digest)" in said[0]
 
 
 def test_when_all_are_damaged_nothing_is_touched(saved, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxlm.analysis.curves import draw_curves
-from jaxlm.training.loop import _evaluation_line
+from jaxlm.training.loop import evaluation_line
 from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
 
 
@@ -16,7 +16,7 @@ from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
     ("mlm_loss", True), ("lm_loss", True), ("generator_loss", True), ("span_loss", False), ("loss", False),
 ])
 def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(name, has):
-    line = _evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, name, 2.0)
+    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, name, 2.0)
     assert f"{name} 3.0000" in line and "accuracy 0.2500" in line
     assert ("(unigram entropy 2.0000)" in line) == has
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from jaxlm.config.experiment import OptimizerConfig
-from jaxlm.training.optimizers import make_optimizer, make_schedule, matrices, per_layer
+from jaxlm.training.optimizers import make_optimizer, make_schedule, weight_decay_mask
 
 STEPS = 6
 
 
 def parameters(seed: int = 0) -> dict:
-    """Two scanned layers, an embedding and a norm, under the names that models use."""
+    """Two layers, an embedding and a norm, under the names that models use."""
     draw = np.random.default_rng(seed)
 
     def normal(*shape):
@@ -27,8 +27,10 @@ def parameters(seed: int = 0) -> dict:
     return {
         "word": {"embedding": normal(7, 4)},
         "encoder": {"layers": {
-            "wi": {"kernel": normal(2, 4, 6), "bias": normal(2, 6)},
-            "norm": {"scale": 1 + normal(2, 4), "bias": normal(2, 4)},
+            layer: {
+                "wi": {"kernel": normal(4, 6), "bias": normal(6)}, "norm": {"scale": 1 + normal(4), "bias": normal(4)}
+            }
+            for layer in ("0", "1")
         }},
         "norm": {"scale": 1 + normal(4)},
     }
@@ -63,7 +65,7 @@ def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("name", "corrected"), [("lamb", True), ("lamb", False), ("adamw", False)])
 def test_updates_written_out(name, corrected):
     """Adam's from the moments, with decay on matrices (without correction: BERT's and ELECTRA's own code); LAMB's is
-    scaled one layer's matrix at a time (You et al. 2020, algorithm 2)."""
+    scaled one matrix at a time (You et al. 2020, algorithm 2)."""
     config = OptimizerConfig(name=name, learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=corrected)
     rate = make_schedule(config, STEPS)
     params = flat(parameters())
@@ -78,8 +80,7 @@ def test_updates_written_out(name, corrected):
             if path.endswith(("kernel", "embedding")):
                 update = update + config.weight_decay * params[path]
                 if name == "lamb":
-                    for layer in range(2) if "layers" in path else [...]:
-                        update[layer] *= np.linalg.norm(params[path][layer]) / np.linalg.norm(update[layer])
+                    update *= np.linalg.norm(params[path]) / np.linalg.norm(update)
             params[path] = params[path] - float(rate(step)) * update
     for path, ours in flat(run(config)).items():
         np.testing.assert_allclose(ours, params[path], rtol=2e-5, atol=2e-6, err_msg=path)
@@ -90,7 +91,7 @@ def test_adamw_is_torchs_without_decay_on_biases_and_norms():
     theirs = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in flat(parameters()).items()}
     decayed = [p for name, p in theirs.items() if name.endswith(("kernel", "embedding"))]
     others = [p for name, p in theirs.items() if not name.endswith(("kernel", "embedding"))]
-    assert len(decayed) == 2 and len(others) == 4
+    assert len(decayed) == 3 and len(others) == 7
     groups = [{"params": decayed, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6)
     rate = make_schedule(config, STEPS)
@@ -106,9 +107,10 @@ def test_adamw_is_torchs_without_decay_on_biases_and_norms():
 
 
 def test_adafactor_factors_matrices_and_treats_layers_apart():
-    """Layer 0 of the stack moves exactly as it would if it were a parameter of its own."""
+    """A layer moves exactly as it would without the other ones."""
     # Factoring begins at 128 rows and columns.
-    stack = jnp.asarray(np.random.default_rng(0).normal(size=(2, 160, 130)), jnp.float32)
+    draw = np.random.default_rng(0)
+    layers = {name: {"wi": {"kernel": jnp.asarray(draw.normal(size=(160, 130)), jnp.float32)}} for name in ("0", "1")}
     config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=4, schedule="inverse-sqrt")
     optimizer = make_optimizer(dataclasses.replace(config, clip_norm=0.0), STEPS)
 
@@ -120,25 +122,17 @@ def test_adafactor_factors_matrices_and_treats_layers_apart():
             params = optax.apply_updates(params, updates)
         return params, state
 
-    stacked, state = steps({"layers": {"wi": {"kernel": stack}}})
-    single, _ = steps({"wi": {"kernel": stack[0]}})
-    np.testing.assert_allclose(stacked["layers"]["wi"]["kernel"][0], single["wi"]["kernel"], rtol=1e-6)
+    together, state = steps({"layers": layers})
+    single, _ = steps(layers["0"])
+    np.testing.assert_allclose(together["layers"]["0"]["wi"]["kernel"], single["wi"]["kernel"], rtol=1e-6)
     sizes = [leaf.size for leaf in jax.tree.leaves(state)]
-    assert max(sizes) == 2 * 160, "no second moment is as large as the matrix"
-
-
-def test_the_trust_ratio_is_of_one_layer():
-    rule = per_layer(optax.scale_by_trust_ratio())
-    params = {"layers": {"kernel": jnp.array([[3.0, 4.0], [0.3, 0.4]])}, "kernel": jnp.array([6.0, 8.0])}
-    updates, _ = rule.update(jax.tree.map(jnp.ones_like, params), rule.init(params), params)
-    np.testing.assert_allclose(updates["layers"]["kernel"][:, 0], np.array([5.0, 0.5]) / np.sqrt(2), rtol=1e-6)
-    np.testing.assert_allclose(updates["kernel"], 10.0 / np.sqrt(2), rtol=1e-6)
+    assert max(sizes) == 160, "no second moment is as large as the matrix"
 
 
 def test_what_decays():
-    assert flat(jax.tree.map(float, matrices(parameters()))) == {
-        "word/embedding": 1, "encoder/layers/wi/kernel": 1, "encoder/layers/wi/bias": 0,
-        "encoder/layers/norm/scale": 0, "encoder/layers/norm/bias": 0, "norm/scale": 0,
+    layer = {"wi/kernel": 1, "wi/bias": 0, "norm/scale": 0, "norm/bias": 0}
+    assert flat(jax.tree.map(float, weight_decay_mask(parameters()))) == {"word/embedding": 1, "norm/scale": 0} | {
+        f"encoder/layers/{i}/{name}": decays for i in range(2) for name, decays in layer.items()
     }
 
 

@@ -167,7 +167,7 @@ def raise_error(error: BaseException) -> None:
 def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxlm.training.loop.make_train_step", lambda *a, **k: 1 / 0)  # as when memory does not suffice
+        patch.setattr("jaxlm.runs.pretrain.train", lambda *a, **k: 1 / 0)  # as when memory does not suffice
         with pytest.raises(ZeroDivisionError):
             main(["pretrain", str(preset), "--run-dir", str(run)])
     assert (run / "config.json").exists()
@@ -196,23 +196,23 @@ def test_a_loss_that_is_not_finite_stops_the_run(preset, tmp_path, capsys):
 
 
 def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch):
-    from jaxlm.training import loop
+    from jaxlm.training import program
 
-    make = loop.make_train_step
+    make = program.make_train_step
 
     def breaking(*arguments, **options):
         step = make(*arguments, **options)
 
-        def broken(state, batch):
+        def broken(state, batch, frozen):
             number = int(state.step) + 1
-            state, metrics = step(state, batch)
+            state, terms = step(state, batch, frozen)
             if number == 7:
-                metrics["grad_norm"] = (metrics["grad_norm"][0] * jax.numpy.inf, metrics["grad_norm"][1])
-            return state, metrics
+                terms["grad_norm"] = terms["grad_norm"]._replace(total=jax.numpy.inf)
+            return state, terms
 
         return broken
 
-    monkeypatch.setattr(loop, "make_train_step", breaking)
+    monkeypatch.setattr(program, "make_train_step", breaking)
     said = refused(capsys, "pretrain", preset, "--run-dir", tmp_path / "run")
     assert "gradient of step 7 is not finite" in said and "of step 4" in said
     assert saved_steps(tmp_path / "run") == [4]
@@ -224,7 +224,7 @@ def test_show_of_a_run_tokenises_as_the_run_does(finished, capsys, monkeypatch):
     text = write_text(finished.parent / "other.txt", seed=1)
     monkeypatch.setattr("jaxlm.data.text.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
     assert main(["show", str(finished), "--data.source", str(text), "--examples", "1"]) == 0
-    assert "BertPretraining, step 0" in capsys.readouterr().out
+    assert "MaskedLM, step 0" in capsys.readouterr().out
 
 
 def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
@@ -264,3 +264,56 @@ def test_another_tokenizer_is_refused(finished, capsys):
     said = refused(capsys, "pretrain", finished, "--data.tokenizer", finished / "tokenizer")
     assert "data.tokenizer: auto -> " in said
     assert files_of(finished) == before
+
+
+def test_an_edited_configuration_is_refused(finished, capsys):
+    """data.json says so at the start, and where that is edited too, the checkpoint does."""
+    before = {path: file for path, file in files_of(finished).items() if path.suffix != ".json"}
+    config = finished / "config.json"
+    config.write_text(config.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.02'))
+    said = refused(capsys, "pretrain", finished, "--train.steps", "14")
+    assert "optimizer.learning_rate: 0.01 -> 0.02" in said and str(finished) in said
+    data = finished / "data.json"
+    data.write_text(data.read_text().replace('"optimizer.learning_rate": 0.01', '"optimizer.learning_rate": 0.02'))
+    said = refused(capsys, "pretrain", finished, "--train.steps", "14")
+    assert "the checkpoint" in said and "optimizer.learning_rate: 0.01 -> 0.02" in said
+    assert {path: file for path, file in files_of(finished).items() if path.suffix != ".json"} == before
+
+
+def test_a_run_as_configuration_of_another_run(finished, tmp_path, capsys, monkeypatch):
+    other = tmp_path / "other"
+    said = refused(capsys, "pretrain", finished, "--run-dir", other)
+    assert f"--init-from {finished}" in said and not other.exists()
+    asked = []
+    monkeypatch.setattr("jaxlm.runs.pretrain.pretrain", lambda _, run_dir, source: asked.append((str(run_dir), source)))
+    assert main(["pretrain", str(finished), "--run-dir", str(other), "--init-from", str(finished)]) == 0
+    assert main(["pretrain", str(finished), "--run-dir", f"{finished}/../{finished.name}"]) == 0
+    assert asked == [(str(other), str(finished)), (f"{finished}/../{finished.name}", None)]
+
+
+@pytest.mark.parametrize("content", [b'{"data": "\xff"', b"[1]", b"{" * 100_000, None])
+def test_damaged_metadata_is_taken_from_a_checkpoint(content, finished, capsys):
+    data = finished / "data.json"
+    good = data.read_bytes()
+    if content is None:
+        data.unlink()
+    else:
+        data.write_bytes(content)
+    assert main(["export", str(finished), str(finished.parent / "out")]) == 0
+    assert (f"{data} is damaged" in capsys.readouterr().err) == (content is not None)
+    assert main(["pretrain", str(finished), "--train.steps", "13"]) == 0
+    assert json.loads(data.read_bytes()) == json.loads(good)
+
+
+@pytest.mark.parametrize("name", [".lock", ".config.json.tmp", "curves.png", "checkpoints"])
+def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, capsys):
+    import shutil
+
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    path = finished / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    assert f"{path} is a symbolic link" in refused(capsys, "pretrain", finished, "--train.steps", "14")
+    assert target.read_text() == "mine"

@@ -7,13 +7,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    BlockSizes,
+    CausalMask,
+    FullMask,
+    MultiHeadMask,
+    QKVLayout,
+    SegmentIds,
+    make_splash_mha,
+)
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models.layers.dropout import dropout
+from jaxlm.models.layers.dropout import keep_scale, random_bits
 from jaxlm.parallel.activations import current_mesh, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
+
+HIDDEN = -1e30
+"""The score of a key that a query may not see: its exp is 0 beside any visible one."""
 
 
 def attend(
@@ -29,20 +42,15 @@ def attend(
     scale: float = 1.0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-    implementation: str = "auto",
+    kernel: str = "xla",
 ) -> Float[Array, "batch queries heads head_dim"]:
     """softmax(scale · q kᵀ + bias) v ("Attention Is All You Need", equation 1), softmax in float32.
 
     A query sees the keys of its own segment; where only key_segments are given, it sees every key whose segment is not
-    0, which is padding. mask is True where a query may look, in addition. causal hides later keys (queries and keys
-    aligned at the start). A query that may look nowhere gets a finite, meaningless result.
-    implementation: "auto", "xla" (scores in memory), "cudnn" or "pallas" (fused). UserError for a fused one where there
-    is none, or with dropout on the probabilities, which needs them in memory.
+    0, which is padding and stands at the end. mask is True where a query may look, in addition. causal hides later keys
+    (queries and keys aligned at the start). A query that may look nowhere gets a finite, meaningless result.
+    kernel: from `choose_kernel`: "xla" (scores in memory) or "cudnn" (fused). `fused_attention` is the TPU's.
     """
-    dropout_rate = 0.0 if dropout_key is None else dropout_rate
-    kernel = choose_kernel(implementation, query, key, needs_scores=dropout_rate > 0.0, mask=mask, bias=bias)
-    if kernel == "pallas":
-        return _pallas(query, key, value, query_segments, key_segments, causal, scale)
     if kernel == "cudnn" and query_segments is None and mask is None:
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
         bias = None if bias is None else bias.astype(query.dtype)
@@ -56,27 +64,77 @@ def attend(
         bias = None if bias is None else bias.astype(query.dtype)
         visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
         return jax.nn.dot_product_attention(query, key, value, bias, visible, scale=scale, implementation="cudnn")
-    scores = attention_scores(query, key, scale, bias)
-    return weighted_values(scores, value, visible, dropout_rate, dropout_key)
+    key_data = None
+    if dropout_key is not None and dropout_rate > 0.0:
+        key_data = jax.random.key_data(dropout_key)
+    impl = "" if key_data is None else str(jax.random.key_impl(dropout_key))
+    return _attention(query, key, value, bias, visible, key_data, scale, dropout_rate, impl)
 
 
-def attention_scores(query: jax.Array, key: jax.Array, scale: float, bias: jax.Array | None) -> jax.Array:
-    """scale · q kᵀ + bias, [batch, heads, queries, keys]."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+def _attention(query, key, value, bias, visible, key_data, scale, rate, impl):
+    """Attention with its scores in memory.
+
+    The step is bound by memory bandwidth, so its gradient is written out: of a score exp(score - max) is kept, in the
+    compute type and not normalized; the softmax's sum and the scale of dropout are multiplied into the small arrays on
+    both sides.
+    """
+    return _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl)[0]
+
+
+def _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl):
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * scale
-    return scores if bias is None else scores + bias
-
-
-def weighted_values(
-    scores: jax.Array, value: jax.Array, visible: jax.Array | None, dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
-) -> Float[Array, "batch queries heads head_dim"]:
-    """softmax of the visible scores, dropout, times the values."""
+    if bias is not None:
+        scores = scores + bias
     if visible is not None:
-        scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
-    # In bfloat16 the softmax's sum over hundreds of keys would lose the small probabilities.
-    probabilities = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(value.dtype)
-    probabilities = dropout(probabilities, dropout_rate, dropout_key)
-    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+        scores = jnp.where(visible, scores, HIDDEN)
+    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(exponentials, axis=-1)
+    exponentials = exponentials.astype(value.dtype)
+    keep, factor = None, 1.0
+    if key_data is not None:
+        # Drawn with the queries last, which is how the compiler lays the scores out.
+        shape = (*scores.shape[:2], scores.shape[3], scores.shape[2])
+        bits, threshold, factor = random_bits(jax.random.wrap_key_data(key_data, impl=impl), shape, rate)
+        keep = bits.swapaxes(-1, -2) >= threshold
+    output = jnp.einsum("bhqk,bkhd->bqhd", _kept(exponentials, keep), value, preferred_element_type=jnp.float32)
+    output = checkpoint_name((output * _per_query(factor / total)).astype(query.dtype), "attention")
+    bias_shape = None if bias is None else jnp.zeros((0, *bias.shape), bias.dtype)
+    return output, (query, key, value, output, exponentials, total, keep, bias_shape)
+
+
+def _attention_backward(scale, rate, impl, saved, gradient):
+    query, key, value, output, exponentials, total, keep, bias_shape = saved
+    factor = 1.0 if keep is None else keep_scale(rate)
+    gradient = (gradient.astype(jnp.float32) * _per_query(factor / total)).astype(query.dtype)
+    # Kept apart from what reads it, so that it is computed once.
+    gradient = jax.lax.optimization_barrier(gradient)
+    d_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(exponentials, keep), gradient)
+    d_probability = _kept(jnp.einsum("bqhd,bkhd->bhqk", gradient, value, preferred_element_type=jnp.float32), keep)
+    # Σ_k p · dp of the softmax's gradient, by the output instead of the scores (Dao et al. 2022, appendix B.2).
+    row = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1).swapaxes(1, 2) / factor
+    d_scores = exponentials.astype(jnp.float32) * (d_probability - row[..., None])
+    d_bias = None
+    if bias_shape is not None:
+        shape = bias_shape.shape[1:]
+        axes = tuple(i for i, (size, other) in enumerate(zip(shape, d_scores.shape, strict=True)) if size != other)
+        d_bias = jnp.sum(d_scores, axis=axes, keepdims=True).astype(bias_shape.dtype)
+    d_scores = d_scores.astype(query.dtype)
+    scale = jnp.asarray(scale, query.dtype)
+    d_query = jnp.einsum("bhqk,bkhd->bqhd", d_scores, key * scale)
+    d_key = jnp.einsum("bhqk,bqhd->bkhd", d_scores, query * scale)
+    return d_query, d_key, d_value, d_bias, None, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _per_query(x: Float[Array, "batch heads queries"]) -> Float[Array, "batch queries heads 1"]:
+    return x.swapaxes(1, 2)[..., None]
+
+
+def _kept(x: jax.Array, keep: jax.Array | None) -> jax.Array:
+    return x if keep is None else jnp.where(keep, x, jnp.zeros((), x.dtype))
 
 
 def visible_keys(
@@ -95,31 +153,36 @@ def visible_keys(
 
 
 def choose_kernel(
-    implementation: str, query: jax.Array, key: jax.Array, *, needs_scores: bool, mask: Any, bias: Any
+    implementation: str, queries: int, keys: int, head_dim: int, dtype: str, *, needs_scores: bool, mask: Any, bias: Any
 ) -> str:
-    """"xla", "cudnn" or "pallas", for arguments of these shapes on the platform that the program is for."""
+    """"xla", "cudnn" or "pallas": the kernel for these sizes on the platform that the program is for.
+
+    implementation: "auto", or the one that is wanted. needs_scores: the probabilities are dropped or returned, which no
+    fused kernel does. UserError for a wanted kernel that there is none of.
+    """
     platform = target_platform()
-    queries, (_, keys, _, head_dim) = query.shape[1], key.shape
     if platform == "tpu":
         fused = "pallas" if queries % 128 == 0 and keys % 128 == 0 and mask is None and bias is None else None
-    elif platform == "gpu" and cudnn_works(query.dtype.name, head_dim):
+    elif platform == "gpu" and cudnn_works(dtype, head_dim):
         # cuDNN takes masks as biases, and biases have gradients for even lengths only.
         fused = "cudnn" if (bias is None and mask is None) or not (queries % 2 or keys % 2) else None
     else:
         fused = None
-    if implementation in ("cudnn", "pallas") and implementation != fused:
-        if fused is None and platform in ("gpu", "tpu") and key.shape[1] != queries:
-            return "xla"  # attention of a few queries, which no fused kernel takes
-        raise UserError(
-            f"objective.model.attention is {implementation}, which has no kernel here (platform {platform}, "
-            f"{query.dtype.name}, {queries} queries, heads of width {head_dim}); set it to auto."
-        )
-    if implementation == fused and needs_scores:
+    if implementation in ("auto", "xla"):
+        return "xla" if implementation == "xla" or needs_scores or fused is None else fused
+    if needs_scores:
         raise UserError(
             f"objective.model.attention is {implementation}, whose kernel cannot drop attention probabilities; set "
             "objective.model.attention_dropout to 0, or objective.model.attention to auto."
         )
-    return "xla" if implementation == "xla" or needs_scores or fused is None else fused
+    if fused is None and platform == {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
+        return "xla"  # the right device, but an attention that its kernel does not take, such as that of a few queries
+    if fused != implementation:
+        raise UserError(
+            f"objective.model.attention is {implementation}, which has no kernel on a {platform} for {dtype} and heads "
+            f"of width {head_dim}; set it to auto."
+        )
+    return fused
 
 
 @functools.cache
@@ -143,41 +206,50 @@ def cudnn_works(dtype: str, head_dim: int) -> bool:
     return True
 
 
-def _pallas(query, key, value, query_segments, key_segments, causal, scale):
-    """Splash attention, which keeps no scores in memory. The compiler does not partition Pallas kernels, so each device
-    runs it on its own rows and heads."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        BlockSizes,
-        CausalMask,
-        FullMask,
-        MultiHeadMask,
-        SegmentIds,
-        make_splash_mha,
-    )
+def fused_attention(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys head_dim"],
+    query_segments: Int[Array, "batch queries"] | None,
+    key_segments: Int[Array, "batch keys"] | None,
+    causal: bool,
+    scale: float,
+) -> Float[Array, "batch heads queries head_dim"]:
+    """`attend` for TPUs, by splash attention, which keeps no scores in memory. Heads come before positions.
 
-    shape = (query.shape[1], key.shape[1])
-
-    def on_one_device(query, key, value, segments):
-        mask = MultiHeadMask([CausalMask(shape) if causal else FullMask(shape)] * query.shape[1])
-        block_q, block_kv = (min(512, size) for size in shape)
-        blocks = BlockSizes(
-            block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv, block_q_dkv=block_q, block_kv_dkv=block_kv,
-            block_kv_dkv_compute=block_kv, use_fused_bwd_kernel=True,
-        )
-        kernel = make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=blocks)
-        return jax.vmap(kernel)(query, key, value, segments)
-
+    The compiler does not partition Pallas kernels, so each device runs it on its own rows and heads.
+    """
     segments = None
     if key_segments is not None:
         # Without segments of their own the queries are of one segment, and so are the keys that are not padding.
-        own = jnp.ones(query.shape[:2], jnp.int32) if query_segments is None else query_segments
+        own = jnp.ones(query.shape[::2][:2], jnp.int32) if query_segments is None else query_segments
         segments = SegmentIds(q=own, kv=key_segments if query_segments is not None else (key_segments > 0).astype(int))
-    arguments = ((query * scale).swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2), segments)
+    on_each_device = functools.partial(_splash, causal=causal)
     if (mesh := current_mesh()) is not None:
-        heads = "tensor" if query.shape[2] % mesh.shape["tensor"] == 0 else None
+        heads = "tensor" if query.shape[1] % mesh.shape["tensor"] == 0 else None
         rows = PartitionSpec(ACTIVATION_AXES["batch"])
         split = PartitionSpec(ACTIVATION_AXES["batch"], heads)
-        on_one_device = jax.shard_map(
-            on_one_device, mesh=mesh, in_specs=(split, split, split, rows), out_specs=split, check_vma=False
+        on_each_device = jax.shard_map(
+            on_each_device, mesh=mesh, in_specs=(split, split, split, rows), out_specs=split, check_vma=False
         )
-    return on_one_device(*arguments).swapaxes(1, 2)
+    return on_each_device(query * jnp.asarray(scale, query.dtype), key, value, segments)
+
+
+def _splash(query, key, value, segments, causal):
+    queries, keys = query.shape[2], key.shape[2]
+    mask = CausalMask((queries, keys)) if causal else FullMask((queries, keys))
+    block_q, block_kv = (max(n for n in (128, 256, 512) if size % n == 0) for size in (queries, keys))
+    # Positions along the lanes, since heads of 64 would fill half of them. In the backward pass one block of keys saves
+    # adding up the parts of the queries' gradient.
+    layout = QKVLayout.SEQ_MINOR
+    blocks = BlockSizes(
+        block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv, block_q_dkv=block_q, block_kv_dkv=block_kv,
+        block_kv_dkv_compute=block_kv, use_fused_bwd_kernel=True, q_layout=layout, k_layout=layout, v_layout=layout,
+    )
+    kernel = make_splash_mha(
+        MultiHeadMask([mask] * query.shape[1]), head_shards=1, q_seq_shards=1, block_sizes=blocks,
+        residual_checkpoint_name="attention",
+    )
+    # The name tells `jaxlm plan` how much of the scores the kernel computes.
+    with jax.named_scope("causal_attention" if causal else "full_attention"):
+        return jax.vmap(kernel)(query, key, value, segments)

@@ -12,7 +12,7 @@ from jaxlm.errors import UserError
 
 PlainActivation = Literal["gelu", "gelu_new", "relu"]
 Activation = Literal[PlainActivation, "gated-gelu"]
-RematPolicy = Literal["none", "dots", "full"]
+RematPolicy = Literal["none", "cheap", "dots", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn", "pallas"]
 DType = Literal["float32", "bfloat16"]
 

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxlm.parallel.activations import target_platform
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
-    """Zeroes each element with probability `rate` and scales the others by 1 / (1 - rate) (Srivastava et al. 2014);
-    the identity without a key or with rate 0."""
+    """Zeroes each element with probability `rate` and scales the others so that the mean stays (Srivastava et al.
+    2014); the identity without a key or with rate 0."""
     if key is None or rate <= 0.0:
         return x
-    keep = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-    return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)
+    bits, threshold, scale = random_bits(key, x.shape, rate)
+    return jnp.where(bits >= threshold, x * scale, 0.0).astype(x.dtype)
+
+
+def random_bits(key: jax.Array, shape: tuple[int, ...], rate: float) -> tuple[jax.Array, Any, float]:
+    """(bits, threshold, scale): an element is kept where bits >= threshold, and multiplied by scale."""
+    dtype, threshold, _ = _resolution(rate)
+    bits = checkpoint_name(jax.random.bits(key, shape, dtype), "dropout_bits")
+    return bits, jnp.asarray(threshold, dtype), keep_scale(rate)
+
+
+def keep_scale(rate: float) -> float:
+    """The factor of the elements that dropout keeps."""
+    _, threshold, count = _resolution(rate)
+    return count / (count - threshold)
+
+
+def _resolution(rate: float) -> tuple[Any, int, int]:
+    """(type of the random bits, threshold below which an element is dropped, number of their values).
+
+    Eight bits an element where they meet the rate to within 2 % of it (0.1 is met as 26/256), otherwise sixteen: making
+    and reading 32 of them took a tenth of BERT's step on a TPU.
+    """
+    dtype = jnp.uint8 if abs(round(rate * 256) / 256 - rate) <= 0.02 * rate else jnp.uint16
+    count = 2 ** jnp.iinfo(dtype).bits
+    return dtype, min(round(rate * count), count - 1), count
 
 
 def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:

@@ -12,6 +12,24 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.norm import Norm
 
 
+class Table(nn.Module):
+    """A table of vectors, [rows, width] in float32, looked up in the compute type.
+
+    What is looked up is cast, not the table (as in flax's Embed), which is many times larger.
+    """
+
+    rows: int
+    width: int
+    init_values: nn.initializers.Initializer
+    dtype: DType
+
+    def setup(self) -> None:
+        self.embedding = self.param("embedding", self.init_values, (self.rows, self.width), jnp.float32)
+
+    def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape width"]:
+        return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
+
+
 class Embeddings(nn.Module):
     """Word + position (+ segment type), then LayerNorm if norm_eps is given, then dropout.
 
@@ -29,8 +47,8 @@ class Embeddings(nn.Module):
     dtype: DType
 
     def setup(self) -> None:
-        def table(rows: int, init: nn.initializers.Initializer) -> nn.Embed:
-            return nn.Embed(rows, self.width, embedding_init=init, dtype=self.dtype)
+        def table(rows: int, init: nn.initializers.Initializer) -> Table:
+            return Table(rows, self.width, init, self.dtype)
 
         self.word = table(self.vocab_size, self.word_init)
         self.position = table(self.num_positions, self.position_init)

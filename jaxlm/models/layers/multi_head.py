@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
 
@@ -54,35 +55,72 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Float[Array, "batch queries hidden"], Cache | None]:
         """Returns the output and the updated cache (None without one)."""
         c = self.config
+        source = x if source is None and not cross else source
+        keys = cache["key"].shape[1] if source is None else source.shape[1]
+        decoding = cache is not None
+        dropout_key = module_key(self, c.attention_dropout, deterministic)
+        kernel = "xla" if decoding else choose_kernel(
+            c.attention, x.shape[1], keys, c.head_dim, c.dtype, needs_scores=dropout_key is not None,
+            mask=visibility.mask, bias=visibility.bias,
+        )
+        heads_first = kernel == "pallas"
 
         def project(name: str, inputs: jax.Array) -> jax.Array:
-            init = kernel_init(c, query=name == "query")
-            width = c.num_heads * c.head_dim
-            y = nn.Dense(width, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init)(inputs)
-            return y.reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
+            return HeadsDense(c, query=name == "query", heads_first=heads_first, name=name)(inputs)
 
         query = project("query", x)
-        if cross and source is None:
-            assert cache is not None
+        if source is None:
             key, value = cache["key"], cache["value"]
         else:
-            source = x if source is None else source
             key, value = project("key", source), project("value", source)
-            if cache is not None and not cross:
+            if decoding and not cross:
                 key, value = (
                     jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
                     for name, new in (("key", key), ("value", value))
                 )
-            cache = None if cache is None else {"key": key, "value": value}
-        y = attend(
-            query, key, value, **visibility._asdict(), causal=causal, scale=c.attention_scale,
-            dropout_rate=c.attention_dropout, dropout_key=module_key(self, c.attention_dropout, deterministic),
-            implementation=c.attention,
-        )
+            cache = {"key": key, "value": value} if decoding else None
+        if heads_first:
+            y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale).swapaxes(1, 2)
+        else:
+            y = attend(
+                query, key, value, **visibility._asdict(), causal=causal, scale=c.attention_scale,
+                dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+            )
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
         return out(y.reshape(*x.shape[:-1], -1)), cache
+
+
+class HeadsDense(nn.Module):
+    """A dense layer to all heads: [batch, length, heads, head_dim], or with heads before positions.
+
+    Its parameters are those of one dense layer, `kernel` [in, heads · head_dim] and `bias`.
+    """
+
+    config: StackConfig
+    query: bool
+    heads_first: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch length hidden"]) -> jax.Array:
+        c = self.config
+        shape = (c.num_heads, c.head_dim)
+        kernel = self.param("kernel", kernel_init(c, query=self.query), (x.shape[-1], math.prod(shape)), jnp.float32)
+        bias = None
+        if c.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32)
+        x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
+        if not self.heads_first:
+            y = x @ kernel
+            y = y if bias is None else y + bias.astype(c.dtype)
+            return y.reshape(*x.shape[:-1], *shape)
+        kernel = kernel.reshape(x.shape[-1], *shape)
+        if bias is None:
+            return jnp.einsum("bli,ihk->bhlk", x, kernel)
+        # Added in float32: the bias's gradient is a sum over a narrow array, which is slow in bfloat16.
+        y = jnp.einsum("bli,ihk->bhlk", x, kernel, preferred_element_type=jnp.float32)
+        return (y + bias.reshape(c.num_heads, 1, c.head_dim)).astype(c.dtype)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int = 0) -> list[dict[str, Cache]]:

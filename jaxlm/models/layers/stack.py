@@ -26,10 +26,15 @@ __all__ = ["LayerInputs", "Stack", "at_positions", "empty_cache", "run_layers"]
 State = TypeVar("State")
 Layer = Callable[[Any, State, Any], tuple[State, Any]]
 
-# What a layer keeps for its backward pass: the results of matrix products, or nothing but its input.
+# What a layer keeps for its backward pass: all but what is cheap to recompute; the results of matrix products; nothing
+# but its input.
+_save = jax.checkpoint_policies
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "cheap": _save.save_anything_except_these_names("activation", "norm", "dropout_bits"),
+    "dots": _save.save_from_both_policies(
+        _save.checkpoint_dots_with_no_batch_dims, _save.save_only_these_names("attention")
+    ),
+    "full": _save.nothing_saveable,
 }
 
 

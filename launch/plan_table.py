@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Plans the steps of the table in configs/README.md and prints it as Markdown; needs libtpu, but no TPU.
+
+    .venv/bin/python launch/plan_table.py [--only bert_base] [--json FILE] [--any.field VALUE …]
+
+Flags such as `--train.batch-size 512` apply to every row. A row takes minutes. "Before" is commit 0346f2a by the
+same count (cycles times trip counts over the clock). Where several rematerialisation policies are tried, the row is
+that of the fastest that fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+REMAT = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One step of the table: a preset on a topology, and what the same step was estimated to take before."""
+
+    name: str
+    preset: str
+    topology: str
+    flags: tuple[str, ...] = ()
+    before: str = "–"
+    remat: tuple[str, ...] = ()
+
+
+LENGTH = ("--data.length", "512")
+ROWS = (
+    Row("bert_base, published dropout", "bert_base", "v5e:4x4", (*LENGTH, "--train.batch-size", "256"),
+        "172 ms, 14 %, 9.3 GiB"),
+    Row("bert_base, no attention dropout", "bert_base", "v5e:4x4",
+        (*LENGTH, "--train.batch-size", "256", "--objective.model.attention-dropout", "0")),
+    Row("bert_large", "bert_large", "v5e:16x16", (*LENGTH, "--train.batch-size", "4096"), "627 ms, 13 %", REMAT),
+    Row("gpt2", "gpt2", "v5e:8x8", before="199 ms, 18 %, 11.9 GiB"),
+    Row("t5_1_1_base", "t5_1_1_base", "v5e:8x8", before="57 ms, 15 %, 3.0 GiB"),
+    Row("electra_base, remat dots", "electra_base", "v5e:4x4", ("--objective.model.remat", "dots"), "273 ms, 10 %"),
+    Row("t5_11b", "t5_11b", "v5e:16x16"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    parser.add_argument("--only", default="", help="only rows whose name begins so")
+    parser.add_argument("--json", type=Path, default=None, help="also write each row's plan, one JSON object a line")
+    options, flags = parser.parse_known_args()
+
+    from jaxlm.analysis import plan as planning
+    from jaxlm.errors import UserError
+
+    try:
+        planning.require_compiler()
+        planning.prepare_environment()
+        print("| step | topology | before | now | MFU | HBM a chip | roofline | collective bytes that overlap |")
+        print("|---|---|---|---|---|---|---|---|")
+        for row in ROWS:
+            if row.name.startswith(options.only):
+                plan, remat = best_plan(row, flags)
+                print(markdown(row, plan, remat), flush=True)
+                if options.json:
+                    with options.json.open("a") as file:
+                        file.write(json.dumps({"name": row.name, "remat": remat, **plan}) + "\n")
+    except UserError as error:
+        print(f"plan_table: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def best_plan(row: Row, flags: list[str]) -> tuple[dict, str]:
+    """(the row's plan as JSON, its rematerialisation policy): the fastest that fits, else the one that needs least."""
+    from jaxlm.analysis.plan import plan
+    from jaxlm.config.experiment import load_preset
+    from jaxlm.config.flags import override
+
+    plans = []
+    for remat in row.remat or ("",):
+        choice = ["--objective.model.remat", remat] if remat else []
+        experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))
+        experiment = override(experiment, [*row.flags, *choice, *flags], f"plan_table {row.preset}")
+        plans.append((plan(experiment, row.topology).to_json(), remat))
+    return min(plans, key=lambda item: (not item[0]["fits"], item[0]["estimated_step_seconds"] or 0,
+                                        item[0]["hbm_bytes_per_chip"]))
+
+
+def markdown(row: Row, plan: dict, remat: str) -> str:
+    name = f"{row.name}{f', remat {remat}' if remat else ''}, {plan['batch_size']} × {plan['length']}"
+    memory = f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB"
+    overlap = "–" if plan["asynchronous_share"] is None else f"{plan['asynchronous_share']:.0%}"
+    if not plan["estimated_step_seconds"]:
+        return f"| {name} | {row.topology} | {row.before} | does not fit | – | {memory} | – | {overlap} |"
+    return (
+        f"| {name} | {row.topology} | {row.before} | {plan['estimated_step_seconds'] * 1e3:.1f} ms "
+        f"| {plan['estimated_mfu']:.0%} | {memory} | {plan['roofline_seconds'] * 1e3:.1f} ms | {overlap} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

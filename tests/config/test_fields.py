@@ -1,0 +1,100 @@
+"""What the marks of fields do: JSON, flags and comparisons go by them, for any dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from jaxlm.config import flags
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.config.flags import override
+from jaxlm.config.json import CLASSES, differences, flatten, from_json, to_json
+from jaxlm.errors import UserError
+from jaxlm.fields import Setting, field
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    width: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model of two layers."""
+
+    layers: tuple[Layer, ...] = (Layer(), Layer(8))
+    rates: tuple[float, ...] = (0.5,)
+    size: int = 16
+    """The size."""
+    dropout: float = field(0.1, recipe=True)
+    remat: str = field("none", resumable=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learn:
+    """What is learnt."""
+
+    model: Model = field(Model(), weights=True)
+    rate: float = 0.15
+    cache: str = field("", path=True)
+    vocabulary: Any = field(None, bound=True)
+
+
+BOUND = Experiment(objective=Learn(vocabulary=object()))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for cls in (Layer, Model, Learn):
+        monkeypatch.setitem(CLASSES, cls.__name__, cls)
+
+
+def test_what_decides_the_result_and_what_decides_the_weights():
+    result = set(flatten(BOUND.objective, Setting.decides_result))
+    assert result == {"model", "model.layers", "model.rates", "model.size", "model.dropout", "rate"}
+    weights = set(flatten(BOUND.objective, Setting.decides_weights))
+    assert weights == {"model", "model.layers", "model.rates", "model.size"}
+    steps = {name for name in flatten(BOUND, Setting.decides_result) if name.startswith(("train.", "mesh"))}
+    assert steps == {f"train.{n}" for n in ("batch_size", "short_steps", "short_length", "accumulate", "seed")}
+
+
+def test_json_has_neither_bound_fields_nor_paths():
+    changed = dataclasses.replace(BOUND, objective=Learn(cache="/elsewhere", rate=0.2, vocabulary=object()))
+    value = to_json(changed)
+    assert set(value["objective"]) == {"type", "model", "rate"}
+    back = from_json(value | {"objective": value["objective"] | {"cache": "/elsewhere"}})
+    assert back == Experiment(objective=Learn(rate=0.2)), "a path of another machine is not taken either"
+    with pytest.raises(UserError, match="has a field 'vocabulary' that Learn does not have"):
+        from_json({"type": "Learn", "vocabulary": 3})
+
+
+def test_differences_are_named():
+    other = dataclasses.replace(BOUND, objective=Learn(model=Model(size=8)), train=TrainConfig(steps=3))
+    assert differences(flatten(BOUND), flatten(other)) == [
+        "objective.model.size: 16 -> 8", "train.steps: 1000000 -> 3",
+    ]
+    assert differences({"old": 1, "same": 2}, {"new": 1, "same": 2}) == [], "fields of another version"
+
+
+def test_flags_keep_what_no_flag_sets(capsys):
+    changed = override(BOUND, ["--objective.model.size", "3", "--objective.model.rates", "1", "2"], "x")
+    assert changed.objective == dataclasses.replace(BOUND.objective, model=Model(size=3, rates=(1.0, 2.0)))
+    assert changed.objective.vocabulary is BOUND.objective.vocabulary
+    with pytest.raises(SystemExit):
+        override(BOUND, ["--objective.rate", "1", "--help"], "x")
+    said = capsys.readouterr().out
+    assert "--objective.model.size INT" in said and "A model of two layers." in said
+    assert "--objective.vocabulary" not in said and "--objective.model.layers" not in said
+    for name in ("vocabulary", "model.layers", "model.layers.0.width"):
+        with pytest.raises(UserError, match="there is no field"):
+            override(BOUND, [f"--objective.{name}", "3"], "x")
+    assert not flags._is_struct((1, 2)) and flags._is_struct((Layer(),))
+
+
+def test_types_are_checked_in_tuples_too():
+    for bad, name in ((Learn(model=Model(rates=(1, "x"))), "objective.model.rates"),
+                      (Learn(model=3), "objective.model"), (Learn(rate="x"), "objective.rate")):
+        with pytest.raises(UserError, match=f"^{name} is .*; it must be "):
+            Experiment(objective=bad).validate()
