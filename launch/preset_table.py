@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Prints the table of presets in configs/README.md as Markdown. Nothing is initialized: parameters are counted from
+the shapes of `init`, with the vocabulary that the preset names.
+
+    .venv/bin/python launch/preset_table.py [PRESET …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+from jaxlm.config.experiment import Experiment
+from jaxlm.config.presets import load_preset
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def num_parameters(experiment: Experiment) -> int:
+    """Trained parameters of a preset."""
+    data = experiment.data
+    vocabulary = Vocabulary.stand_in(data.vocab_size, experiment.objective.symbols)
+    objective = experiment.objective.bind(vocabulary, data.length)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def row(name: str) -> str:
+    """One line of the table."""
+    experiment = load_preset(str(CONFIGS / f"{name}.py"))
+    objective, train, optimizer = experiment.objective, experiment.train, experiment.optimizer
+    short = f", {train.short_steps:,} of them of {train.short_length}" if train.short_steps else ""
+    mesh = "fsdp" if experiment.mesh.fsdp != 1 else "data"
+    return (
+        f"| `{name}` | {type(objective).__name__} on {type(objective.model).__name__} "
+        f"| {num_parameters(experiment):,} | {experiment.data.length} × {train.batch_size} "
+        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", help="names without .py; all by default")
+    names = parser.parse_args().presets or [path.stem for path in CONFIGS.glob("*.py")]
+    print("| preset | objective on model | parameters | length × batch | optimizer, schedule, peak | steps | mesh |")
+    print("|---|---|---|---|---|---|---|")
+    for name in sorted(names):
+        print(row(name))
+
+
+if __name__ == "__main__":
+    main()
