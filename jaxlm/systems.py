@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -15,20 +16,33 @@ from jaxlm.objectives.span_corruption import SpanCorruption
 
 
 class System(NamedTuple):
-    """An objective on a model, and the module of jaxlm.huggingface whose FAMILY exports and imports it; "" where
-    Transformers has no class for it. Of several with one model_type, the first is what an import gives."""
+    """An objective on a model.
+
+    family: the module of jaxlm.huggingface whose FAMILY exports and imports it; "" where Transformers has no class for
+    it. Of several with one model_type, the first is what an import gives. peer: its recipe in jaxlm.analysis.peer, for
+    `jaxlm bench --peer huggingface`; "" where there is none.
+    """
 
     objective: type
     model: type
     family: str = ""
+    peer: str = ""
 
 
 SYSTEMS = (
-    System(MaskedLM, Bert, "bert"),
-    System(ReplacedTokens, Electra, "electra"),
-    System(CausalLM, Gpt2, "gpt2"),
-    System(SpanCorruption, T5, "t5"),
+    System(MaskedLM, Bert, "bert", "masked_lm"),
+    System(MaskedLM, Roberta, "roberta", "masked_lm"),
+    System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
+    System(CausalLM, Gpt2, "gpt2", "causal_lm"),
+    System(SpanCorruption, T5, "t5", "span_corruption"),
 )
+
+
+def system_of(objective: Any) -> System | None:
+    """The system of an objective and its model; None for one that is not registered."""
+    classes = (type(objective), type(objective.model))
+    return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
+
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys(cls for system in SYSTEMS for cls in (system.objective, system.model)))
 """The classes that a configuration may name."""

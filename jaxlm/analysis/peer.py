@@ -17,6 +17,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.systems import system_of
 
 IGNORE = -100  # the label that Transformers' losses leave out
 
@@ -47,7 +48,7 @@ def own_loss(_: Any, models: list[Any], inputs: dict[str, Any]) -> Any:
     return models[0](**inputs).loss
 
 
-def bert_inputs(objective: MaskedLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def masked_inputs(objective: MaskedLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     inputs = {name: example[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     inputs["labels"] = masked_labels(example)
     if objective.next_sentence:
@@ -102,12 +103,21 @@ def electra_loss(objective: ReplacedTokens, models: list[Any], inputs: dict[str,
     return objective.generator_weight * guess.loss + objective.discriminator_weight * judged.loss
 
 
-RECIPES: dict[type, Recipe] = {
-    MaskedLM: Recipe(bert_inputs, own_loss),
-    CausalLM: Recipe(causal_inputs, own_loss),
-    SpanCorruption: Recipe(t5_inputs, own_loss, t5_share),
-    ReplacedTokens: Recipe(electra_inputs, electra_loss, electra_share),
+RECIPES = {
+    "masked_lm": Recipe(masked_inputs, own_loss),
+    "causal_lm": Recipe(causal_inputs, own_loss),
+    "span_corruption": Recipe(t5_inputs, own_loss, t5_share),
+    "replaced_tokens": Recipe(electra_inputs, electra_loss, electra_share),
 }
+"""By the names that the registry gives."""
+
+
+def recipe_of(objective: Any) -> Recipe:
+    """UserError where an objective and its model have no counterpart in Transformers."""
+    system = system_of(objective)
+    if system is None or system.peer not in RECIPES:
+        raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
+    return RECIPES[system.peer]
 
 
 def require_torch(objective: Any) -> None:
@@ -118,8 +128,7 @@ def require_torch(objective: Any) -> None:
             f"--peer huggingface needs {' and '.join(missing)}; install with `pip install 'jaxlm[test]'`, or leave "
             "--peer out."
         )
-    if type(objective) not in RECIPES:
-        raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
+    recipe_of(objective)
 
 
 def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any, str]:
@@ -162,7 +171,7 @@ class Peer:
                 f"--peer huggingface compares on one CPU or one GPU; jax has {jax.device_count()} {platform} devices."
             )
         self.device = "cuda" if platform == "gpu" else "cpu"
-        self.recipe, self.objective, self.report = RECIPES[type(objective)], objective, report
+        self.recipe, self.objective, self.report = recipe_of(objective), objective, report
         self.bfloat16 = compute_dtype(objective) == "bfloat16"
         torch.manual_seed(experiment.train.seed)
         # jax multiplies float32 matrices by tensor cores where there are any; so may PyTorch.

@@ -12,14 +12,13 @@ from jaxlm.huggingface.family import Family
 
 def family_of(objective: Any) -> Family:
     """The family to export an objective as. UserError where its parameters fill no class of Transformers."""
-    objective_class, model_class = type(objective), type(objective.model)
-    for system in systems.SYSTEMS:
-        if (system.objective, system.model) == (objective_class, model_class) and system.family:
-            return _load(system.family)
-    raise UserError(
-        f"{objective_class.__name__} with the model {model_class.__name__} has no class in Transformers, so it cannot "
-        "be exported."
-    )
+    system = systems.system_of(objective)
+    if system is None or not system.family:
+        raise UserError(
+            f"{type(objective).__name__} with the model {type(objective.model).__name__} has no class in Transformers, "
+            "so it cannot be exported."
+        )
+    return _load(system.family)
 
 
 def family_named(model_type: str, where: str) -> Family:

@@ -114,8 +114,8 @@ def words_of(candidates: np.ndarray, starts: np.ndarray) -> list[list[int]]:
 
 
 def test_whole_words_follow_the_greedy_loop():
-    """Same law as the loop: whole words only, never over the count, and when slots are left no unchosen word that was
-    tried could have fitted at the end."""
+    """Same distribution as the loop: whole words only, never over the count, and when slots are left no unchosen word
+    that was tried could have fitted at the end."""
     rng = np.random.default_rng(3)
     candidates = rng.random((64, 80)) < 0.9
     starts = rng.random((64, 80)) < 0.5

@@ -1,4 +1,4 @@
-"""Span corruption: the published arithmetic, the law of its segmentation, and that nothing of the text is lost."""
+"""Span corruption: the published arithmetic, the distribution of its segmentations, and that no text is lost."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_every_composition_is_equally_likely(items, parts):
         assert chi_square_p_value([counts[c] for c in possible]) > 1e-4
 
 
-def test_masks_follow_the_law_over_many_keys():
+def test_masks_are_equally_likely_over_many_keys():
     """Whole corruption, one row a key: 12 tokens, noise 4 in 2 spans, so C(3,1) * C(7,1) = 21 masks, equally likely."""
     expected = span_lengths(12, 0.34, 2)
     assert (expected.noise, expected.spans) == (4, 2)

@@ -82,7 +82,7 @@ def torch_outputs(model: torch.nn.Module, inputs: dict[str, np.ndarray]):
 
 
 def real(values: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Only the positions that hold tokens: what stands at padding is nobody's business."""
+    """Only the positions that hold tokens: what a model gives for padding means nothing."""
     return np.asarray(values)[inputs["attention_mask"] > 0]
 
 

@@ -92,7 +92,7 @@ def test_what_lacks_the_head_that_answers_is_not_asked(kept, mask, lacks, tmp_pa
         folder = save_torch(transformers.T5Model(config), tmp_path / "hf", vocab_file)
     run = tmp_path / "run"
     assert main(["import", str(folder), str(run)]) == 0
-    assert "initialised afresh" in capsys.readouterr().out
+    assert "initialized afresh" in capsys.readouterr().out
     command = ["fill-mask", "the [MASK] sat"] if mask else ["generate", "the cat"]
     for path in (folder, run):
         assert main([command[0], str(path), command[1]]) == 2

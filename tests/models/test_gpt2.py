@@ -47,7 +47,7 @@ def test_parameter_counts(size, parameters, without_embeddings):
 
 
 def test_initial_spread():
-    """The law of SPEC section 4: 0.02, 0.01 for positions, and 0.02 / sqrt(2 layers) where the residual is written."""
+    """SPEC section 4: 0.02, 0.01 for positions, and 0.02 / sqrt(2 layers) where the residual is written."""
     model = Gpt2(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)
     params = jax.jit(model.init)(jax.random.key(0))
     layer = params["decoder"]["layers"]["7"]

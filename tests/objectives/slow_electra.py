@@ -2,30 +2,75 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import torch
 import transformers
 
-from jaxlm.huggingface.electra import parts
-from jaxlm.huggingface.table import get, paths, put
-from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.models.electra import Electra
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 
 
-def slow_loss(objective: Electra, example, samples, params):
+def names(model: Electra, network: str) -> dict[str, str]:
+    """Parameter of Transformers' class for a network → path of ours; kernels are transposed there."""
+    shared = model.share_embeddings or network == "discriminator"
+    embeddings = "embeddings" if shared else "generator/embeddings"
+    found = {
+        f"electra.embeddings.{theirs}_embeddings.weight": f"{embeddings}/{ours}/embedding"
+        for theirs, ours in (("word", "word"), ("position", "position"), ("token_type", "token_type"))
+    }
+
+    def add(theirs: str, ours: str, kernel: str = "kernel") -> None:
+        found.update({f"{theirs}.weight": f"{ours}/{kernel}", f"{theirs}.bias": f"{ours}/bias"})
+
+    own = getattr(model, network)
+    add("electra.embeddings.LayerNorm", f"{embeddings}/norm", "scale")
+    if own.hidden_size != model.embedding_size:
+        add("electra.embeddings_project", f"{network}/projection")
+    for i in range(own.num_layers):
+        theirs, ours = f"electra.encoder.layer.{i}", f"{network}/encoder/layers/{i}"
+        for name in ("query", "key", "value"):
+            add(f"{theirs}.attention.self.{name}", f"{ours}/attention/{name}")
+        add(f"{theirs}.attention.output.dense", f"{ours}/attention/out")
+        add(f"{theirs}.attention.output.LayerNorm", f"{ours}/attention_norm", "scale")
+        add(f"{theirs}.intermediate.dense", f"{ours}/mlp/wi")
+        add(f"{theirs}.output.dense", f"{ours}/mlp/wo")
+        add(f"{theirs}.output.LayerNorm", f"{ours}/mlp_norm", "scale")
+    if network == "generator":
+        add("generator_predictions.dense", "generator/mlm_head/dense")
+        add("generator_predictions.LayerNorm", "generator/mlm_head/norm", "scale")
+        found["generator_lm_head.bias"] = "generator/mlm_head/bias"
+    else:
+        add("discriminator_predictions.dense", "rtd_head/dense")
+        add("discriminator_predictions.dense_prediction", "rtd_head/score")
+    return found
+
+
+def turned(array: np.ndarray, path: str) -> np.ndarray:
+    return array.T if path.endswith("kernel") else array
+
+
+def slow_loss(objective: ReplacedTokens, example, samples, params):
     """The two networks are Transformers', with one embedding module unless each has its own; `samples` [batch, slots]
     stand for what the generator draws. Returns (loss, facts for the metrics, gradients as a tree like `params`)."""
-    discriminator_part, generator_part = parts(objective)
+    m = objective.model
+    flat = {"/".join(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     networks = []
-    for part, architecture in (
-        (discriminator_part, transformers.ElectraForPreTraining), (generator_part, transformers.ElectraForMaskedLM)
+    for network, architecture in (
+        ("discriminator", transformers.ElectraForPreTraining), ("generator", transformers.ElectraForMaskedLM)
     ):
-        network = architecture(transformers.ElectraConfig(**part.config)).eval()
-        state = {name: torch.tensor(np.array(array)) for name, array in part.table.to_transformers(params)}
-        missing = network.load_state_dict(state, strict=False).missing_keys
-        assert set(missing) <= {"generator_lm_head.weight"}
-        networks.append(network)
+        own = getattr(m, network)
+        module = architecture(transformers.ElectraConfig(
+            vocab_size=m.vocab_size, embedding_size=m.embedding_size, hidden_size=own.hidden_size,
+            num_hidden_layers=own.num_layers, num_attention_heads=own.num_heads,
+            intermediate_size=own.intermediate_size, max_position_embeddings=m.max_positions, layer_norm_eps=m.norm_eps,
+        )).eval()
+        state = {theirs: torch.tensor(turned(flat[ours], ours)) for theirs, ours in names(m, network).items()}
+        missing, unexpected = module.load_state_dict(state, strict=False)
+        assert not unexpected and set(missing) <= {"generator_lm_head.weight"}
+        networks.append(module)
     discriminator, generator = networks
-    if objective.model.share_embeddings:
+    if m.share_embeddings:
         generator.electra.embeddings = discriminator.electra.embeddings
     generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
 
@@ -71,15 +116,12 @@ def slow_loss(objective: Electra, example, samples, params):
     loss.backward()
 
     gradients = {}
-    for network, part in ((discriminator, discriminator_part), (generator, generator_part)):
-        named = dict(network.named_parameters(remove_duplicate=False))
-        stored = {name: tuple(p.shape) for name, p in named.items()}
-
-        def read(name, named=named):
-            grad = named[name].grad
-            return np.zeros(named[name].shape, np.float32) if grad is None else grad.numpy()
-
-        own, _ = part.table.from_transformers(stored, read, params, "PyTorch")
-        for path in paths(own):
-            put(gradients, path, get(own, path))
-    return loss.item(), facts, gradients
+    for network, module in (("discriminator", discriminator), ("generator", generator)):
+        named = dict(module.named_parameters(remove_duplicate=False))
+        for theirs, ours in names(m, network).items():
+            grad = named[theirs].grad
+            gradients[ours] = np.zeros_like(flat[ours]) if grad is None else turned(grad.numpy(), ours)
+    assert gradients.keys() == flat.keys()
+    return loss.item(), facts, jax.tree_util.tree_map_with_path(
+        lambda path, _: gradients["/".join(key.key for key in path)], params
+    )

@@ -12,13 +12,14 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jaxlm.training.step import make_init, make_train_step
 
-from jaxlm.models.gpt2 import Gpt2Config
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training import program
 from jaxlm.types import TokenBatch
 
 MESHES = {"one": (1, 1, 1), "mixed": (2, 2, 2)}  # each alone: test_meshes.py, with BERT
@@ -27,21 +28,21 @@ LENGTH, ROWS = 24, 8
 
 def run(shape: tuple[int, int, int]) -> dict:
     """Loss of a step and size of the new parameters on one mesh, as plain numbers."""
-    model = Gpt2Config(hidden_size=16, num_layers=2, num_heads=4, intermediate_size=32, max_positions=LENGTH)
+    model = Gpt2(hidden_size=16, num_layers=2, num_heads=4, intermediate_size=32, max_positions=LENGTH)
     objective = CausalLM(model=model, loss_chunk=6).bind(Vocabulary.stand_in(201), LENGTH)
     mesh = make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
-    init, _, layout = make_init(objective, optax.sgd(0.5), mesh)
-    step = make_train_step(objective, optax.sgd(0.5), mesh, layout, seed=0)
+    program.make_optimizer = lambda *_: optax.sgd(0.5)
+    own = program.Program(Experiment(objective, train=TrainConfig(batch_size=ROWS)), objective, mesh)
     draw = np.random.default_rng(0)
     tokens = draw.integers(107, 201, (ROWS, LENGTH + 1))
     segments = 1 + np.cumsum(draw.random(tokens.shape) < 0.15, axis=1)
     batch = TokenBatch(*(jax.device_put(x.astype(np.int32), batch_sharding(mesh)) for x in (tokens, segments)))
-    state = init(jax.random.key(0))
-    query = state.params["decoder"]["layers"]["attention"]["query"]["kernel"]
+    state = own.init(0)
+    query = state.params["decoder"]["layers"]["1"]["attention"]["query"]["kernel"]
     split = [list(query.shape), list(query.addressable_shards[0].data.shape)]
-    state, metrics = step(state, batch)
+    state, terms = own.train_step(state, batch, ())
     return {
-        "loss": float(metrics["loss"][0]), "targets": float(metrics["lm_loss"][1]), "split": split,
+        "loss": float(terms["loss"].total), "targets": float(terms["lm_loss"].weight), "split": split,
         "params": [float(abs(p).sum()) for p in jax.tree.leaves(state.params)],
     }
 
@@ -63,8 +64,8 @@ def test_the_same_where_everything_is_split(results):
 
 
 def test_parameters_are_really_split(results):
-    assert results["one"]["split"] == [[2, 16, 16], [2, 16, 16]]
-    assert results["mixed"]["split"] == [[2, 16, 16], [2, 8, 8]]
+    assert results["one"]["split"] == [[16, 16], [16, 16]]
+    assert results["mixed"]["split"] == [[16, 16], [8, 8]]
 
 
 if __name__ == "__main__":

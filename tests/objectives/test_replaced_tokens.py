@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.models import electra
-from jaxlm.models.electra import ElectraConfig
+from jaxlm.models.electra import Electra
 from jaxlm.objectives import chunked_loss
 from jaxlm.objectives import replaced_tokens as module
-from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.objectives.slow_electra import slow_loss
 
 VOCABULARY = Vocabulary.stand_in(160)
-TINY = ElectraConfig(
+TINY = Electra(
     embedding_size=12, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, generator_hidden_size=8,
     generator_num_layers=1, generator_num_heads=2, generator_intermediate_size=16, max_positions=128, init_std=0.2,
 )
 
 
-def bound(length: int = 40, **changes) -> Electra:
-    return dataclasses.replace(Electra(model=TINY), **changes).bind(VOCABULARY, length)
+def bound(length: int = 40, **changes) -> ReplacedTokens:
+    return dataclasses.replace(ReplacedTokens(model=TINY), **changes).bind(VOCABULARY, length)
 
 
 def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
@@ -42,27 +42,37 @@ def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
     return TokenBatch(np.where(real, rng.integers(107, 160, (rows, raw)), 0).astype(np.int32), real.astype(np.int32))
 
 
-def example_of(objective: Electra, rows: int = 6, length: int = 40, seed: int = 1):
+def example_of(objective: ReplacedTokens, rows: int = 6, length: int = 40, seed: int = 1):
     return jax.device_get(
         jax.jit(objective.corrupt)(jax.random.key(seed), token_batch(rows, objective.raw_length(length), seed))
     )
 
 
-def init(objective: Electra):
+def init(objective: ReplacedTokens):
     return jax.jit(objective.init)(jax.random.key(0))
 
 
-def loss_of(objective: Electra, params, example, key):
-    return jax.jit(lambda p, e, k: objective.loss(p, e, k, False))(params, example, key)
+def terms_of(objective: ReplacedTokens, params, example):
+    return jax.jit(lambda p, e: objective.loss(p, e, jax.random.key(3), False))(params, example)
 
 
-def scores(objective: Electra, params, example) -> np.ndarray:
+def summed(objective: ReplacedTokens, train: bool = False):
+    """(params, example) -> loss, terms"""
+    def loss(params, example):
+        terms = objective.loss(params, example, jax.random.key(3), train)
+        return total_loss(terms), terms
+
+    return loss
+
+
+def scores(objective: ReplacedTokens, params, example) -> np.ndarray:
     """What the discriminator says of the original text."""
 
     @jax.jit
     def run(params, ids, types, mask):
-        hidden = electra.encode(objective.model, params, "discriminator", ids, types, mask)
-        return electra.detect_replaced(objective.model, params, hidden)
+        m = objective.model
+        hidden = m.discriminator.encode(m.discriminator_params(params), ids, types, mask)
+        return m.replaced_head(params["rtd_head"], hidden)[..., 0]
 
     return np.asarray(run(params, example["original_ids"], example["token_type_ids"], example["attention_mask"]))
 
@@ -77,7 +87,7 @@ def guesses(example, right: float = 0.3, seed: int = 5) -> np.ndarray:
 @pytest.fixture
 def fixed_samples(monkeypatch):
     def fix(samples):
-        monkeypatch.setattr(chunked_loss, "sample_tokens", lambda key, logits, temperature, first: jnp.asarray(samples))
+        monkeypatch.setattr(chunked_loss, "sample_tokens", lambda uniform, logits, temperature: jnp.asarray(samples))
 
     return fix
 
@@ -96,28 +106,26 @@ def test_loss_and_gradients_are_the_slow_versions(share, changes, fixed_samples)
     if objective.with_replacement:  # positions may repeat; their samples then are the same here, so the mean is too
         samples = example["original_ids"][np.arange(6)[:, None], example["masked_positions"]] % 50 + 107
     fixed_samples(samples)
-    value_and_grad = jax.jit(
-        jax.value_and_grad(lambda p, e: objective.loss(p, e, jax.random.key(3), False), has_aux=True)
-    )
-    (loss, metrics), gradients = jax.device_get(value_and_grad(params, example))
+    value_and_grad = jax.jit(jax.value_and_grad(summed(objective), has_aux=True))
+    (loss, terms), gradients = jax.device_get(value_and_grad(params, example))
     expected, facts, expected_gradients = slow_loss(objective, example, samples, jax.device_get(params))
 
     assert loss == pytest.approx(expected, rel=1e-5)
     scale = max(float(np.abs(g).max()) for g in jax.tree.leaves(expected_gradients))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * scale), gradients, expected_gradients)
-    means = {name: total / weight for name, (total, weight) in metrics.items()}
+    means = {name: term.total / term.weight for name, term in terms.items()}
     assert means["generator_loss"] == pytest.approx(facts["generator_loss"], rel=1e-5)
     assert means["discriminator_loss"] == pytest.approx(facts["discriminator_loss"], rel=1e-5)
-    assert metrics["generator_accuracy"] == (facts["guessed"], facts["slots"])
-    assert metrics["discriminator_accuracy"] == (facts["right"], facts["tokens"])
-    assert metrics["discriminator_precision"] == (facts["both"], facts["suspected"])
-    assert metrics["discriminator_recall"] == (facts["both"], facts["replaced"])
+    assert terms["generator_accuracy"][:2] == (facts["guessed"], facts["slots"])
+    assert terms["discriminator_accuracy"][:2] == (facts["right"], facts["tokens"])
+    assert terms["discriminator_precision"][:2] == (facts["both"], facts["suspected"])
+    assert terms["discriminator_recall"][:2] == (facts["both"], facts["replaced"])
     assert 0 < facts["both"] < min(facts["suspected"], facts["replaced"])  # so the figures above can tell apart
 
 
-def gradients_of(objective: Electra, example):
+def gradients_of(objective: ReplacedTokens, example):
     params = init(objective)
-    return jax.jit(jax.grad(lambda p, e: objective.loss(p, e, jax.random.key(3), True)[0]))(params, example)
+    return jax.jit(jax.grad(summed(objective, train=True), has_aux=True))(params, example)[0]
 
 
 def largest(tree) -> float:
@@ -127,8 +135,7 @@ def largest(tree) -> float:
 def test_the_discriminators_loss_does_not_train_the_generator():
     objective = bound(model=dataclasses.replace(TINY, share_embeddings=False), generator_weight=0.0)
     gradients = gradients_of(objective, example_of(objective))
-    for name in ("generator", "mlm_head", "generator_embeddings"):
-        assert largest(gradients[name]) == 0.0
+    assert largest(gradients["generator"]) == 0.0
     for name in ("discriminator", "rtd_head", "embeddings"):
         assert largest(gradients[name]) > 1e-4
 
@@ -138,8 +145,8 @@ def test_the_generators_loss_does_not_train_the_discriminator():
     gradients = gradients_of(objective, example_of(objective))
     for name in ("discriminator", "rtd_head", "embeddings"):
         assert largest(gradients[name]) == 0.0
-    for name in ("generator", "mlm_head", "generator_embeddings"):
-        assert largest(gradients[name]) > 1e-4
+    for name in ("encoder", "mlm_head", "embeddings"):
+        assert largest(gradients["generator"][name]) > 1e-4
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -147,20 +154,22 @@ def test_a_right_guess_counts_as_original(right, fixed_samples):
     objective = bound()
     example = example_of(objective)
     fixed_samples(example["masked_labels"] if right else (example["masked_labels"] + 1))
-    _, metrics = loss_of(objective, init(objective), example, jax.random.key(3))
-    assert metrics["discriminator_recall"][1] == (0 if right else example["masked_weights"].sum())
+    terms = terms_of(objective, init(objective), example)
+    assert terms["discriminator_recall"].weight == (0 if right else example["masked_weights"].sum())
 
 
-def test_loss_is_a_pure_function_of_its_key():
-    """Sampling follows the key in evaluation too; dropout is on in training only."""
+def test_what_is_drawn_is_part_of_the_example():
+    """The key drives dropout alone, and only in training; the numbers of the example decide which tokens are drawn."""
     objective = bound()
     params, example = init(objective), jax.device_put(example_of(objective))
-    loss = jax.jit(lambda key, train: objective.loss(params, example, key, train), static_argnums=1)
-    (one, first), (again, _), (_, other) = (loss(jax.random.key(seed), False) for seed in (0, 0, 1))
+    loss = jax.jit(objective.loss, static_argnums=3)
+    one, again = (loss(params, example, jax.random.key(seed), False) for seed in (0, 1))
     assert one == again
-    assert first["generator_loss"] == other["generator_loss"]  # the generator has no dropout here
-    assert first["discriminator_loss"] != other["discriminator_loss"]
-    assert loss(jax.random.key(0), True)[1]["generator_loss"] != first["generator_loss"]
+    redrawn = example | {"uniform": example["uniform"][:, ::-1]}
+    other = loss(params, redrawn, jax.random.key(0), False)
+    assert one["generator_loss"] == other["generator_loss"]
+    assert one["discriminator_loss"] != other["discriminator_loss"]
+    assert loss(params, example, jax.random.key(0), True)["generator_loss"] != one["generator_loss"]
 
 
 def test_rows_of_padding_carry_no_loss():
@@ -170,14 +179,13 @@ def test_rows_of_padding_carry_no_loss():
     params = init(objective)
     example = jax.jit(objective.corrupt)(jax.random.key(1), empty)
     assert not np.any(example["masked_weights"][4:]) and not np.any(example["attention_mask"][4:])
-    key = jax.random.key(2)
-    metrics = loss_of(objective, params, example, key)[1]
-    expected = loss_of(objective, params, jax.tree.map(lambda x: x[:4], example), key)[1]
-    assert metrics["generator_loss"][1] == expected["generator_loss"][1]
-    assert metrics["discriminator_loss"][1] == expected["discriminator_loss"][1]
-    assert metrics["generator_loss"][0] == pytest.approx(float(expected["generator_loss"][0]), rel=1e-5)
+    terms = terms_of(objective, params, example)
+    expected = terms_of(objective, params, jax.tree.map(lambda x: x[:4], example))
+    for name in ("generator_loss", "discriminator_loss"):
+        assert terms[name].weight == expected[name].weight
+        assert terms[name].total == pytest.approx(float(expected[name].total), rel=1e-5)
     nothing = jax.tree.map(lambda x: x[4:], example)
-    assert loss_of(objective, params, nothing, key)[0] == 0
+    assert total_loss(terms_of(objective, params, nothing)) == 0
 
 
 def reference_corruption(rng, ids: list[int], mask_rate: float, slots: int):
@@ -254,32 +262,31 @@ def test_samples_replace_as_often_as_the_generator_errs(monkeypatch):
         params = init(objective)
 
         def run(params, example, objective=objective):
-            _, metrics = objective.loss(params, example, jax.random.key(1), False)
-            return metrics, seen.pop("tokens")
+            terms = objective.loss(params, example, jax.random.key(1), False)
+            return terms, seen.pop("tokens")
 
-        metrics, tokens = jax.device_get(jax.jit(run)(params, example))
+        terms, tokens = jax.device_get(jax.jit(run)(params, example))
         right = (tokens == example["masked_labels"])[used].mean()
         if temperature > 1:
             assert len(np.unique(tokens)) > 100 and right < 0.05
         else:
-            total, weight = metrics["generator_accuracy"]
+            total, weight, _ = terms["generator_accuracy"]
             assert right == pytest.approx(float(total / weight))
 
 
 def test_same_on_every_mesh():
     """Corruption bit for bit; where everything is split, placed as a train step places it: the same drawn tokens, loss
-    and gradients to rounding. With accelerators' kind of dropout key."""
+    and gradients to rounding."""
     script = """
-        import jax, jax.numpy as jnp, numpy as np
-        from jaxlm.models.layers.placement import Devices, arrays_placed_by
+        import jax, numpy as np
+        from jaxlm.parallel.activations import use_mesh
         from jaxlm.parallel.mesh import MeshConfig, make_mesh
-        from jaxlm.parallel.rules import batch_sharding, batch_shards, placement, shardings
-        from tests.objectives import test_electra as t
+        from jaxlm.parallel.rules import batch_sharding, shardings
+        from tests.objectives import test_replaced_tokens as t
 
         objective = t.bound()
         batch = t.token_batch(16, objective.raw_length(40))
-        host_params = t.init(objective)
-        key = jax.random.key(2, impl="rbg")
+        host_params = jax.device_get(t.init(objective))
         examples, results = [], []
         for sizes, whole_step in (((1, 1, 1), True), ((8, 1, 1), False), ((2, 4, 1), False), ((2, 2, 2), True)):
             mesh = make_mesh(MeshConfig(*sizes), jax.devices()[:int(np.prod(sizes))])
@@ -290,16 +297,16 @@ def test_same_on_every_mesh():
                 continue
 
             def loss(params, example):
-                with arrays_placed_by(placement(mesh), Devices("cpu", batch_shards(mesh))):
-                    return objective.loss(params, example, key, False)
+                with use_mesh(mesh):
+                    return t.summed(objective)(params, example)
 
             params = jax.device_put(host_params, shardings(host_params, mesh))
             results.append(jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params, example)))
         for other in examples[1:]:
             for name in other:
                 assert np.array_equal(examples[0][name], other[name]), name
-        ((loss, metrics), gradients), ((other_loss, other_metrics), other_gradients) = results
-        assert metrics["discriminator_recall"][1] == other_metrics["discriminator_recall"][1] > 30
+        ((loss, terms), gradients), ((other_loss, other_terms), other_gradients) = results
+        assert terms["discriminator_recall"].weight == other_terms["discriminator_recall"].weight > 30
         assert abs(loss - other_loss) < 1e-5 * abs(loss), (loss, other_loss)
         scale = max(np.abs(g).max() for g in jax.tree.leaves(gradients))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), gradients, other_gradients)
@@ -318,7 +325,7 @@ def test_same_on_every_mesh():
     [("small", 128, 0.15, 2_994_671_104), ("base", 512, 0.15, 114_062_484_480), ("base", 128, 0.15, 26_064_245_760)],
 )
 def test_flops_are_specs(size, length, rate, flops):
-    assert Electra(ElectraConfig.published(size), mask_rate=rate).flops(length) == flops
+    assert ReplacedTokens(model=Electra.published(size), mask_rate=rate).flops(length) == (flops, 0)
 
 
 def test_learns_to_tell_replacements():
@@ -333,15 +340,13 @@ def test_learns_to_tell_replacements():
     def step(carry, key):
         params, state = carry
         example = objective.corrupt(jax.random.fold_in(key, 0), batch)
-        (_, metrics), gradients = jax.value_and_grad(objective.loss, has_aux=True)(
-            params, example, jax.random.fold_in(key, 1), True
-        )
+        (_, terms), gradients = jax.value_and_grad(summed(objective, train=True), has_aux=True)(params, example)
         updates, state = optimizer.update(gradients, state)
-        return (optax.apply_updates(params, updates), state), metrics
+        return (optax.apply_updates(params, updates), state), terms
 
     keys = jax.random.split(jax.random.key(1), 80)
-    _, metrics = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, optimizer.init(params)))
-    means = {name: np.asarray(total) / np.maximum(weight, 1) for name, (total, weight) in metrics.items()}
+    _, terms = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, optimizer.init(params)))
+    means = {name: np.asarray(term.total) / np.maximum(term.weight, 1) for name, term in terms.items()}
     assert means["generator_accuracy"][-1] > 0.99 and means["generator_loss"][0] > 4
     assert means["discriminator_recall"][-1] > 0.9 and means["discriminator_precision"][-1] > 0.9
 
@@ -369,16 +374,16 @@ def test_describe_shows_what_is_asked():
         ({"mask_share": 1.1}, "mask_share is 1.1"),
         ({"discriminator_weight": -1.0}, "discriminator_weight -1.0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"model": ElectraConfig(type_vocab_size=1)}, "two_segments"),
+        ({"model": Electra(type_vocab_size=1)}, "two_segments"),
     ],
 )
 def test_bad_settings(changes, message):
     with pytest.raises(UserError, match=message):
-        Electra(**changes)
+        ReplacedTokens(**changes)
 
 
 def test_bind_refuses():
-    objective = Electra(model=TINY)
+    objective = ReplacedTokens(model=TINY)
     with pytest.raises(UserError, match=r"\[MASK\]"):
         objective.bind(dataclasses.replace(VOCABULARY, mask=-1), 40)
     with pytest.raises(UserError, match="129 is more than the model's 128"):
@@ -394,8 +399,8 @@ def test_token_logits_are_the_generators():
 
     @jax.jit
     def run(params):
-        hidden = electra.encode(objective.model, params, "generator", ids, attention_mask=mask)
-        full = electra.predict_tokens(objective.model, params, hidden)
+        generator, own = objective.model.generator, objective.model.generator_params(params)
+        full = generator.predict_tokens(own, generator.encode(own, ids, attention_mask=mask))
         return full, objective.token_logits(params, ids, mask, positions)
 
     full, found = jax.device_get(run(params))

@@ -1,0 +1,21 @@
+"""RoBERTa-base (12 layers, width 768): the published size and schedule.
+
+Command:     jaxlm pretrain configs/roberta_base.py --run-dir runs/roberta_base --data.source "gs://YOUR/text/*.jsonl.zst"
+Hardware:    published: 1,024 V100 GPUs; here see `jaxlm plan configs/roberta_base.py`
+Parameters:  124,697,433 with the published vocabulary of 50,265, whose padding symbol has id 1; 124,696,665 with id 0
+Result:      published, MNLI dev after fine-tuning, one model: 87.6 (fairseq, examples/roberta; 160 GB of text)
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.masked_lm import MaskedLM
+
+experiment = Experiment(
+    objective=MaskedLM(
+        model=Roberta.published("base", dtype="bfloat16"), next_sentence=False, text="packed", short_rate=0.0
+    ),
+    data=TextData(length=512, tokenizer_kind="byte-bpe", vocab_size=50265),
+    optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=24_000, b2=0.98, clip_norm=0.0),
+    train=TrainConfig(steps=500_000, batch_size=8192, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)

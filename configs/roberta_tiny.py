@@ -1,0 +1,31 @@
+"""A small RoBERTa (2 layers, width 128) that learns on a CPU, from the text that every Python carries.
+
+Like bert_tiny it is trained without dropout, from wider weights, and first on rows of 16 tokens; its rows are full, the
+documents one behind the other, and its vocabulary is byte-level BPE, so that no character is unknown to it.
+
+Command:     jaxlm pretrain configs/roberta_tiny.py --run-dir runs/roberta_tiny
+             jaxlm fill-mask runs/roberta_tiny "Return a [MASK] of all the names."
+Hardware:    two CPU cores
+Parameters:  958,720 with the vocabulary of 4,096 trained here, whose padding symbol has id 1; 958,592 with id 0
+Result:      held-out masked-LM loss 5.18 (unigram entropy 6.35), accuracy 0.224; two CPU cores, 2026-11-21
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.masked_lm import MaskedLM
+
+experiment = Experiment(
+    objective=MaskedLM(
+        model=Roberta(
+            vocab_size=4096, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512, max_positions=128,
+            dropout=0.0, attention_dropout=0.0, init_std=0.08,
+        ),
+        next_sentence=False, text="packed", short_rate=0.0,
+    ),
+    data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
+    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
+    train=TrainConfig(
+        steps=900, short_steps=450, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
+    ),
+)

@@ -1,0 +1,62 @@
+"""RoBERTa's names in Transformers: RobertaForMaskedLM, RobertaModel."""
+
+from __future__ import annotations
+
+from jaxlm.huggingface.bert import embeddings, encoder_config, layers, read_encoder
+from jaxlm.huggingface.family import Family, Source, TransformersModel, symbol
+from jaxlm.huggingface.table import Entry, Table, dense, norm
+from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.export import Template
+
+TABLE = Table(
+    entries=(
+        *embeddings("embeddings", "roberta.embeddings"),
+        *layers("encoder", "roberta.encoder"),
+        *dense("mlm_head/dense", "lm_head.dense"),
+        *norm("mlm_head/norm", "lm_head.layer_norm"),
+        Entry(("mlm_head/bias",), "lm_head.bias"),
+    ),
+    prefix="roberta.",
+    ties={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    # The published checkpoints carry a pooler that was never trained.
+    ignored=(
+        "roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids", "roberta.pooler.dense.weight",
+        "roberta.pooler.dense.bias",
+    ),
+    heads=("mlm_head",),
+    # Of next-sentence prediction, for which the class has no place.
+    private=("pooler", "nsp_head"),
+)
+
+
+def models(objective: MaskedLM) -> tuple[TransformersModel]:
+    m, v = objective.model, objective.vocabulary
+    config = encoder_config(m) | {
+        "model_type": "roberta",
+        "max_position_embeddings": m.max_positions + m.first_position,
+        "pad_token_id": m.padding_id,
+        "bos_token_id": symbol(v, "bos"),
+        "eos_token_id": symbol(v, "eos"),
+    }
+    return (TransformersModel("RobertaForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
+
+
+def read_objective(source: Source) -> MaskedLM:
+    padding = source.number("pad_token_id", 1)
+    fields = read_encoder(source) | dict(vocab_size=source.number("vocab_size", 50265), padding_id=padding)
+    # Their table has a row for each id up to padding's, none of which a position uses.
+    fields["max_positions"] -= padding + 1
+    return MaskedLM(model=Roberta(**fields), next_sentence=False, text="packed", short_rate=0.0)
+
+
+FAMILY = Family(
+    model_type="roberta",
+    template=Template(single="cls $A sep", pair="cls $A sep sep $B sep", needs=("pad", "cls", "sep", "mask")),
+    models=models,
+    read_objective=read_objective,
+    max_length=lambda objective: objective.model.max_positions,
+)

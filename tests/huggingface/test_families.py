@@ -1,0 +1,35 @@
+"""Every family of the registry at its default size, against the names and shapes of Transformers' own classes."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import torch
+import transformers
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface.families import family_named, family_of
+from jaxlm.systems import SYSTEMS
+
+EXPORTED = [system for system in SYSTEMS if system.family]
+
+
+@pytest.mark.parametrize("system", EXPORTED, ids=[system.family for system in EXPORTED])
+def test_names_and_shapes_are_those_of_the_classes(system):
+    objective = system.objective(model=system.model())
+    template = jax.eval_shape(objective.init, jax.random.key(0))
+    for model in family_of(objective).models(objective):
+        config = transformers.AutoConfig.for_model(**model.config)
+        with torch.device("meta"):
+            theirs = getattr(transformers, model.architecture)(config)
+        shapes = {name: tuple(p.shape) for name, p in theirs.named_parameters(remove_duplicate=True)}
+        names = model.table.their_names(template)
+        assert {model.table.ties.get(name, name): shape for name, shape in shapes.items()} == names
+
+
+def test_import_finds_the_family_by_model_type():
+    for system in EXPORTED:
+        objective = system.objective(model=system.model())
+        assert family_named(family_of(objective).model_type, "here").template == family_of(objective).template
+    with pytest.raises(UserError, match="here holds a model of the family 'llama'"):
+        family_named("llama", "here")

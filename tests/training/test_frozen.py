@@ -1,0 +1,149 @@
+"""An objective with a teacher: read by the loss, neither trained nor saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxlm.config import json as config_json
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.presets import load_config
+from jaxlm.fields import field
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.base import Objective, Term, total_loss
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs.load import load_model
+from jaxlm.runs.pretrain import load_objective, pretrain
+from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.program import Program, corruption_key
+from jaxlm.types import TokenBatch
+from tests.training.support import assert_same_arrays, metadata, metrics, saved_steps
+from tests.training.test_run import files_of
+
+LENGTH = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Readout(Objective):
+    """Distils a teacher's hidden states into a linear readout of word embeddings: loss = mean squared error."""
+
+    model: Bert = field(Bert(), weights=True)
+    teacher: str = ""
+
+    primary_metric = "distance"
+
+    def frozen(self, load):
+        return load(self.teacher).params
+
+    def init(self, key):
+        width = self.model.hidden_size
+        table = jax.random.normal(key, (self.model.vocab_size, width))
+        return {"word": {"embedding": table}, "readout": {"kernel": jnp.zeros((width, width))}}
+
+    def begin(self, params, frozen, source):
+        return params | {"word": frozen["embeddings"]["word"]}
+
+    def corrupt(self, key, batch):
+        return {"input_ids": batch.tokens, "attention_mask": batch.segment_ids}
+
+    def loss(self, params, example, key, train, frozen=()):
+        ids, mask = example["input_ids"], example["attention_mask"]
+        theirs = self.model.encode(frozen, ids, attention_mask=mask)
+        ours = params["word"]["embedding"][ids] @ params["readout"]["kernel"]
+        distance = jnp.mean(jnp.square(ours - theirs), -1)
+        return {"distance": Term.of(distance, mask.astype(jnp.float32), 1.0)}
+
+    def flops(self, length):
+        return float(2 * length * self.model.hidden_size**2), self.model.flops(length, 0)
+
+
+@pytest.fixture
+def experiment(finished, monkeypatch) -> Experiment:
+    monkeypatch.setitem(config_json.CLASSES, "Readout", Readout)
+    teacher = load_config(finished / "config.json")
+    return Experiment(
+        Readout(model=teacher.objective.model, teacher=str(finished)),
+        data=dataclasses.replace(teacher.data, tokenizer=str(finished / "tokenizer")),
+        optimizer=OptimizerConfig(learning_rate=0.03, warmup_steps=2, schedule="constant"),
+        train=TrainConfig(steps=12, batch_size=8, accumulate=2, log_every=3, eval_every=4, checkpoint_every=4,
+                          keep_checkpoints=4, tensorboard=False),
+    )
+
+
+def train(experiment: Experiment, run: Path, stop: int = -1) -> dict[str, float]:
+    """With a stop signal that arrives during step `stop`."""
+    import contextlib
+
+    from jaxlm.training import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_stop_signals", lambda: contextlib.nullcontext(lambda now: now == stop))
+        return pretrain(experiment, run, report=lambda line: None)
+
+
+def test_a_student_learns_and_its_teacher_is_in_no_checkpoint(experiment, finished, tmp_path):
+    before, run = files_of(finished), tmp_path / "student"
+    train(experiment, run)
+    assert files_of(finished) == before
+    assert saved_steps(run) == [0, 4, 8, 12]
+    student = {"word/embedding", "readout/kernel"}
+    saved = metadata(run, 12)["checksums"]
+    assert {path.removeprefix("params/") for path in saved if path.startswith("params/")} == student
+    assert not [path for path in saved if "encoder" in path or "mlm_head" in path]
+    losses = [line["eval_distance"] for line in metrics(run) if "eval_distance" in line]
+    assert losses[-1] < 0.9 * losses[0]
+    # It began with the teacher's embeddings.
+    checkpoints = Checkpoints(run / "checkpoints", read_only=True)
+    teacher = load_model(finished).params
+    shapes = {"word": teacher["embeddings"]["word"], "readout": {"kernel": np.zeros((16, 16), np.float32)}}
+    first, _ = checkpoints.restore_params(jax.eval_shape(lambda: shapes), step=0)
+    last, step = checkpoints.restore_params(jax.eval_shape(lambda: shapes))
+    checkpoints.close()
+    assert_same_arrays(first["word"], teacher["embeddings"]["word"])
+    assert step == 12 and np.abs(np.asarray(last["word"]["embedding"] - first["word"]["embedding"])).max() > 1e-3
+
+
+def test_stopping_a_student_changes_nothing(experiment, tmp_path):
+    """Before its first checkpoint of training, between two, and not at all."""
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    train(experiment, whole)
+    for stop in (2, 6, -1):
+        train(experiment, pieces, stop)
+    assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, accumulate):
+    train = dataclasses.replace(experiment.train, accumulate=accumulate)
+    experiment = dataclasses.replace(experiment, train=train)
+    objective = experiment.objective.bind(load_model(finished).tokenizer.vocabulary, LENGTH)
+    frozen = jax.tree.map(jnp.asarray, objective.frozen(load_objective))
+    kept = jax.device_get(frozen)
+    program = Program(experiment, objective, make_mesh(MeshConfig(), jax.devices()[:1]), frozen)
+    state = program.begin(objective.begin(program.init(0).params, frozen, None))
+    assert program.num_params == 512 * 16 + 16 * 16
+    tokens = np.random.default_rng(0).integers(110, 512, (8, LENGTH)).astype(np.int32)
+    batch = TokenBatch(tokens, (np.arange(LENGTH) < np.arange(8)[:, None] * 4 + 4).astype(np.int32))
+    example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
+    grads = jax.grad(lambda p: total_loss(objective.loss(p, example, jax.random.key(0), True, frozen)))(state.params)
+    expected = float(optax.tree.norm(grads))
+    for step in range(3):
+        state, terms = program.train_step(state, batch, frozen)
+        if step == 0:
+            assert float(terms["grad_norm"].total) == pytest.approx(expected, rel=1e-5)
+    assert_same_arrays(frozen, kept)
+    # The loss does depend on it.
+    other = jax.tree.map(lambda x: x + 0.1, frozen)
+    _, changed = program.train_step(state, batch, other)
+    assert abs(float(changed["loss"].total) - float(terms["loss"].total)) > 1e-3
+
+
+def test_flops_count_a_teacher_once(experiment):
+    trained, frozen = experiment.objective.flops(LENGTH)
+    assert experiment.objective.step_flops(LENGTH, 8) == 8 * (3 * trained + frozen)

@@ -1,0 +1,151 @@
+"""Runs that begin from another model: `--init-from` a run or a Transformers folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxlm
+from jaxlm.cli import main
+from jaxlm.runs.run import open_run
+from jaxlm.training.checkpoints import Checkpoints
+from tests.training.support import assert_same_arrays, metadata, metrics, saved_steps, write_preset, write_text
+from tests.training.test_run import refused
+
+GPT2 = """
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.objectives.causal_lm import CausalLM
+
+experiment = Experiment(CausalLM(Gpt2(num_layers=1)), experiment.data, experiment.optimizer, experiment.train)
+"""
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Path:
+    """A preset of another size and another recipe, over another text."""
+    folder = tmp_path_factory.mktemp("other")
+    preset = write_preset(folder, write_text(folder / "text.txt", seed=7))
+    text = preset.read_text()
+    for old, new in (("hidden_size=16", "hidden_size=24, dropout=0.0, init_std=0.5"),
+                     ("vocab_size=512", "vocab_size=600"), ("learning_rate=1e-2", "learning_rate=3e-3")):
+        assert old in text
+        text = text.replace(old, new)
+    preset.write_text(text)
+    return preset
+
+
+@pytest.fixture(params=["run", "transformers"])
+def source(request, finished, tmp_path) -> Path:
+    if request.param == "run":
+        return finished
+    assert main(["export", str(finished), str(tmp_path / "transformers")]) == 0
+    return tmp_path / "transformers"
+
+
+def begin(preset: Path, run: Path, source: Path, *flags: str) -> int:
+    return main(["pretrain", str(preset), "--run-dir", str(run), "--init-from", str(source), *flags])
+
+
+def first_params(run: Path) -> dict:
+    """The parameters of the checkpoint of step 0."""
+    checkpoints = Checkpoints(run / "checkpoints", read_only=True)
+    params, step = checkpoints.restore_params(jax.eval_shape(open_run(run).objective.init, jax.random.key(0)), step=0)
+    checkpoints.close()
+    assert step == 0
+    return params
+
+
+def test_it_begins_with_the_sources_weights_tokenizer_and_sizes(other, source, finished, tmp_path):
+    run = tmp_path / "new"
+    assert begin(other, run, source, "--train.keep-checkpoints", "4") == 0
+    theirs = open_run(finished)
+    assert_same_arrays(first_params(run), theirs.params()[0])
+    ours = open_run(run)
+    ids = [list(tokenizer.encode("kedu balo nimo")) for tokenizer in (ours.tokenizer, theirs.tokenizer)]
+    assert ids[0] == ids[1] and ours.tokenizer.vocabulary.size == theirs.tokenizer.vocabulary.size == 512
+    model = ours.experiment.objective.model
+    assert (model.hidden_size, model.vocab_size) == (16, 512), "what the weights are is the source's"
+    assert model.dropout == 0.0 and theirs.experiment.objective.model.dropout == 0.1, "the recipe is the preset's"
+    assert ours.experiment.optimizer.learning_rate == 3e-3 and ours.experiment.data.source.endswith("other0/text.txt")
+    lines = metrics(run)
+    assert lines[-1]["step"] == 12 and lines[-1]["loss"] < lines[0]["loss"]
+    assert metadata(run, 12)["imported_from"] == str(source)
+    assert json.loads((run / "data.json").read_text())["imported_from"] == str(source)
+    assert main(["pretrain", str(run), "--train.steps", "14"]) == 0 and saved_steps(run)[-1] == 14
+
+
+@pytest.mark.parametrize("when", ["before the first step", "before the first checkpoint"])
+def test_killed_early_it_begins_again_from_the_source(other, finished, tmp_path, monkeypatch, when):
+    """Bit for bit as the run that was left alone, with the same command or as its own preset."""
+    alone, run, resumed = (tmp_path / name for name in ("alone", "new", "resumed"))
+    assert begin(other, alone, finished) == 0
+    with monkeypatch.context() as patch:
+        if when == "before the first step":
+            patch.setattr("jaxlm.runs.pretrain.train", killed)
+        else:
+            patch.setattr(Checkpoints, "save", killed)
+        with pytest.raises(Killed):
+            begin(other, run, finished)
+    assert saved_steps(run) == [0]
+    shutil.copytree(run, resumed)
+    assert begin(other, run, finished) == 0
+    assert main(["pretrain", str(resumed)]) == 0
+    for folder in (run, resumed):
+        assert metadata(folder, 12) == metadata(alone, 12) and metrics(folder) == metrics(alone)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed(*_, **__):
+    raise Killed
+
+
+def test_killed_before_it_has_the_sources_weights_it_never_begins_from_random_ones(
+    other, finished, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "new"
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save_params", killed)
+        with pytest.raises(Killed):
+            begin(other, run, finished)
+    assert saved_steps(run) == []
+    said = refused(capsys, "pretrain", run)
+    assert f"--init-from {finished}" in said and saved_steps(run) == []
+    assert begin(other, run, finished, "--train.steps", "1") == 0
+    assert_same_arrays(first_params(run), open_run(finished).params()[0])
+
+
+def test_a_model_of_another_kind_is_refused(other, source, tmp_path, capsys):
+    preset = tmp_path / "gpt2.py"
+    preset.write_text(other.read_text() + GPT2)
+    said = refused(capsys, "pretrain", preset, "--run-dir", tmp_path / "new", "--init-from", source)
+    assert "holds a Bert" in said and "trains a Gpt2" in said and not (tmp_path / "new").exists()
+
+
+def test_a_run_that_has_parameters_of_its_own_takes_no_others(preset, finished, tmp_path, capsys):
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run)
+    said = refused(capsys, "pretrain", preset, "--run-dir", run, "--init-from", finished, "--train.steps", "14")
+    assert f"{run} began from fresh parameters" in said and saved_steps(run) == [4, 8, 12]
+    second = tmp_path / "second"
+    assert begin(preset, second, finished, "--train.steps", "1") == 0
+    said = refused(capsys, "pretrain", preset, "--run-dir", second, "--init-from", run, "--train.steps", "2")
+    assert f"{second} began from {finished}" in said
+    assert begin(preset, second, finished / ".." / finished.name, "--train.steps", "2") == 0
+
+
+def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path):
+    """Masked LM alone first, then with next-sentence prediction: what both have is the source's."""
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    flags = ["--train.steps", "2", "--objective.next-sentence"]
+    assert main(["pretrain", str(preset), "--run-dir", str(plain), *flags, "False"]) == 0
+    assert begin(preset, run, plain, "--train.steps", "1") == 0
+    theirs, ours = jaxlm.load(str(plain)).params, first_params(run)
+    assert set(ours) - set(theirs) == {"pooler", "nsp_head"}
+    assert_same_arrays({name: ours[name] for name in theirs}, theirs)
