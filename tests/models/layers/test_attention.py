@@ -67,7 +67,8 @@ def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
     ("gpu", dict(dtype="float32"), "xla"), ("tpu", dict(dtype="float32"), "pallas"),
     ("tpu", dict(bias=True), "xla"), ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
     ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "pallas"),
-    ("gpu", dict(implementation="cudnn", dtype="float32"), "xla"), ("gpu", dict(bias=True), "cudnn"), ("gpu", dict(bias=True, keys=127), "xla"), ("gpu", dict(keys=127), "cudnn"),
+    ("gpu", dict(implementation="cudnn", dtype="float32"), "xla"),
+    ("gpu", dict(bias=True), "cudnn"), ("gpu", dict(bias=True, keys=127), "xla"), ("gpu", dict(keys=127), "cudnn"),
 ])
 def test_the_kernel_suits_platform_and_arguments(platform, arguments, expected, monkeypatch):
     assert choice(monkeypatch, platform, **arguments) == expected
