@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -65,8 +66,11 @@ class Line(NamedTuple):
     marks: list[str]
 
 
-class Loaded(NamedTuple):
-    """A trained model: an objective whose `model` is its configuration, and parameters, float32."""
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["objective"])
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A trained model, as a pytree of its parameters (float32); `objective.model` is its configuration, which a jitted
+    function knows. A teacher is frozen as one of these."""
 
     objective: Any
     params: Params

@@ -19,18 +19,18 @@ from jaxlm.commands.plan import report, table_row
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.models.bert import BertConfig
-from jaxlm.models.electra import ElectraConfig
-from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.objectives.replaced_tokens import Electra
+from jaxlm.models.bert import Bert
+from jaxlm.models.electra import Electra
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.parallel.mesh import MeshConfig
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
-MODEL = BertConfig(vocab_size=1024, hidden_size=256, num_layers=3, num_heads=4, intermediate_size=512, max_positions=32,
+MODEL = Bert(vocab_size=1024, hidden_size=256, num_layers=3, num_heads=4, intermediate_size=512, max_positions=32,
                    dropout=0.0, attention_dropout=0.0, dtype="bfloat16", activation="relu")
 EXPERIMENT = Experiment(
-    objective=BertPretraining(model=MODEL, next_sentence=False),
+    objective=MaskedLM(model=MODEL, next_sentence=False),
     data=TextData(length=32),
     train=TrainConfig(batch_size=64, steps=10),
 )
@@ -197,7 +197,7 @@ def test_a_plan_opens_no_accelerator():
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
     assert planning.vocabulary_size(EXPERIMENT.objective) == 1024
-    assert planning.vocabulary_size(Electra(model=ElectraConfig(vocab_size=777))) == 777
+    assert planning.vocabulary_size(ReplacedTokens(model=Electra(vocab_size=777))) == 777
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from jaxlm.config.json import to_json
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.masked_lm import BertPretraining
-from jaxlm.objectives.replaced_tokens import Electra
-from jaxlm.objectives.span_corruption import T5Pretraining
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_corruption import SpanCorruption
 
-BERT, ELECTRA, GPT2, T5 = (Experiment(objective=cls()) for cls in (BertPretraining, Electra, CausalLM, T5Pretraining))
+BERT, ELECTRA, GPT2, T5 = (Experiment(objective=cls()) for cls in (MaskedLM, ReplacedTokens, CausalLM, SpanCorruption))
 PLAIN = "gelu, gelu_new or relu"
 
 
@@ -39,8 +39,8 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
         (BERT, "optimizer.schedule", "linaer", "linear, cosine, inverse-sqrt or constant"),
         (BERT, "data.tokenizer_kind", "wordpiece", "unigram, bpe or byte-bpe"),
         (BERT, "objective.model.dtype", "float16", "float32 or bfloat16"),
-        (GPT2, "objective.model.remat", "dot", "none, dots or full"),
-        (T5, "objective.model.attention", "flash", "auto, xla or cudnn"),
+        (GPT2, "objective.model.remat", "dot", "none, cheap, dots or full"),
+        (T5, "objective.model.attention", "flash", "auto, xla, cudnn or pallas"),
         (T5, "objective.model.activation", "silu", "gelu, gelu_new, relu or gated-gelu"),
         (BERT, "objective.model.activation", "gated-gelu", PLAIN),
         (ELECTRA, "objective.model.activation", "gated-gelu", PLAIN),

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-from jax.experimental.pallas.ops.tpu import splash_attention
 
 from jaxlm.errors import UserError
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.models.layers import attention
-from jaxlm.models.layers.attention import attend, choose_kernel
+from jaxlm.models.layers import attention, multi_head
+from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 1, 16), (2, 1, 16, 16), (1, 1, 16, 16)])
@@ -22,7 +21,6 @@ from jaxlm.models.layers.attention import attend, choose_kernel
 @pytest.mark.parametrize("segments", [False, True])
 def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
     """Traced only: cuDNN's checks of shapes and types run, those of the machine are told that there is one."""
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: "cudnn")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
@@ -30,7 +28,7 @@ def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
 
     def loss(x, bias):
         flags = None if mask is None else jnp.ones(mask, bool)
-        y = attend(x, x, x, query_segments=row, key_segments=row, mask=flags, bias=bias, causal=True)
+        y = attend(x, x, x, query_segments=row, key_segments=row, mask=flags, bias=bias, causal=True, kernel="cudnn")
         return jnp.sum(y.astype(jnp.float32))
 
     x = jax.ShapeDtypeStruct((2, 16, 4, 8), jnp.bfloat16)
@@ -38,21 +36,21 @@ def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
     assert jax.eval_shape(jax.grad(loss), x, given).shape == x.shape
 
 
-@pytest.mark.parametrize("dropout", [{}, dict(dropout_rate=0.1, dropout_key=jax.random.key(0))])
-@pytest.mark.parametrize("kernel", ["cudnn", "pallas"])
-def test_a_fused_kernel_where_there_is_none_is_the_users_mistake(kernel, dropout):
-    x = jnp.zeros((2, 16, 4, 8), jnp.bfloat16)
-    words = r"no kernel here \(platform cpu, bfloat16, 16 queries, heads of width 8\); set it to auto"
-    with pytest.raises(UserError, match=f"attention is {kernel}, which has {words}"):
-        attend(x, x, x, implementation=kernel, **dropout)
+@pytest.mark.parametrize(("kernel", "platform"), [
+    ("cudnn", "cpu"), ("pallas", "cpu"), ("cudnn", "tpu"), ("pallas", "gpu"),
+])
+def test_a_fused_kernel_where_there_is_none_is_the_users_mistake(kernel, platform, monkeypatch):
+    words = f"has no kernel on a {platform} for bfloat16 and heads of width 64; set it to auto"
+    with pytest.raises(UserError, match=f"attention is {kernel}, which {words}"):
+        choice(monkeypatch, platform, kernel)
 
 
 def choice(monkeypatch, platform, implementation="auto", queries=128, keys=128, dtype="bfloat16", **arguments) -> str:
     """The kernel for these arguments, on a platform whose cuDNN takes bfloat16."""
     monkeypatch.setattr(attention, "target_platform", lambda: platform)
     monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: dtype == "bfloat16")
-    query, key = (jnp.zeros((1, length, 2, 64), dtype) for length in (queries, keys))
-    return choose_kernel(implementation, query, key, **(dict(needs_scores=False, mask=None, bias=None) | arguments))
+    arguments = dict(needs_scores=False, mask=None, bias=None) | arguments
+    return choose_kernel(implementation, queries, keys, 64, dtype, **arguments)
 
 
 def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
@@ -69,6 +67,7 @@ def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
     ("gpu", dict(dtype="float32"), "xla"), ("tpu", dict(dtype="float32"), "pallas"),
     ("tpu", dict(bias=True), "xla"), ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
     ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "pallas"),
+    ("gpu", dict(implementation="cudnn", dtype="float32"), "xla"),
     ("gpu", dict(bias=True), "cudnn"), ("gpu", dict(bias=True, keys=127), "xla"), ("gpu", dict(keys=127), "cudnn"),
 ])
 def test_the_kernel_suits_platform_and_arguments(platform, arguments, expected, monkeypatch):
@@ -89,10 +88,19 @@ def segments(length: int, *rows: list[int]) -> jax.Array:
 
 
 def use(kernel: str, monkeypatch) -> None:
-    """Makes `attend` take a kernel; the TPU's runs in Pallas's interpreter."""
-    interpreted = functools.partial(splash_attention.make_splash_mha, interpret=True)
-    monkeypatch.setattr(splash_attention, "make_splash_mha", interpreted)
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: kernel)
+    """Makes models take a kernel; the TPU's runs in Pallas's interpreter."""
+    interpreted = functools.partial(attention.make_splash_mha, interpret=True)
+    monkeypatch.setattr(attention, "make_splash_mha", interpreted)
+    monkeypatch.setattr(multi_head, "choose_kernel", lambda *_, **__: kernel)
+
+
+def attend_by(kernel, query, key, value, causal, query_segments=None, key_segments=None):
+    """Attention by a kernel, as MultiHeadAttention calls it; heads after positions."""
+    if kernel != "pallas":
+        return attend(query, key, value, query_segments=query_segments, key_segments=key_segments, causal=causal,
+                      scale=0.125, kernel=kernel)
+    turned = (x.swapaxes(1, 2) for x in (query, key, value))
+    return fused_attention(*turned, query_segments, key_segments, causal, 0.125).swapaxes(1, 2)
 
 
 def results(kernel, monkeypatch, length, real, **arguments):
@@ -101,7 +109,7 @@ def results(kernel, monkeypatch, length, real, **arguments):
     query, key, value, cotangent = arrays(length)
 
     def run(query, key, value):
-        y = attend(query, key, value, scale=0.125, **arguments)
+        y = attend_by(kernel, query, key, value, **arguments)
         return jnp.where(real[..., None, None], y, 0)
 
     y, pull = jax.vjp(jax.jit(run), query, key, value)
@@ -138,11 +146,7 @@ def test_splash_attention_gives_what_scores_in_memory_give(kind, causal, monkeyp
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", [
-    "packed", "padded", "whole",
-    pytest.param("left", marks=pytest.mark.xfail(
-        strict=True, reason="cuDNN is told the number of real keys, as if they were the first of the row")),
-])
+@pytest.mark.parametrize("kind", ["packed", "padded", "whole"])
 def test_cudnn_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
     """What cuDNN is asked for, answered by jax's own implementation of the same function."""
     asked, answer = [], jax.nn.dot_product_attention
@@ -176,7 +180,7 @@ def test_packed_documents_never_see_each_other(kernel, causal, monkeypatch):
     @jax.jit
     def run(query, key, value):
         def attended(query, key, value):
-            return attend(query, key, value, query_segments=packed, key_segments=packed, causal=causal)
+            return attend_by(kernel, query, key, value, causal, packed, packed)
 
         y, pull = jax.vjp(attended, query, key, value)
         return y, *pull(jnp.where(changed, 0, one[3]))

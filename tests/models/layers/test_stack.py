@@ -145,7 +145,7 @@ def test_shared_layers_get_the_sum_of_their_gradients(loop):
 
     loss, found = gradients(shared, params)
     expected_loss, each = gradients(own, unshared)
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)  # a mean of cubes of both signs; measured 1.1e-6
     for i in (0, 1):
         first, second = each["layers"][str(2 * i)], each["layers"][str(2 * i + 1)]
         expected = jax.tree.map(jnp.add, first, second)
