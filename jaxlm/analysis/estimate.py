@@ -136,5 +136,8 @@ def _operand_shapes(kernel: Instruction) -> str:
 
 
 def _float_operands(kernel: Instruction) -> list[tuple[int, ...]]:
-    """Shapes of the floating-point operands with at least two dimensions."""
-    return [dims for dtype, dims in array_shapes(_operand_shapes(kernel)) if "f" in dtype and len(dims) > 1]
+    """Shapes of the floating-point operands with at least two dimensions, [..., length, head size] for attention."""
+    shapes = [dims for dtype, dims in array_shapes(_operand_shapes(kernel)) if "f" in dtype and len(dims) > 1]
+    # Splash attention names its layouts by number; 2 has the positions last.
+    positions_last = re.search(r"q_layout\W+2\b", kernel.attributes)
+    return [(*dims[:-2], dims[-1], dims[-2]) for dims in shapes] if positions_last else shapes

@@ -102,7 +102,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         try:
             found = dict(json.loads(path.read_bytes()))
             return {name: found[name] for name in METADATA if name in found}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # a preset is no folder
             continue
         except (OSError, ValueError, TypeError, RecursionError):
             _say_once(f"{path} is damaged; what it held is taken from a checkpoint, where there is one.")

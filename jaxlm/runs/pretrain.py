@@ -21,6 +21,7 @@ from jaxlm.paths import local_folder
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs import resume
 from jaxlm.runs.load import LoadedModel, load_model
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
 from jaxlm.training.loop import StepLog, train
@@ -124,6 +125,12 @@ def with_model_of(experiment: Experiment, source: LoadedModel, path: str) -> Exp
             f"--init-from {path} holds a {type(given).__name__}, but the configuration trains a {type(own).__name__}; "
             "choose a preset of the same family."
         )
+    tokenizer = experiment.data.tokenizer
+    if tokenizer != "auto" and Tokenizer.load(tokenizer) != source.tokenizer:
+        raise UserError(
+            f"--init-from {path} has a tokenizer of its own, which its weights belong to; leave out --data.tokenizer "
+            f"{tokenizer}."
+        )
     recipe = {f.name: getattr(own, f.name) for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}}
     model = dataclasses.replace(given, **recipe)
     return dataclasses.replace(experiment, objective=dataclasses.replace(experiment.objective, model=model))
@@ -153,6 +160,9 @@ def initial_state(
     begun = program.objective.begin(state.params, program.frozen, source and Loaded(source.objective, source.params))
     if begun is not state.params:
         state = program.begin(begun)
+        if source is not None:
+            fresh = f"; it has no {', '.join(source.fresh)}, which start from random weights" if source.fresh else ""
+            report(f"Beginning from the weights and the tokenizer of {metadata['imported_from']}{fresh}")
         # Kept, so that a run that is killed before its next checkpoint does not start anew from random weights.
         checkpoints.save_params(state.params, metadata)
         checkpoints.wait()

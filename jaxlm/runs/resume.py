@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.config.experiment import Experiment
-from jaxlm.config.json import differences, flatten, to_json
+from jaxlm.config.json import CLASSES, differences, flatten, to_json
 from jaxlm.config.presets import load_config
 from jaxlm.data.base import Data, Source, Statistics
 from jaxlm.errors import UserError
@@ -105,6 +105,9 @@ def check_metadata(saved: dict[str, Any], now: dict[str, Any], run: object = "th
 def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
     """Writes configuration, metadata and tokenizer: what makes the folder a run. To be called when nothing is left to
     refuse, so that a mistake in a flag leaves an empty folder behind. UserError as from `check_metadata`."""
+    for part in (experiment.objective, experiment.objective.model):
+        if CLASSES.get(type(part).__name__) is not type(part):
+            raise UserError(f"{type(part).__name__} is not in jaxlm/systems.py, so no run of it can be opened; add it.")
     if has_begun(folder):
         check_metadata(read_metadata(folder), metadata, folder)
     if experiment.train.steps > newest_step(folder):  # otherwise nothing will be done, and the run stays as it is

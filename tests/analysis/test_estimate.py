@@ -75,6 +75,18 @@ def test_flops_of_a_kernel(instruction, flops):
     assert kernel_flops(instruction) == flops
 
 
+@pytest.mark.parametrize("products", [2, 5])
+def test_flops_where_the_positions_come_last(products):
+    """As jaxlm calls splash attention: [batch, heads, head size, positions]."""
+    name, fused = ("splash_mha_fwd.1", "false") if products == 2 else ("splash_mha_dkv.1", "true")
+    extra = f'kernel_metadata={{"q_layout\\": 2, "use_fused_bwd_kernel\\": {fused}}}'
+    one = kernel(name, "jit(f)/splash", extra=extra)
+    turned = one.attributes
+    for length in (512, 384):
+        turned = turned.replace(f"[4,12,{length},64]", f"[4,12,64,{length}]")
+    assert kernel_flops(one._replace(attributes=turned)) == products * PRODUCT
+
+
 def test_a_kernels_time_is_by_flops_or_by_bytes_and_a_narrow_head_leaves_the_matrix_unit_half_idle():
     chip, peak = TPUS["TPU v5 lite"], 197e12
     assert kernel_seconds(kernel("splash_mha_fwd.1", ""), chip, peak) == pytest.approx(

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models.layers.dropout import keep_scale, random_bits
+from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.parallel.activations import current_mesh, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -89,36 +89,34 @@ def _attention_forward(query, key, value, bias, visible, key_data, scale, rate, 
     if visible is not None:
         scores = jnp.where(visible, scores, HIDDEN)
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(exponentials, axis=-1)
-    exponentials = exponentials.astype(value.dtype)
-    keep, factor = None, 1.0
+    total = checkpoint_name(jnp.sum(exponentials, axis=-1), "attention_scores")
+    exponentials = checkpoint_name(exponentials.astype(value.dtype), "attention_scores")
+    bits, factor = None, 1.0
     if key_data is not None:
         # Drawn with the queries last, which is how the compiler lays the scores out.
         shape = (*scores.shape[:2], scores.shape[3], scores.shape[2])
-        bits, threshold, factor = random_bits(jax.random.wrap_key_data(key_data, impl=impl), shape, rate)
-        keep = bits.swapaxes(-1, -2) >= threshold
-    output = jnp.einsum("bhqk,bkhd->bqhd", _kept(exponentials, keep), value, preferred_element_type=jnp.float32)
+        bits, factor = random_bits(jax.random.wrap_key_data(key_data, impl=impl), shape, rate), keep_scale(rate)
+    output = jnp.einsum("bhqk,bkhd->bqhd", _kept(exponentials, bits, rate), value, preferred_element_type=jnp.float32)
     output = checkpoint_name((output * _per_query(factor / total)).astype(query.dtype), "attention")
-    bias_shape = None if bias is None else jnp.zeros((0, *bias.shape), bias.dtype)
-    return output, (query, key, value, output, exponentials, total, keep, bias_shape)
+    return output, (query, key, value, bias, output, exponentials, total, bits)
 
 
 def _attention_backward(scale, rate, impl, saved, gradient):
-    query, key, value, output, exponentials, total, keep, bias_shape = saved
-    factor = 1.0 if keep is None else keep_scale(rate)
+    query, key, value, bias, output, exponentials, total, bits = saved
+    factor = 1.0 if bits is None else keep_scale(rate)
     gradient = (gradient.astype(jnp.float32) * _per_query(factor / total)).astype(query.dtype)
     # Kept apart from what reads it, so that it is computed once.
     gradient = jax.lax.optimization_barrier(gradient)
-    d_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(exponentials, keep), gradient)
-    d_probability = _kept(jnp.einsum("bqhd,bkhd->bhqk", gradient, value, preferred_element_type=jnp.float32), keep)
+    d_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(exponentials, bits, rate), gradient)
+    d_probability = jnp.einsum("bqhd,bkhd->bhqk", gradient, value, preferred_element_type=jnp.float32)
     # Σ_k p · dp of the softmax's gradient, by the output instead of the scores (Dao et al. 2022, appendix B.2).
     row = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1).swapaxes(1, 2) / factor
-    d_scores = exponentials.astype(jnp.float32) * (d_probability - row[..., None])
+    d_scores = exponentials.astype(jnp.float32) * (_kept(d_probability, bits, rate) - row[..., None])
     d_bias = None
-    if bias_shape is not None:
-        shape = bias_shape.shape[1:]
-        axes = tuple(i for i, (size, other) in enumerate(zip(shape, d_scores.shape, strict=True)) if size != other)
-        d_bias = jnp.sum(d_scores, axis=axes, keepdims=True).astype(bias_shape.dtype)
+    if bias is not None:
+        sizes = zip(bias.shape, d_scores.shape, strict=True)
+        axes = tuple(i for i, (size, other) in enumerate(sizes) if size != other)
+        d_bias = jnp.sum(d_scores, axis=axes, keepdims=True).astype(bias.dtype)
     d_scores = d_scores.astype(query.dtype)
     scale = jnp.asarray(scale, query.dtype)
     d_query = jnp.einsum("bhqk,bkhd->bqhd", d_scores, key * scale)
@@ -133,8 +131,9 @@ def _per_query(x: Float[Array, "batch heads queries"]) -> Float[Array, "batch qu
     return x.swapaxes(1, 2)[..., None]
 
 
-def _kept(x: jax.Array, keep: jax.Array | None) -> jax.Array:
-    return x if keep is None else jnp.where(keep, x, jnp.zeros((), x.dtype))
+def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, rate: float) -> jax.Array:
+    """x with zeros where dropout's bits, [batch, heads, keys, queries], say so."""
+    return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
 
 
 def visible_keys(

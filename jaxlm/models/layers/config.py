@@ -25,8 +25,8 @@ class Computation:
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
     remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: nothing (none), activations, norms and dropout masks (cheap), all but matrix
-    products (dots), all but layer inputs (full)."""
+    """What the backward pass recomputes: nothing (none); activations, norms and the like (cheap); also the scores of
+    attention (dots); everything but layer inputs (full)."""
     attention: AttentionKind = field("auto", resumable=True)
     """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
     memory."""

@@ -18,15 +18,18 @@ def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Fl
     2014); the identity without a key or with rate 0."""
     if key is None or rate <= 0.0:
         return x
-    bits, threshold, scale = random_bits(key, x.shape, rate)
-    return jnp.where(bits >= threshold, x * scale, 0.0).astype(x.dtype)
+    keep = kept(random_bits(key, x.shape, rate), rate)
+    return jnp.where(keep, x * keep_scale(rate), 0.0).astype(x.dtype)
 
 
-def random_bits(key: jax.Array, shape: tuple[int, ...], rate: float) -> tuple[jax.Array, Any, float]:
-    """(bits, threshold, scale): an element is kept where bits >= threshold, and multiplied by scale."""
-    dtype, threshold, _ = _resolution(rate)
-    bits = checkpoint_name(jax.random.bits(key, shape, dtype), "dropout_bits")
-    return bits, jnp.asarray(threshold, dtype), keep_scale(rate)
+def random_bits(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
+    """Random bits for dropout of `rate`, uint8 or uint16 (see `_resolution`)."""
+    return checkpoint_name(jax.random.bits(key, shape, _resolution(rate)[0]), "dropout_bits")
+
+
+def kept(bits: jax.Array, rate: float) -> jax.Array:
+    """True where dropout of `rate` keeps an element that has these random bits."""
+    return bits >= jnp.asarray(_resolution(rate)[1], bits.dtype)
 
 
 def keep_scale(rate: float) -> float:

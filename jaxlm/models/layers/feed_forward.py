@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import flax.linen as nn
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxlm.models.layers.activations import ACTIVATIONS
@@ -29,6 +28,5 @@ class FeedForward(nn.Module):
             y = activation(dense("wi_0", c.intermediate_size)(x)) * dense("wi_1", c.intermediate_size)(x)
         else:
             y = activation(dense("wi", c.intermediate_size)(x))
-        y = checkpoint_name(y, "activation")
         y = dropout(y, c.intermediate_dropout, module_key(self, c.intermediate_dropout, deterministic))
         return dense("wo", c.hidden_size, residual=True)(y)

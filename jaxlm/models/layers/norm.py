@@ -12,7 +12,6 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 
@@ -27,9 +26,9 @@ class Norm(nn.Module):
     def __call__(self, x: Float[Array, "... hidden"]) -> Float[Array, "... hidden"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         if self.kind == "rms":
-            return checkpoint_name(rms_norm(x, scale, self.eps, self.dtype), "norm")
+            return rms_norm(x, scale, self.eps, self.dtype)
         bias = self.param("bias", nn.initializers.zeros, scale.shape, jnp.float32)
-        return checkpoint_name(layer_norm(x, scale, bias, self.eps, self.dtype), "norm")
+        return layer_norm(x, scale, bias, self.eps, self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -26,15 +26,16 @@ __all__ = ["LayerInputs", "Stack", "at_positions", "empty_cache", "run_layers"]
 State = TypeVar("State")
 Layer = Callable[[Any, State, Any], tuple[State, Any]]
 
-# What a layer keeps for its backward pass: all but what is cheap to recompute; the results of matrix products; nothing
-# but its input.
-_save = jax.checkpoint_policies
+# What a layer keeps for its backward pass: the results of matrix products and what attention needs; that without the
+# scores of attention and the bits of its dropout; nothing but its input.
+_policies = jax.checkpoint_policies
+_products = _policies.checkpoint_dots_with_no_batch_dims
 REMAT_POLICIES = {
-    "cheap": _save.save_anything_except_these_names("activation", "norm", "dropout_bits"),
-    "dots": _save.save_from_both_policies(
-        _save.checkpoint_dots_with_no_batch_dims, _save.save_only_these_names("attention")
+    "cheap": _policies.save_from_both_policies(
+        _products, _policies.save_only_these_names("attention", "attention_scores", "dropout_bits")
     ),
-    "full": _save.nothing_saveable,
+    "dots": _policies.save_from_both_policies(_products, _policies.save_only_these_names("attention")),
+    "full": _policies.nothing_saveable,
 }
 
 
