@@ -17,6 +17,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
+from jaxlm.runs.load import load_objective
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
@@ -147,7 +148,7 @@ def bench(
         their_first = theirs.first_step()
         theirs.run(WARM_UP)
     report(f"Timing {ROUNDS} rounds of {count} step{'s' * (count > 1)}{' of each, in turns' if peer else ''} …")
-    dtype = compute_dtype(objective)
+    dtype = objective.model.dtype
     seconds, peak = _timed([run, *([theirs.run] if theirs else [])], count, device, dtype)
     tries = min(count, 20)
     corruption_seconds = statistics.median(corruption(tries) / tries for _ in range(3))
@@ -198,7 +199,7 @@ def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
 
 def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> tuple[Runner, float, int]:
     """(a runner of the jitted train step, seconds of the first step with its compilation, number of parameters)."""
-    program = Program(experiment, objective, mesh)
+    program = Program(experiment, objective, mesh, objective.frozen(load_objective))
     placed = jax.device_put(batch, batch_sharding(mesh))
     state = program.init(experiment.train.seed)
 
@@ -212,11 +213,6 @@ def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> t
         return time.perf_counter() - start
 
     return run, run(1), program.num_params
-
-
-def compute_dtype(objective: Any) -> str:
-    """The type in which an objective's model computes."""
-    return str(getattr(getattr(objective, "model", None), "dtype", "float32"))
 
 
 def _corruption(objective: Any, mesh: Any, batch: TokenBatch, seed: int) -> Runner:

@@ -161,8 +161,6 @@ class Peer:
         import torch
         import transformers
 
-        from jaxlm.analysis.bench import compute_dtype
-
         platform = jax.default_backend()
         if platform == "gpu" and not torch.cuda.is_available():
             raise UserError("this PyTorch sees no GPU, so it cannot stand beside jax here; install its CUDA build.")
@@ -172,7 +170,7 @@ class Peer:
             )
         self.device = "cuda" if platform == "gpu" else "cpu"
         self.recipe, self.objective, self.report = recipe_of(objective), objective, report
-        self.bfloat16 = compute_dtype(objective) == "bfloat16"
+        self.bfloat16 = objective.model.dtype == "bfloat16"
         torch.manual_seed(experiment.train.seed)
         # jax multiplies float32 matrices by tensor cores where there are any; so may PyTorch.
         torch.set_float32_matmul_precision("high")

@@ -190,9 +190,10 @@ def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
     import jax
 
     from jaxlm.parallel.rules import batch_sharding
+    from jaxlm.runs.load import load_shapes
     from jaxlm.training.program import Program
 
-    program = Program(experiment, objective, mesh)
+    program = Program(experiment, objective, mesh, objective.frozen(load_shapes))
     raw_length = objective.raw_length(experiment.data.length)
     batch = experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary)
     batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
@@ -251,28 +252,13 @@ def run_vocabulary(config: str) -> Vocabulary | None:
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:
     """Size of the vocabulary that a model is planned or timed with, and where it is from, for a report."""
     if vocabulary is None:
-        return f"vocabulary of {vocabulary_size(objective):,}: the preset's own"
+        return f"vocabulary of {objective.model.vocab_size:,}: the preset's own"
     return f"vocabulary of {vocabulary.size:,}: the run's own"
 
 
 def published_vocabulary(objective: Any) -> Vocabulary:
-    """Stand-in vocabulary of the size with which a preset's model is published."""
-    return Vocabulary.stand_in(vocabulary_size(objective))
-
-
-def vocabulary_size(objective: Any) -> int:
-    """Vocabulary size with which a preset's model is published: the first field `vocab_size` in the objective."""
-    for value in _dataclasses_in(objective):
-        if hasattr(value, "vocab_size"):
-            return int(value.vocab_size)
-    raise UserError(f"{type(objective).__name__} has no model with a field vocab_size.")
-
-
-def _dataclasses_in(value: Any) -> Iterator[Any]:
-    yield value
-    for field in dataclasses.fields(value):
-        if dataclasses.is_dataclass(inner := getattr(value, field.name)):
-            yield from _dataclasses_in(inner)
+    """Stand-in vocabulary of the size with which a preset's model is published, with the objective's own symbols."""
+    return Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
 
 
 def hbm_limit(device: Any) -> int:

@@ -131,13 +131,17 @@ class Gpt2(Computation):
             deterministic=dropout_key is None, rngs=rngs,
         )[0]
 
-    def output_matrix(self, params: Params) -> Float[Array, "vocab hidden"]:
-        """The word embedding, with which hidden states are multiplied to give logits."""
-        return params["embeddings"]["word"]["embedding"]
+    def token_features(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
+        """What the output matrix is multiplied with: the hidden states."""
+        return hidden
+
+    def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
+        """(matrix, no bias) that turn `token_features` into vocabulary logits: the word embedding."""
+        return params["embeddings"]["word"]["embedding"], None
 
     def predict_tokens(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch vocab"]:
         """Vocabulary logits in float32."""
-        return logits(hidden, self.output_matrix(params))
+        return logits(self.token_features(params, hidden), *self.output_matrix(params))
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int

@@ -173,20 +173,20 @@ class T5(Computation):
         rngs = None if dropout_key is None else {"dropout": dropout_key}
         return T5Module(self).apply({"params": params}, *inputs, dropout_key is None, rngs=rngs, method=method)
 
-    def token_features(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
+    def token_features(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
         """What the output matrix is multiplied with: the decoder's output, scaled down where that matrix is the
         embedding, which has unit variance."""
         return hidden * jnp.asarray(self.hidden_size**-0.5, hidden.dtype) if self.scaled_head else hidden
 
-    def output_matrix(self, params: Params) -> Float[Array, "vocab hidden"]:
-        """The matrix that `token_features` are multiplied with to give logits."""
-        return params["shared"]["embedding"] if self.tied_head else params["lm_head"]["kernel"].T
+    def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
+        """(matrix, no bias) that turn `token_features` into vocabulary logits."""
+        return params["shared"]["embedding"] if self.tied_head else params["lm_head"]["kernel"].T, None
 
     def predict_tokens(
         self, params: Params, hidden: Float[Array, "*batch hidden"]
     ) -> Float[Array, "*batch vocab"]:
         """Vocabulary logits in float32 of the decoder's output."""
-        return logits(self.token_features(hidden), self.output_matrix(params))
+        return logits(self.token_features(params, hidden), *self.output_matrix(params))
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,

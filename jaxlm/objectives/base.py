@@ -51,7 +51,7 @@ def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Floa
     without targets adds nothing."""
     weights = {name: term.weight for name, term in terms.items()} if weights is None else weights
     parts = [
-        term.coefficient * term.total / jax.numpy.maximum(jax.lax.stop_gradient(weights[name]), 1.0)
+        term.coefficient * term.total / jax.numpy.where(weights[name] > 0, jax.lax.stop_gradient(weights[name]), 1.0)
         for name, term in terms.items() if term.coefficient
     ]
     return sum(parts, start=jax.numpy.zeros((), jax.numpy.float32))
@@ -96,7 +96,7 @@ class Objective:
     primary_metric: ClassVar[str] = "loss"
     """The term that stands for the objective where one figure is shown."""
     answer_params: ClassVar[tuple[str, ...]] = ()
-    """Paths of the parameters without which fill-mask or generate would answer at random."""
+    """Paths ("mlm_head") of the parameters without which fill-mask or generate would answer at random."""
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         """A copy for this vocabulary and sequences of at most `length` tokens.

@@ -65,9 +65,10 @@ class CausalLM(Generator):
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         weights = example["weights"]
+        features = self.model.token_features(params, self.hidden(params, example, key if train else None))
+        table, bias = self.model.output_matrix(params)
         losses = chunked_cross_entropy(
-            self.hidden(params, example, key if train else None), self.model.output_matrix(params), example["labels"],
-            weights, chunk=self.loss_chunk or None,
+            features, table, example["labels"], weights, chunk=self.loss_chunk or None, bias=bias
         )
         return {
             "lm_loss": Term(losses.total, jnp.sum(weights), 1.0),

@@ -42,7 +42,7 @@ def corrupt(key: jax.Array, batch: TokenBatch, vocabulary: Vocabulary) -> Exampl
 
 def loss(model: Encoder, params: Params, hidden: Float[Array, "batch length hidden"], example: Example) -> Terms:
     """Cross-entropy and accuracy, from hidden states whose first place is the first token."""
-    logits = head(model)(params["nsp_head"], model.pool(params, hidden))
+    logits = predict(model, params, hidden)
     labels, weights = example["next_sentence_labels"], example["next_sentence_weights"]
     correct = jnp.argmax(logits, axis=-1) == labels
     return {

@@ -116,15 +116,18 @@ class SpanCorruption(Generator):
         memory = m.encode(params, example["input_ids"], mask, key_encoder)
         hidden = m.decode_hidden(params, example["decoder_input_ids"], memory, mask, key_decoder)
         weights = example["weights"]
+        table, bias = m.output_matrix(params)
         losses = chunked_cross_entropy(
-            m.token_features(hidden), m.output_matrix(params), example["labels"], weights,
-            chunk=self.loss_chunk or None, z_loss=self.z_loss,
+            m.token_features(params, hidden), table, example["labels"], weights, chunk=self.loss_chunk or None,
+            bias=bias, z_loss=self.z_loss,
         )
+        loss = Term(losses.total, jnp.sum(weights), 1.0)
+        terms = {self.primary_metric.replace("loss", "accuracy"): Term.of(losses.correct, weights)}
+        if not self.z_loss:
+            return {self.primary_metric: loss} | terms
+        # No gradient flows through the likelihood alone, so all of it comes from the term that adds the rest.
         nll = Term.of(losses.nll, weights, coefficient=1.0)
-        # All of the gradient flows through `total`, so through the term that adds to the likelihood what it lacks.
-        z_loss = Term(losses.total - nll.total, nll.weight, 1.0)
-        accuracy = Term.of(losses.correct, weights)
-        return {self.primary_metric: nll, self.primary_metric.replace("loss", "accuracy"): accuracy, "z_loss": z_loss}
+        return {self.primary_metric: nll} | terms | {"z_loss": loss._replace(total=loss.total - nll.total)}
 
     def flops(self, length: int) -> tuple[float, float]:
         inputs, targets = self.lengths(length)[3:]

@@ -42,7 +42,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     mesh = _mesh.get()
     if mesh is None:
         return x
-    spec = PartitionSpec(*(ACTIVATION_AXES.get(axis) for axis in axes or ("batch",)))
+    spec = PartitionSpec(*(ACTIVATION_AXES[axis] for axis in axes or ("batch",)))
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 

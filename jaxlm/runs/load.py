@@ -7,8 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Objective, Params
+from jaxlm.objectives.base import Loaded, Objective, Params
 from jaxlm.runs.run import open_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -37,3 +39,15 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
 
     imported = import_folder(folder)
     return LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh_heads)
+
+
+def load_objective(path: str) -> Loaded:
+    """What `Objective.frozen` loads: a teacher, with its parameters on the host."""
+    loaded = load_model(path)
+    return Loaded(loaded.objective, jax.device_get(loaded.params))
+
+
+def load_shapes(path: str) -> Loaded:
+    """The same with shapes in place of parameters, for plans."""
+    loaded = load_objective(path)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), loaded)

@@ -20,7 +20,7 @@ from jaxlm.parallel.rules import shardings
 from jaxlm.paths import local_folder
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs import resume
-from jaxlm.runs.load import LoadedModel, load_model
+from jaxlm.runs.load import LoadedModel, load_model, load_objective
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
@@ -44,6 +44,7 @@ def pretrain(
     folder = local_folder(run_dir, "runs")
     source = load_model(init_from) if init_from else None
     if source is not None:
+        source = source._replace(params=jax.device_get(source.params))  # they go to where the mesh wants them
         experiment = with_model_of(experiment, source, str(init_from))
     with contextlib.ExitStack() as stack:
         def hold() -> None:
@@ -136,12 +137,6 @@ def with_model_of(experiment: Experiment, source: LoadedModel, path: str) -> Exp
     return dataclasses.replace(experiment, objective=dataclasses.replace(experiment.objective, model=model))
 
 
-def load_objective(path: str) -> Loaded:
-    """What an objective's `frozen` loads: a teacher."""
-    loaded = load_model(path)
-    return Loaded(loaded.objective, loaded.params)
-
-
 def initial_state(
     program: Program, checkpoints: Checkpoints, metadata: dict[str, Any], source: LoadedModel | None, seed: int,
     report: Report,
@@ -152,14 +147,14 @@ def initial_state(
         state, saved = restored
         resume.check_metadata(saved, metadata)
         return state, Totals(saved["unlogged"])
-    state = program.init(seed)
     if checkpoints.steps():  # of step 0, which has parameters only
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.begin(params), Totals()
-    begun = program.objective.begin(state.params, program.frozen, source and Loaded(source.objective, source.params))
-    if begun is not state.params:
-        state = program.begin(begun)
+    params = program.init_params(seed)
+    begun = program.objective.begin(params, program.frozen, source and Loaded(source.objective, source.params))
+    state = program.begin(begun)
+    if begun is not params:
         if source is not None:
             fresh = f"; it has no {', '.join(source.fresh)}, which start from random weights" if source.fresh else ""
             report(f"Beginning from the weights and the tokenizer of {metadata['imported_from']}{fresh}")

@@ -42,8 +42,8 @@ def check_source(folder: Path, init_from: str | None) -> None:
         raise UserError(f"{folder} has not got as far as its first parameters; pass --init-from {source} again.")
     if init_from is not None and holds_parameters and (source is None or not _same_path(source, init_from)):
         raise UserError(
-            f"{folder} began from {source or 'fresh parameters'}, not from {init_from}; leave out --init-from to "
-            "resume it, or choose another --run-dir."
+            f"{folder} began from {source or 'fresh parameters'}, not from {init_from}; resume it with `jaxlm pretrain "
+            f"{folder}`, or choose another --run-dir."
         )
 
 

@@ -49,26 +49,27 @@ class Program:
         check_batch(train.batch_size, train.accumulate, mesh)
         self.objective, self.mesh = objective, mesh
         self.optimizer = make_optimizer(experiment.optimizer, train.steps)
-        self.shapes: TrainState = jax.eval_shape(self._init, jax.random.key(0))
+        self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         self.shardings: TrainState = shardings(self.shapes, mesh)
         self.frozen = frozen
         self.train_step = make_train_step(self, train.seed, train.accumulate)
         self.eval_step = make_eval_step(self, train.seed)
 
-    def init(self, seed: int) -> TrainState:
-        """A fresh state. Each parameter is created on the devices that hold it, so no device ever holds all of them."""
-        return jax.jit(self._init, out_shardings=self.shardings)(jax.random.key(seed))
+    def init_params(self, seed: int) -> Params:
+        """Fresh parameters. Each is created on the devices that hold it, so that no device holds all of them."""
+        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(jax.random.key(seed))
 
     def begin(self, params: Params) -> TrainState:
-        """A state of step 0 with these parameters."""
-        def start(params: Params) -> TrainState:
-            return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params))
-
+        """The state of step 0 with these parameters. They are copied: a student may begin with its teacher's arrays, and
+        a step reuses the memory of its state."""
         params = jax.device_put(params, self.shardings.params)
-        return jax.jit(start, out_shardings=self.shardings)(params)
+        return jax.jit(self._begin, out_shardings=self.shardings)(params)
 
-    def _init(self, key: jax.Array) -> TrainState:
-        params = self.objective.init(key)
+    def init(self, seed: int) -> TrainState:
+        """The state of step 0 with fresh parameters."""
+        return self.begin(self.init_params(seed))
+
+    def _begin(self, params: Params) -> TrainState:
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params))
 
     @property

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import types
 
 import jax
 import numpy as np
@@ -229,7 +230,7 @@ def test_an_objective_without_a_counterpart_is_refused():
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         pytest.skip("needs torch and transformers")
     with pytest.raises(UserError, match="no counterpart"):
-        require_torch(object())
+        require_torch(types.SimpleNamespace(model=None))
 
 
 def test_a_measured_peak_is_that_of_a_matrix_product():

@@ -1,5 +1,6 @@
 """Estimated step time: totals of modules written by hand, the FLOPs of attention kernels, and compiled programs."""
 
+import dataclasses
 import importlib.util
 import types
 
@@ -84,7 +85,7 @@ def test_flops_where_the_positions_come_last(products):
     turned = one.attributes
     for length in (512, 384):
         turned = turned.replace(f"[4,12,{length},64]", f"[4,12,64,{length}]")
-    assert kernel_flops(one._replace(attributes=turned)) == products * PRODUCT
+    assert kernel_flops(dataclasses.replace(one, attributes=turned)) == products * PRODUCT
 
 
 def test_a_kernels_time_is_by_flops_or_by_bytes_and_a_narrow_head_leaves_the_matrix_unit_half_idle():

@@ -196,8 +196,8 @@ def test_a_plan_opens_no_accelerator():
 
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
-    assert planning.vocabulary_size(EXPERIMENT.objective) == 1024
-    assert planning.vocabulary_size(ReplacedTokens(model=Electra(vocab_size=777))) == 777
+    assert planning.published_vocabulary(EXPERIMENT.objective).size == 1024
+    assert planning.published_vocabulary(ReplacedTokens(model=Electra(vocab_size=777))).size == 777
 
 
 @pytest.mark.parametrize(

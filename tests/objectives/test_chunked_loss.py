@@ -103,7 +103,7 @@ def test_never_holds_all_logits():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(length) > 1.5 * all_logits
-    assert temporary(64) < 0.3 * all_logits
+    assert temporary(16) < 0.3 * all_logits  # four of the 64 chunks are written out at a time
 
 
 def test_chunks_suit_the_devices(monkeypatch):

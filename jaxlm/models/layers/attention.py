@@ -46,9 +46,9 @@ def attend(
 ) -> Float[Array, "batch queries heads head_dim"]:
     """softmax(scale · q kᵀ + bias) v ("Attention Is All You Need", equation 1), softmax in float32.
 
-    A query sees the keys of its own segment; where only key_segments are given, it sees every key whose segment is not
-    0, which is padding and stands at the end. mask is True where a query may look, in addition. causal hides later keys
-    (queries and keys aligned at the start). A query that may look nowhere gets a finite, meaningless result.
+    A query sees the keys of its own segment; without query_segments, every key that is not padding. Segment 0 is
+    padding, at the end of a row. mask: True where attention is allowed; combined with the segments by and. causal hides
+    later keys (queries and keys aligned at the start). A query that may see nothing gets a finite, meaningless result.
     kernel: from `choose_kernel`: "xla" (scores in memory) or "cudnn" (fused). `fused_attention` is the TPU's.
     """
     if kernel == "cudnn" and query_segments is None and mask is None:
@@ -75,9 +75,9 @@ def attend(
 def _attention(query, key, value, bias, visible, key_data, scale, rate, impl):
     """Attention with its scores in memory.
 
-    The step is bound by memory bandwidth, so its gradient is written out: of a score exp(score - max) is kept, in the
-    compute type and not normalized; the softmax's sum and the scale of dropout are multiplied into the small arrays on
-    both sides.
+    The step is bound by memory bandwidth, so the gradient is written out. The backward pass keeps the unnormalized
+    softmax exp(score - max) in the compute type; normalization and the scale of dropout are applied to the
+    [queries, head_dim] arrays before and after it.
     """
     return _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl)[0]
 
@@ -152,19 +152,21 @@ def visible_keys(
 
 
 def choose_kernel(
-    implementation: str, queries: int, keys: int, head_dim: int, dtype: str, *, needs_scores: bool, mask: Any, bias: Any
+    implementation: str, queries: int, keys: int, head_dim: int, dtype: str, *, needs_scores: bool, mask: Any,
+    bias: Any, packed: bool = False,
 ) -> str:
     """"xla", "cudnn" or "pallas": the kernel for these sizes on the platform that the program is for.
 
-    implementation: "auto", or the one that is wanted. needs_scores: the probabilities are dropped or returned, which no
-    fused kernel does. UserError for a wanted kernel that there is none of.
+    implementation: "auto", or the one that is wanted. needs_scores: probabilities are dropped, which no fused kernel
+    does. packed: queries have segments. UserError for a wanted kernel that there is none of.
     """
     platform = target_platform()
     if platform == "tpu":
         fused = "pallas" if queries % 128 == 0 and keys % 128 == 0 and mask is None and bias is None else None
     elif platform == "gpu" and cudnn_works(dtype, head_dim):
         # cuDNN takes masks as biases, and biases have gradients for even lengths only.
-        fused = "cudnn" if (bias is None and mask is None) or not (queries % 2 or keys % 2) else None
+        plain = bias is None and mask is None and not packed
+        fused = "cudnn" if plain or not (queries % 2 or keys % 2) else None
     else:
         fused = None
     if implementation in ("auto", "xla"):
@@ -221,11 +223,12 @@ def fused_attention(
     segments = None
     if key_segments is not None:
         # Without segments of their own the queries are of one segment, and so are the keys that are not padding.
-        own = jnp.ones(query.shape[::2][:2], jnp.int32) if query_segments is None else query_segments
+        own = jnp.ones((query.shape[0], query.shape[2]), jnp.int32) if query_segments is None else query_segments
         segments = SegmentIds(q=own, kv=key_segments if query_segments is not None else (key_segments > 0).astype(int))
     on_each_device = functools.partial(_splash, causal=causal)
     if (mesh := current_mesh()) is not None:
-        heads = "tensor" if query.shape[1] % mesh.shape["tensor"] == 0 else None
+        heads = ACTIVATION_AXES["heads"]
+        heads = heads if query.shape[1] % mesh.shape[heads] == 0 else None
         rows = PartitionSpec(ACTIVATION_AXES["batch"])
         split = PartitionSpec(ACTIVATION_AXES["batch"], heads)
         on_each_device = jax.shard_map(

@@ -61,7 +61,7 @@ class MultiHeadAttention(nn.Module):
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         kernel = "xla" if decoding else choose_kernel(
             c.attention, x.shape[1], keys, c.head_dim, c.dtype, needs_scores=dropout_key is not None,
-            mask=visibility.mask, bias=visibility.bias,
+            mask=visibility.mask, bias=visibility.bias, packed=visibility.query_segments is not None,
         )
         heads_first = kernel == "pallas"
 

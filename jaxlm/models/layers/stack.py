@@ -17,11 +17,9 @@ from jaxtyping import Array, Float, Int
 from jaxlm.models.layers.config import RematPolicy, StackConfig
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.feed_forward import FeedForward
-from jaxlm.models.layers.multi_head import Cache, MultiHeadAttention, Visibility, empty_cache
+from jaxlm.models.layers.multi_head import Cache, MultiHeadAttention, Visibility
 from jaxlm.models.layers.norm import Norm
 from jaxlm.parallel.activations import constrain
-
-__all__ = ["LayerInputs", "Stack", "at_positions", "empty_cache", "run_layers"]
 
 State = TypeVar("State")
 Layer = Callable[[Any, State, Any], tuple[State, Any]]

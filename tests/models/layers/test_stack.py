@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers.multi_head import Visibility
-from jaxlm.models.layers.stack import LayerInputs, Stack, StackConfig, empty_cache, run_layers
+from jaxlm.models.layers.multi_head import Visibility, empty_cache
+from jaxlm.models.layers.stack import LayerInputs, Stack, StackConfig, run_layers
 
 CONFIG = StackConfig(  # all that a family may ask for
     hidden_size=16, num_layers=3, num_heads=2, head_dim=8, intermediate_size=32, causal=True, cross_attention=True,
