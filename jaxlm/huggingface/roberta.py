@@ -50,7 +50,7 @@ def read_objective(source: Source) -> MaskedLM:
     fields = read_encoder(source) | dict(vocab_size=source.number("vocab_size", 50265), padding_id=padding)
     # Their table has a row for each id up to padding's, none of which a position uses.
     fields["max_positions"] -= padding + 1
-    return MaskedLM(model=Roberta(**fields), next_sentence=False, text="packed", short_rate=0.0)
+    return MaskedLM(model=Roberta(**fields), next_sentence=False, full_sentences=True, short_rate=0.0)
 
 
 FAMILY = Family(

@@ -4,7 +4,7 @@ without, and RoBERTa's over packed full sentences."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +52,9 @@ class MaskedLM(MaskFiller):
     """Mask all tokens of a word together."""
     next_sentence: bool = field(True, weights=True)
     """Predict whether the second half of a row follows the first."""
-    text: Literal["document", "packed"] = "document"
-    """document: a row holds text of one document; packed: rows are full, and where a document ends the next one follows
-    behind the end symbol (RoBERTa's FULL-SENTENCES, Liu et al. 2019, section 4.2)."""
+    full_sentences: bool = False
+    """Fill rows to their length: where a document ends, the next one follows behind the end symbol (RoBERTa's
+    FULL-SENTENCES, Liu et al. 2019, section 4.2). Otherwise a row holds text of one document."""
     short_rate: float = 0.1
     """Share of rows cut to a random shorter length, so that the model sees short texts too."""
 
@@ -70,15 +70,14 @@ class MaskedLM(MaskFiller):
                 f"objective.mask_share {self.mask_share} and random_share {self.random_share} must be at least 0 and "
                 "add up to 1 at most."
             )
-        if self.next_sentence and self.text == "packed":
+        if self.next_sentence and self.full_sentences:
             raise UserError(
-                "objective.next_sentence needs rows of one document each; set it to False, or objective.text to "
-                "document."
+                "objective.next_sentence needs rows of one document each; set it or objective.full_sentences to False."
             )
 
     @property
     def packing(self) -> Packing:
-        return "document" if self.text == "document" else "packed-eos"
+        return "packed-eos" if self.full_sentences else "document"
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
@@ -88,7 +87,7 @@ class MaskedLM(MaskFiller):
                 "objective.next_sentence needs 2 segment types, but objective.model.type_vocab_size is "
                 f"{self.model.type_vocab_size}; raise it, or set next_sentence to False."
             )
-        if self.text == "packed":
+        if self.full_sentences:
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
 

@@ -158,7 +158,7 @@ class Checkpoints:
             try:
                 return step, read(step), damaged
             except Exception as error:
-                if is_passing(error):
+                if is_transient(error):
                     raise UserError(
                         f"the checkpoint of step {step:,} in {self.folder} cannot be read now ({_first_line(error)}); "
                         "nothing was changed. Mend the cause and run the same command again."
@@ -212,7 +212,7 @@ def is_full(error: BaseException) -> bool:
     return any(sign in str(cause) for cause in _causes(error) for sign in signs)
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error, or what caused it, is the machine's: out of memory, no permission, a failing disk."""
     numbers = (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
     signs = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", *map(os.strerror, numbers))

@@ -60,8 +60,8 @@ class Program:
         return jax.jit(self.objective.init, out_shardings=self.shardings.params)(jax.random.key(seed))
 
     def begin(self, params: Params) -> TrainState:
-        """The state of step 0 with these parameters. They are copied: a student may begin with its teacher's arrays, and
-        a step reuses the memory of its state."""
+        """The state of step 0 with these parameters. They are copied: a student may begin with its teacher's arrays,
+        and a step reuses the memory of its state."""
         params = jax.device_put(params, self.shardings.params)
         return jax.jit(self._begin, out_shardings=self.shardings)(params)
 

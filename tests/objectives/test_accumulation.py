@@ -36,7 +36,7 @@ ENCODER = SIZES | dict(max_positions=LENGTH, init_std=0.2)
 OBJECTIVES = {
     "masked": MaskedLM(model=Bert(**ENCODER)),
     "masked alone": MaskedLM(model=Bert(**ENCODER), next_sentence=False),
-    "packed": MaskedLM(model=Roberta(**ENCODER), next_sentence=False, text="packed"),
+    "packed": MaskedLM(model=Roberta(**ENCODER), next_sentence=False, full_sentences=True),
     "replaced": ReplacedTokens(model=Electra(
         **ENCODER, embedding_size=12, generator_hidden_size=8, generator_num_layers=1, generator_num_heads=2,
         generator_intermediate_size=16,

@@ -149,7 +149,7 @@ def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
         (lambda: dataclasses.replace(TINY, num_heads=3), "not divisible"),
         (lambda: MaskedLM(mask_rate=0.0), "mask_rate"),
         (lambda: MaskedLM(mask_share=0.9, random_share=0.2), "add up"),
-        (lambda: MaskedLM(text="packed"), "next_sentence needs rows of one document"),
+        (lambda: MaskedLM(full_sentences=True), "next_sentence needs rows of one document"),
         (lambda: MaskedLM(model=Bert(type_vocab_size=1)).bind(Vocabulary.stand_in(300), 32), "needs 2 segment types"),
         (lambda: bound(length=65), "65 is more than the model's 64"),
         (lambda: bound(length=4), "no room"),
