@@ -19,10 +19,10 @@ def field(
 ) -> Any:
     """A field of a frozen configuration dataclass. Marks hold for every field inside a nested dataclass, too.
 
-    bound: set by `bind`, never by a flag; it is not part of the configuration (JSON, flags, comparisons).
+    bound: set by `bind`, never by a flag; it is not part of the configuration that JSON, flags and `differences` see.
     resumable: may change when a run is resumed, since the result stays the same (logging, mesh, remat, kernels).
-    weights: decides what the parameters are or what they mean, so that it is fixed once a run holds trained ones
-        (`jaxlm import`), though no step is done. Models and the tokenizer are; an objective's rates are not.
+    weights: determines the parameters' shapes or meaning (a model's sizes, the tokenizer); fixed once a run holds
+        trained parameters, even at step 0 (`jaxlm import`). An objective's rates are not.
     recipe: inside a `weights` field, one that says only how the model is trained (dropout, dtype).
     path: a folder of this machine, which decides no result; it is neither written to config.json nor read from it.
     """

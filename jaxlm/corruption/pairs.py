@@ -46,10 +46,8 @@ def sentence_pairs(
 ) -> Pairs:
     """Cuts each row in half and, with probability random_rate, takes the second half of another row instead.
 
-    Rows of like size are partners, two by two, drawn anew for every batch. Both are cut around their middles to what
-    the shorter one has, whether they swap or not: otherwise the sizes of the halves would tell what was swapped, to a
-    model that reads no text. (So a row beside a shorter partner is cut too, one in a batch at most for every size.)
-    With random_rate 0 nothing is cut.
+    Rows are sorted by size and paired, ties in random order. Both rows of a pair are cut around their middles to the
+    shorter one's halves, swapped or not, so that lengths do not reveal a swap. With random_rate 0 nothing is cut.
 
     With probability single_rate a row stays one segment, `[CLS] A [SEP]` (ELECTRA).
     """

@@ -155,7 +155,7 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
         pull = 1.0 + 2.0 * z_loss * normalizer[..., None]
         d_logits = (jnp.exp(logits - normalizer[..., None]) * pull - is_label).astype(hidden.dtype)
-        # Positions get their weights in the short arrays on both sides of the long one.
+        # Weights multiply the [positions, hidden] arrays, not the logits.
         d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights[..., None].astype(hidden.dtype)
         hidden = hidden * weights[..., None].astype(hidden.dtype)
         if bias is not None:

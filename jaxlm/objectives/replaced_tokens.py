@@ -61,7 +61,7 @@ class ReplacedTokens(MaskFiller):
     """Draw positions with replacement, as the original code does: fewer distinct ones, and two tokens drawn for the
     same position become the mean of their ids."""
 
-    # The discriminator's loss measures a task that grows harder as the generator learns; this one only falls.
+    # The discriminator's loss cannot be compared over time: its task gets harder as the generator improves.
     primary_metric = "generator_loss"
     answer_params = ("generator",)
 

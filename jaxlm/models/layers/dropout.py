@@ -41,8 +41,8 @@ def keep_scale(rate: float) -> float:
 def _resolution(rate: float) -> tuple[Any, int, int]:
     """(type of the random bits, threshold below which an element is dropped, number of their values).
 
-    Eight bits an element where they meet the rate to within 2 % of it (0.1 is met as 26/256), otherwise sixteen: making
-    and reading 32 of them took a tenth of BERT's step on a TPU.
+    8 random bits an element where the rate is then met within 2 % (0.1 as 26/256), otherwise 16. 32 of them took a
+    tenth of BERT's step on a TPU.
     """
     dtype = jnp.uint8 if abs(round(rate * 256) / 256 - rate) <= 0.02 * rate else jnp.uint16
     count = 2 ** jnp.iinfo(dtype).bits
