@@ -14,7 +14,7 @@ from jaxlm.models.electra import Electra
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 
 experiment = Experiment(
-    objective=ReplacedTokens(model=Electra.published("large", dtype="bfloat16", remat="dots"), mask_rate=0.25),
+    objective=ReplacedTokens(model=Electra.published("large", dtype="bfloat16"), mask_rate=0.25),
     data=TextData(length=512, vocab_size=30522),
     optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=10_000, bias_correction=False),
     train=TrainConfig(steps=400_000, batch_size=2048, log_every=100, eval_every=10_000, checkpoint_every=5_000),

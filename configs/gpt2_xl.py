@@ -18,7 +18,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(
-    objective=CausalLM(model=Gpt2.published("xl", dtype="bfloat16", remat="full")),
+    objective=CausalLM(model=Gpt2.published("xl", dtype="bfloat16", remat="full", loop_layers=True)),
     data=TextData(length=1024, vocab_size=50257),
     optimizer=OptimizerConfig(
         learning_rate=2e-4, warmup_steps=2_000, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8,

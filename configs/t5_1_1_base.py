@@ -12,10 +12,11 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(
     objective=SpanCorruption(
-        model=T5.published("1.1-base", dtype="bfloat16", remat="dots"), z_loss=1e-4
+        model=T5.published("1.1-base", dtype="bfloat16"), z_loss=1e-4
     ),
     data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(
@@ -23,4 +24,5 @@ experiment = Experiment(
         clip_norm=0.0,
     ),
     train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=5000, checkpoint_every=5000),
+    mesh=MeshConfig(data=1, fsdp=-1),
 )

@@ -16,7 +16,7 @@ from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(
     objective=SpanCorruption(
-        model=T5.published("1.1-xl", dtype="bfloat16", remat="full"), z_loss=1e-4
+        model=T5.published("1.1-xl", dtype="bfloat16", remat="full", loop_layers=True), z_loss=1e-4
     ),
     data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(

@@ -17,7 +17,7 @@ from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(
-    objective=SpanCorruption(model=T5.published("3b", dtype="bfloat16", remat="full"), z_loss=1e-4),
+    objective=SpanCorruption(model=T5.published("3b", dtype="bfloat16", remat="full", loop_layers=True), z_loss=1e-4),
     data=TextData(length=512, vocab_size=32128),
     optimizer=OptimizerConfig(
         name="adafactor", schedule="inverse-sqrt", learning_rate=0.01, warmup_steps=10_000, weight_decay=0.0,
