@@ -102,7 +102,7 @@ def test_export_gives_our_logits(special, tokenizer, tmp_path, vocab_file):
     model = Roberta(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33, init_std=0.01)
     objective = MaskedLM(model=model, next_sentence=False, full_sentences=True, short_rate=0.0)
     if special == "wordpiece":
-        objective = dataclasses.replace(objective, text="document")  # it has no end symbol
+        objective = dataclasses.replace(objective, full_sentences=False)  # it has no end symbol
     objective = objective.bind(own.vocabulary, 33)
     assert objective.model.padding_id == own.vocabulary.pad == (special == "byte-bpe")
     params = random_params(objective, 1)
