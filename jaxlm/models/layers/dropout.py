@@ -51,7 +51,7 @@ def _resolution(rate: float) -> tuple[Any, int, int]:
 
 def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
     """Key of the dropout of one step. Accelerators draw its bits with their hardware generator ("rbg"), which is many
-    times cheaper there but depends on the mesh; CPUs use threefry, which is the faster one there."""
+    times cheaper there but depends on the mesh; CPUs use threefry, whose bits are the same on any mesh."""
     impl = "threefry2x32" if target_platform() == "cpu" else "rbg"
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl=impl), step), 1)
 
