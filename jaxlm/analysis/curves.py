@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxlm.runs.folder import read_metadata
-from jaxlm.training.metrics import UNIGRAM_BASELINE, read_metrics
+from jaxlm.training.metrics import read_metrics
 
 
-def draw_curves(folder: Path, report: Callable[[str], None]) -> Path | None:
+def draw_curves(folder: Path, report: Callable[[str], None], token_losses: Sequence[str] = ()) -> Path | None:
     """Draws every loss and accuracy of a run's metrics.jsonl, in training and held-out, into curves.png.
+
+    token_losses: those that are drawn with the unigram entropy of the held-out text.
 
     None where there is nothing to draw or the file cannot be written, which `report` is told.
     """
@@ -33,7 +35,7 @@ def draw_curves(folder: Path, report: Callable[[str], None]) -> Path | None:
             points = [(line["step"], line[key]) for line in lines if key in line]
             if points:
                 axis.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
-        if entropy is not None and name in UNIGRAM_BASELINE:
+        if entropy is not None and name in token_losses:
             axis.axhline(entropy, color="grey", linestyle=":", label="unigram entropy")
         axis.set(title=name, xlabel="step")
         axis.grid(alpha=0.3)

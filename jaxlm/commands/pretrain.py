@@ -6,6 +6,7 @@ Trains, or resumes if the run folder has a checkpoint; then draws the run's curv
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxlm.commands.common import config_parser, read_config, start_jax
@@ -31,16 +32,16 @@ def main(arguments: list[str]) -> int:
 
     pretrain(experiment, run_dir, options.init_from)
     if jax.process_index() == 0:
-        _update_curves(Path(run_dir))
+        _update_curves(Path(run_dir), experiment.objective.token_losses)
     return 0
 
 
-def _update_curves(run: Path) -> None:
+def _update_curves(run: Path, token_losses: Sequence[str]) -> None:
     """Draws curves.png again where there are newer metrics."""
     curves, metrics = run / "curves.png", run / "metrics.jsonl"
     if not metrics.exists() or (curves.exists() and curves.stat().st_mtime >= metrics.stat().st_mtime):
         return
     from jaxlm.analysis.curves import draw_curves
 
-    if draw_curves(run, lambda line: print(line, file=sys.stderr)):
+    if draw_curves(run, lambda line: print(line, file=sys.stderr), token_losses):
         print(f"Curves: {curves}")

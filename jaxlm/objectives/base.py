@@ -97,6 +97,8 @@ class Objective:
     """Special symbols that the tokenizer must have besides the usual ones."""
     primary_metric: ClassVar[str] = "loss"
     """The term that stands for the objective where one figure is shown."""
+    token_losses: ClassVar[tuple[str, ...]] = ()
+    """Terms that are the mean loss of predicting tokens of the text, and so comparable with its unigram entropy."""
     answer_params: ClassVar[tuple[str, ...]] = ()
     """Paths ("mlm_head") of the parameters without which fill-mask or generate would answer at random."""
 

@@ -36,6 +36,7 @@ class CausalLM(Generator):
 
     packing = "packed-eos"
     primary_metric = "lm_loss"
+    token_losses = ("lm_loss",)
 
     def __post_init__(self) -> None:
         if self.loss_chunk < 0:

@@ -59,6 +59,7 @@ class MaskedLM(MaskFiller):
     """Share of rows cut to a random shorter length, so that the model sees short texts too."""
 
     primary_metric = "mlm_loss"
+    token_losses = ("mlm_loss",)
     answer_params = ("mlm_head",)
 
     def __post_init__(self) -> None:

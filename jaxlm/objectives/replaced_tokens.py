@@ -63,6 +63,7 @@ class ReplacedTokens(MaskFiller):
 
     # The discriminator's loss cannot be compared over time: its task gets harder as the generator improves.
     primary_metric = "generator_loss"
+    token_losses = ("generator_loss",)
     answer_params = ("generator",)
 
     def __post_init__(self) -> None:

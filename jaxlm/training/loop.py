@@ -15,11 +15,11 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Terms
+from jaxlm.objectives.base import Objective, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
-from jaxlm.training.metrics import UNIGRAM_BASELINE, MetricsWriter, Totals
+from jaxlm.training.metrics import MetricsWriter, Totals
 from jaxlm.training.optimizers import make_schedule
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
@@ -60,7 +60,7 @@ def train(
             log.write(step, figures)
             if figures:
                 evaluation = figures
-                log.progress.note(evaluation_line(step, figures, program.objective.primary_metric, entropy))
+                log.progress.note(evaluation_line(step, figures, program.objective, entropy))
             if saving:
                 with log.paused():
                     try:
@@ -93,10 +93,11 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     return {"loss": totals.loss()} | totals.means()
 
 
-def evaluation_line(step: int, means: dict[str, float], name: str, entropy: float) -> str:
-    """What is printed of an evaluation; name: the metric that comes first."""
+def evaluation_line(step: int, means: dict[str, float], objective: Objective, entropy: float) -> str:
+    """What is printed of an evaluation, the primary metric first."""
+    name = objective.primary_metric
     figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
-    baseline = f" (unigram entropy {entropy:.4f})" if name in UNIGRAM_BASELINE else ""
+    baseline = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
     return f"step {step:,}  held out: {name} {means.get(name, math.nan):.4f}{baseline}  {figures}"
 
 

@@ -15,11 +15,6 @@ import jax
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Term, Terms
 
-UNIGRAM_BASELINE = ("mlm_loss", "lm_loss", "generator_loss")
-"""Losses of predicting tokens of the text, which have its unigram entropy as a baseline. T5's targets also hold
-sentinels and end symbols."""
-
-
 class Totals:
     """Running sums of terms, each with its weight. sums: name → (total, weight)."""
 

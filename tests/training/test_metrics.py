@@ -8,15 +8,20 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxlm.analysis.curves import draw_curves
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.training.loop import evaluation_line
 from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
 
 
-@pytest.mark.parametrize(("name", "has"), [
-    ("mlm_loss", True), ("lm_loss", True), ("generator_loss", True), ("span_loss", False), ("loss", False),
+@pytest.mark.parametrize(("objective", "name", "has"), [
+    (MaskedLM(), "mlm_loss", True), (CausalLM(), "lm_loss", True), (ReplacedTokens(), "generator_loss", True),
+    (SpanCorruption(), "span_loss", False),
 ])
-def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(name, has):
-    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, name, 2.0)
+def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(objective, name, has):
+    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, objective, 2.0)
     assert f"{name} 3.0000" in line and "accuracy 0.2500" in line
     assert ("(unigram entropy 2.0000)" in line) == has
 
