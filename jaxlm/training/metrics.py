@@ -15,6 +15,7 @@ import jax
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Term, Terms
 
+
 class Totals:
     """Running sums of terms, each with its weight. sums: name → (total, weight)."""
 
