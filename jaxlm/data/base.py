@@ -42,9 +42,13 @@ class Source(Protocol):
     """Opened data.
 
     fingerprint: SHA-256 (hex) of everything that determines the batches but the arguments of `batches`.
+    summary: how much there is to train on and held out, in one line.
     """
 
     fingerprint: str
+
+    @property
+    def summary(self) -> str: ...
 
     @property
     def statistics(self) -> Statistics: ...

@@ -40,7 +40,7 @@ def build_store(
     """Tokenises a text into a new store at `folder`, or returns the finished one that is there.
 
     pieces: the documents; text: their survey. tokenizer: a `jaxlm.tokenizers.tokenizer.Tokenizer`. held_out: share of
-    documents, chosen by hash, that are kept from training. workers: threads that tokenise, 0 for one a core.
+    the text that is kept from training (see HeldOutRule). workers: threads that tokenise, 0 for one a core.
     progress: called with the bytes of text done.
     The store is written under a temporary name beside `folder` and renamed when it is complete; builds by several
     processes at once give the same store. Raises UserError if the text is empty, differs from its survey, or does not
@@ -51,13 +51,15 @@ def build_store(
     if text.documents == 0:
         raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
     with _new_folder(folder) as writing:
-        facts = _write(writing, pieces, text, tokenizer, HeldOutRule.of(held_out, text), workers, progress)
+        rule = HeldOutRule.of(held_out, text)
+        facts = _write(writing, pieces, text, tokenizer, rule, workers, progress)
         manifest = {
             "format": store.FORMAT,
             "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out),
             "text": text.fingerprint,
             "tokenizer": tokenizer.fingerprint,
             "held_out": held_out,
+            "held_out_tail": rule.tail < text.bytes,
             "source": source,
             "vocabulary": {
                 "size": tokenizer.vocabulary.size,
@@ -89,10 +91,11 @@ def _write(
         places: list[tuple[bool, bool, int]] = []
         held = 0
         for piece in pieces:
-            document, before = seen.documents, seen.bytes
+            start = seen.bytes
             route = seen.add(piece)
-            texts.append(piece.text)
-            places.append((rule.holds_out(route, document), piece.last, seen.bytes - before))
+            for part, *place in rule.divide(piece, route, start, seen.bytes):
+                texts.append(part)
+                places.append(tuple(place))
             held += len(piece.text)
             if held >= _GROUP:
                 yield texts, places, seen.bytes

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 
 from jaxlm.data.readers import Piece
 
 ROUTE_BITS = 64
+_LEAST = 1 << 15  # bytes to hold out: some 8,000 tokens
+_space = re.compile(r"\s")
 
 
 class TextHash:
@@ -69,23 +72,33 @@ def survey(pieces: Iterable[Piece]) -> Survey:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutRule:
-    """Which documents are held out: those with a route below `below`, and document number `always` (-1: none)."""
+    """Which text is held out: documents with a route below `below`, and all that follows byte `tail` of the text."""
 
     below: int
-    always: int = -1
+    tail: int
 
     @classmethod
     def of(cls, share: float, text: Survey) -> HeldOutRule:
-        """A share of documents by hash; with two documents or more, at least one is held out and one is not."""
+        """A share of the documents by hash; of a text that has few of them, its tail. Where the share is less than
+        _LEAST bytes it is raised to that, but to a tenth of the text at most."""
+        if share <= 0:
+            return cls(0, text.bytes)
+        share = max(share, min(0.1, _LEAST / text.bytes))
         below = round(share * (1 << ROUTE_BITS))
-        if share <= 0 or text.documents < 2:
-            return cls(0)
-        if text.lowest_route == text.highest_route:  # copies of one document: take the last
-            return cls(0, always=text.documents - 1)
-        return cls(min(max(below, text.lowest_route + 1), text.highest_route))
+        if share * text.documents >= 4 and text.lowest_route < below <= text.highest_route:
+            return cls(below, text.bytes)
+        return cls(0, text.bytes - round(share * text.bytes))
 
-    def holds_out(self, route: int, document: int) -> bool:
-        return route < self.below or document == self.always
+    def divide(self, piece: Piece, route: int, start: int, end: int) -> list[tuple[str, bool, bool, int]]:
+        """A piece, of the bytes `start` to `end` of the text, as (text, whether it is held out, whether it ends a
+        document, bytes): in two where the tail begins."""
+        if not start <= self.tail < end:
+            return [(piece.text, route < self.below or start >= self.tail, piece.last, end - start)]
+        before = len(piece.text.encode()[: self.tail - start].decode(errors="ignore"))
+        space = _space.search(piece.text, before)
+        cut = space.start() if space else before
+        size = len(piece.text[:cut].encode())
+        return [(piece.text[:cut], False, True, size), (piece.text[cut:], True, piece.last, end - start - size)]
 
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:

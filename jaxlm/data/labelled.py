@@ -107,7 +107,6 @@ class LabelledData:
             for row in part:
                 facts.update(json.dumps([name, row.text, row.text_pair, row.label]).encode())
         tables = {name: _encoded(part, tokenizer, self.target, classes) for name, part in rows.items()}
-        report(f"{self.source}: {len(rows['train']):,} rows to train on, {len(rows['held_out']):,} held out")
         return LabelledSource(facts.hexdigest(), classes, tokenizer.vocabulary, tables)
 
     def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> LabelledBatch:
@@ -187,6 +186,11 @@ class LabelledSource:
     classes: tuple[str, ...]
     vocabulary: Vocabulary
     tables: dict[str, Table]
+
+    @property
+    def summary(self) -> str:
+        train, held_out = (len(self.tables[name][1]) for name in ("train", "held_out"))
+        return f"Labelled rows: {train:,} to train on, {held_out:,} held out"
 
     @functools.cached_property
     def statistics(self) -> Statistics:

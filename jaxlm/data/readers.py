@@ -1,7 +1,8 @@
 """Files of text, read as a stream of documents in pieces of bounded size.
 
 A document may be larger than memory: it comes as pieces of at most `PIECE` characters, cut before white space, which
-are tokenised one by one and joined again in the token store. Where a document is cut depends on its text alone, so
+are tokenised one by one and joined again in the token store. In .txt a document ends at a blank line, or with a line
+that brings it to `PIECE` characters. Where a document is cut depends on its text alone, so
 that the same text gives the same tokens from any kind of file. Only a line of JSON is held whole.
 
 Unusual characters: NUL bytes and other control characters are handed on unchanged (a tokenizer with byte fallback keeps
@@ -199,18 +200,20 @@ def _not_utf8(path: str) -> UserError:
 
 
 def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
-    """Documents separated by blank lines."""
-    starts_line, line_end = True, ""
+    """Documents separated by blank lines; where there are none, also by the end of the line after `PIECE` characters,
+    so that a text in one piece has parts to hold out and to take second sentences from."""
+    starts_line, line_end, size = True, "", 0
     while line := stream.readline(BLOCK):
         while line.endswith("\r") and (more := stream.readline(1)):
             line += more
         is_whole = line.endswith("\n")
-        if starts_line and (is_whole or len(line) < BLOCK) and not line.strip(" \t\n\r\x0b\x0c"):
-            yield from cutter.end()
-            line_end = ""
-        else:  # the end of the document's last line is no part of it
+        is_blank = starts_line and (is_whole or len(line) < BLOCK) and not line.strip(" \t\n\r\x0b\x0c")
+        if not is_blank:  # the end of the document's last line is no part of it
             yield from cutter.add(line_end + line.removesuffix("\n").removesuffix("\r" if is_whole else ""))
-            line_end = "\n" if is_whole else ""
+            line_end, size = "\n" if is_whole else "", size + len(line)
+        if is_blank or (is_whole and size >= PIECE):
+            yield from cutter.end()
+            line_end, size = "", 0
         starts_line = is_whole
     yield from cutter.end()
 

@@ -31,7 +31,7 @@ SPLITS = ("train", "held_out")
 def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
     """SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings. The FORMAT of the files is left out:
     a run continues over the same tokens in other files."""
-    facts = {"format": 1, "text": text, "tokenizer": tokenizer, "held_out": held_out}
+    facts = {"format": 2, "text": text, "tokenizer": tokenizer, "held_out": held_out}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -73,6 +73,17 @@ class Store:
     @functools.cached_property
     def statistics(self) -> Statistics:
         return Statistics(self.counts("train"), entropy(self.counts("held_out")))
+
+    @property
+    def summary(self) -> str:
+        train, held_out = self.train, self.held_out
+        of = f"{held_out.documents:,} of {train.documents + held_out.documents:,} documents"
+        if self.manifest["held_out_tail"]:
+            of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
+        return (
+            f"Token store: {train.num_tokens:,} tokens to train on ({train.text_bytes / max(1, train.num_tokens):.1f} "
+            f"bytes each), {held_out.num_tokens:,} held out ({of})"
+        )
 
     def batches(
         self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None

@@ -80,6 +80,7 @@ def _pretrain(
     begun_from = {"imported_from": init_from, "fresh": list(source.fresh)} if source else {}
     metadata = resume.run_metadata(folder, experiment, text, tokenizer, begun_from)
     feed = Feed(experiment, text, objective, mesh)
+    report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
     # The program; from here on the folder is this run's.
     frozen = jax.device_put(frozen, shardings(frozen, mesh))

@@ -101,6 +101,15 @@ class Feed:
         return f"From step {step:,} on, rows have {stage.length} tokens; the loss over such rows may be another."
 
     @property
+    def passes(self) -> float:
+        """How many times the steps of the run read the text."""
+        steps = self._experiment.train.steps
+        return sum(
+            max(0, min(s.last or steps, steps) - s.first) * s.batches.batch_size / s.batches.num_rows
+            for s in self._stages
+        )
+
+    @property
     def has_held_out(self) -> bool:
         """Whether there is text to evaluate on."""
         return self._held_out.num_rows > 0

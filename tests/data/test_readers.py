@@ -40,6 +40,16 @@ def test_blank_lines_part_documents_and_white_space_is_none(tmp_path):
     assert documents(write(tmp_path / "d.txt", "\ufeffmark\n\n\ufeffkept")) == ["mark", "\ufeffkept"]
 
 
+def test_text_without_blank_lines_is_split_at_line_ends(tmp_path):
+    lines = [f"line {number} " + "x" * 1000 for number in range(200)]
+    found = documents(write(tmp_path / "a.txt", "\n".join(lines)))
+    assert "\n".join(found).split("\n") == lines and len(found) == 4
+    assert all(PIECE <= len(text) < PIECE + 1100 for text in found[:-1])
+    assert documents(write(tmp_path / "a.jsonl", json.dumps({"text": "\n".join(lines)}))) == ["\n".join(lines)]
+    one = "word " * 40_000
+    assert documents(write(tmp_path / "b.txt", one)) == [one]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.text(st.sampled_from("ab \té한😀\x00"), min_size=1, max_size=30).filter(str.strip), max_size=6),

@@ -73,7 +73,8 @@ def test_documents_without_tokens_are_left_out(tmp_path):
 def test_large_vocabularies_take_four_bytes(tmp_path):
     class Wide(ByteTokenizer):
         vocabulary = ByteTokenizer.vocabulary.__class__(size=70_000, special=np.zeros(70_000, bool),
-                                                        word_start=np.zeros(70_000, bool), pad=0)
+                                                        word_start=np.zeros(70_000, bool),
+                                                        sentence_end=np.zeros(70_000, bool), pad=0)
 
         def encode_arrays(self, texts, *, num_threads=0):
             return [np.full(3, 69_999, np.int32) for _ in texts]
@@ -91,18 +92,57 @@ def routes(documents):
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.5])
-@pytest.mark.parametrize("count", [2, 3, 10])
-def test_a_part_of_few_documents_is_held_out(tmp_path, share, count):
-    store = store_of(tmp_path / "s", [f"text {number}" for number in range(count)], held_out=share)
-    assert store.held_out.documents >= 1 and store.train.documents >= 1
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_the_tail_of_few_documents_is_held_out(tmp_path, share, count):
+    """A tenth of a small text where the share is less; nothing gets lost, and no word is cut."""
+    documents = [" ".join(f"text{word}" for word in range(number, number + 100)) for number in range(count)]
+    store = store_of(tmp_path / "s", documents, held_out=share)
+    train, held_out = contents(store.train), contents(store.held_out)
+    assert list(itertools.chain(*train, *held_out)) == ids("".join(documents)).tolist()
+    part = store.held_out.num_tokens / (store.train.num_tokens + store.held_out.num_tokens)
+    assert part == pytest.approx(max(share, 0.1), abs=0.02)
+    assert bytes(i - 16 for i in held_out[0][:4]) == b"text"
+    assert store.train.text_bytes + store.held_out.text_bytes == sum(map(len, documents))
+    assert f"the last {store.held_out.text_bytes:,} bytes of the text" in store.summary
+    assert store_of(tmp_path / "none", documents, held_out=0).held_out.documents == 0
 
 
-def test_held_out_corner_cases(tmp_path):
-    assert store_of(tmp_path / "one", ["alone"], held_out=0.5).train.documents == 1
-    copies = store_of(tmp_path / "copies", ["same"] * 4, held_out=0.01)
-    assert (copies.train.documents, copies.held_out.documents) == (3, 1)
-    everything = HeldOutRule.of(1.0, Survey("", 3, 0, 5, 9))
-    assert [everything.holds_out(route, 0) for route in (5, 8, 9)] == [True, True, False]
+@pytest.mark.parametrize("text", ["word " * 400_000, "字" * 300_000, "a " * 30_000 + "b" * 300_000])
+def test_the_tail_of_one_long_document(tmp_path, text):
+    """At least some thousand tokens, whatever the share, also within a document of several pieces."""
+    pieces = list(Cutter().document(text))
+    assert len(pieces) > 4
+    store = build_store(str(tmp_path / "s"), pieces, survey(pieces), ByteTokenizer(), 0.001)
+    (train,), (held_out,) = contents(store.train), contents(store.held_out)
+    assert train + held_out == ids(text).tolist()
+    assert store.held_out.text_bytes == pytest.approx(1 << 15, abs=10)
+    assert survey(pieces).bytes - store.held_out.text_bytes == store.train.text_bytes
+
+
+def test_where_the_tail_begins_with_a_piece_the_document_before_it_ends(tmp_path):
+    texts, text = ["word " * 20, " tail " * 4], ""
+    pieces = [Piece(texts[0], True, False), Piece(texts[1], False, True)]
+    text = survey(pieces)
+    share = len(texts[1]) / text.bytes
+    store = build_store(str(tmp_path / "s"), pieces, text, ByteTokenizer(), share)
+    assert (contents(store.train), contents(store.held_out)) == ([ids(texts[0]).tolist()], [ids(texts[1]).tolist()])
+
+
+def test_small_texts_of_many_documents_hold_out_more_than_the_share(tmp_path):
+    store = store_of(tmp_path / "s", [f"{number} " + "x" * 500 for number in range(2000)], held_out=0.001)
+    assert 20_000 < store.held_out.text_bytes < 50_000
+    assert f"({store.held_out.documents} of 2,000 documents)" in store.summary
+    assert "tokens to train on (1.0 bytes each)" in store.summary
+
+
+def test_copies_of_one_document_are_not_all_held_out(tmp_path):
+    """Their hash is the same."""
+    everything = HeldOutRule.of(1.0, Survey("", 3000, 9_000_000, 5, 5))
+    assert everything.below == 0
+    below = HeldOutRule.of(0.01, Survey("", 3000, 9_000_000, 5, 1 << 63)).below
+    assert below == round(0.01 * 2**64)
+    copies = store_of(tmp_path / "copies", ["the same"] * 500, held_out=0.01)
+    assert copies.train.documents > 400 and copies.held_out.documents >= 1
 
 
 def test_held_out_documents_are_chosen_by_what_they_say(tmp_path):

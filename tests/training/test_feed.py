@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -74,6 +75,18 @@ def test_flops_are_of_the_rows_that_are_read(store):
     feed, objective = feed_of(store), feed_of(store)._objective
     assert feed.flops(1) == feed.flops(3) == 3 * 16 * objective.flops(8)[0]
     assert feed.flops(4) == 3 * 4 * objective.flops(32)[0]
+
+
+def test_passes_over_the_text(store):
+    """3 steps of 16 rows of 9 tokens and 5 of 4 rows of 33; and where the run ends among the short rows."""
+    feed = feed_of(store)
+    short, full = (store.batches("train", 1, length, feed._objective.packing, 3).num_rows for length in (9, 33))
+    assert feed._experiment.train.steps > 8
+    for steps, passes in ((8, 48 / short + 20 / full), (2, 32 / short)):
+        feed._experiment = dataclasses.replace(
+            feed._experiment, train=dataclasses.replace(feed._experiment.train, steps=steps)
+        )
+        assert feed.passes == pytest.approx(passes)
 
 
 def test_without_short_steps_all_rows_are_alike(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -46,7 +47,10 @@ def test_short_rows_first(preset, tmp_path, capsys):
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     flags = [str(preset), "--train.short-steps", "6", "--train.short-length", "16"]
     assert main(["pretrain", *flags, "--run-dir", str(whole)]) == 0
-    assert "batches of 16 x 16 for 6 steps, then 8 x 32" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "batches of 16 x 16 for 6 steps, then 8 x 32" in said
+    assert re.search(r"Token store: [\d,]+ tokens to train on \(\d\.\d bytes each\), [\d,]+ held out "
+                     r"\([\d,]+ of 120 documents\); 12 steps are \d\.\d passes over it\n", said)
     for steps in (5, 12):
         assert stopped_after(steps, ["pretrain", *flags, "--run-dir", str(pieces)]) == 0
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
