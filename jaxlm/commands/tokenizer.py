@@ -17,6 +17,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
     parser.add_argument("--kind", choices=["unigram", "bpe", "byte-bpe"], default="unigram",
                         help="SentencePiece, unigram (default) or BPE, or byte-level BPE")
+    parser.add_argument("--normalization", choices=["nmt_nfkc", "identity"], default="nmt_nfkc",
+                        help="what is done to a text first: nmt_nfkc (default) or nothing")
     parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")
     parser.add_argument("--symbols", nargs="+", default=[], help="further special symbols, such as '[R]'")
     options = parser.parse_args(arguments or ["--help"])
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
     data = TextData(
         source=options.source, text_field=options.text_field, vocab_size=options.vocab_size,
-        tokenizer_kind=options.kind,
+        tokenizer_kind=options.kind, normalization=options.normalization,
     )
     data.validate()
     tokenizer = data.prepare_tokenizer(print, options.symbols)

@@ -21,7 +21,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
-from jaxlm.tokenizers.training import KINDS, Kind, train_tokenizer
+from jaxlm.tokenizers.training import KINDS, NORMALIZATIONS, Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -35,8 +35,9 @@ class TextData:
     """The text to pretrain on, and how to tokenise it; see `jaxlm.data.base.Data`."""
 
     source: str = field("python-docs", resumable=True)
-    """The text: `python-docs` (what every Python carries), a file, folder or glob of .txt (documents end at blank lines, at
-    the latest after some 65,536 characters) or .jsonl, each also .gz, .xz or .zst, or `tfds:NAME[/CONFIG][:SPLIT]`; several are separated by commas."""
+    """The text: `python-docs` (what every Python carries), a file, folder or glob of .txt (documents end at blank
+    lines, at the latest after some 65,536 characters) or .jsonl, each also .gz, .xz or .zst, or
+    `tfds:NAME[/CONFIG][:SPLIT]`; several are separated by commas."""
 
     text_field: str = "text"
     """The field that holds the text in .jsonl and in tfds."""
@@ -52,6 +53,11 @@ class TextData:
 
     vocab_size: int = 8192
     """Size of the vocabulary that `auto` trains."""
+
+    normalization: Normalization = "nmt_nfkc"
+    """What the tokenizer that `auto` trains does to a text first: `nmt_nfkc`, as SentencePiece by default (Unicode's
+    NFKC: letters with their accents are one character, full-width letters plain ones; control characters go; lines and
+    tabs stay), or `identity`, nothing."""
 
     held_out: float = 0.01
     """Share of the documents, chosen by a hash of their text, that is kept from training and used to evaluate; of few
@@ -73,6 +79,10 @@ class TextData:
             raise UserError("--data.tokenizer is empty; give `auto` or a tokenizer's folder or file.")
         if self.tokenizer_kind not in KINDS:
             raise UserError(f"--data.tokenizer-kind must be one of {', '.join(KINDS)}, not {self.tokenizer_kind!r}.")
+        if self.normalization not in NORMALIZATIONS:
+            raise UserError(
+                f"--data.normalization must be one of {', '.join(NORMALIZATIONS)}, not {self.normalization!r}."
+            )
         if not 512 <= self.vocab_size <= 1 << 20:
             raise UserError(f"--data.vocab-size must be between 512 and {1 << 20:,}, not {self.vocab_size:,}.")
         if not 0 <= self.held_out <= 0.5:
@@ -123,16 +133,15 @@ class TextData:
         return open_corpus(self.source, self.text_field)
 
     def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
-        facts = json.dumps([1, text.fingerprint, self.tokenizer_kind, self.vocab_size, _SAMPLE, *symbols])
+        settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
+        facts = json.dumps([2, text.fingerprint, settings, _SAMPLE, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
         if (folder / MARKER).exists():
             return Tokenizer.load(str(folder))
         report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
         texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
-        return train_tokenizer(
-            texts, str(folder), kind=self.tokenizer_kind, vocab_size=self.vocab_size, symbols=symbols
-        )
+        return train_tokenizer(texts, str(folder), symbols=symbols, **settings)
 
 
 def _progress(total: int, report: Report) -> Callable[[int], None]:

@@ -253,7 +253,7 @@ def _read_byte_bpe(folder: epath.Path) -> Definition:
 
 def byte_bpe(
     vocab: dict[str, int], merges: list[Any], special: Iterable[str], symbols: dict[str, str], name: str,
-    *, add_prefix_space: bool = False,
+    *, add_prefix_space: bool = False, normalizer: dict[str, Any] | None = None,
 ) -> Definition:
     """A byte-level BPE as GPT-2 and RoBERTa have it. special: every piece of `vocab` that stands for no text."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -261,7 +261,7 @@ def byte_bpe(
     facts = {
         "version": "1.0",
         "added_tokens": [_added(vocab[piece], piece, lstrip=piece == "<mask>") for piece in pieces],
-        "normalizer": None,
+        "normalizer": normalizer,
         "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
         "decoder": byte_level,
         "model": {

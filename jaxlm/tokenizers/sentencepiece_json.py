@@ -1,7 +1,8 @@
 """From a SentencePiece model to the `tokenizer.json` of the `tokenizers` library, which Transformers reads.
 
-Models trained here keep the text as it is, and begin every line with the word-start mark. SentencePiece runs them here,
-because it is several times as fast, and `tokenizers` after an export. Both give the same ids:
+Models trained here begin every line with the word-start mark, and normalise the text before, or keep it as it is.
+SentencePiece runs them here, because it is several times as fast, and `tokenizers` after an export. Both give the same
+ids:
 
 * Scores of a unigram model are multiples of a power of 2 so large that every sum of scores over EXACT characters is
   exact in float32 (SentencePiece) as in float64 (`tokenizers`). Both libraries walk the lattice in the same order and
@@ -19,9 +20,12 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as sp
 
+from jaxlm.tokenizers.normalizer import NORMALIZERS
+
 SPACE = "▁"
-# Written in place of SentencePiece's "identity" to tell models trained here, whose lines each begin a word.
-LINES = "jaxlm_lines"
+# Written in place of SentencePiece's "identity" to tell models trained here, whose lines each begin a word, by their
+# normalization.
+LINES = {"identity": "jaxlm_lines", "nmt_nfkc": "jaxlm_lines_nmt_nfkc"}
 EXACT = 4096
 WORD_END = re.compile(f"(?<=[^ {SPACE}\\n])[ \\n]")
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4
@@ -41,7 +45,12 @@ def parse(model: bytes) -> Any:
 
 
 def is_trained_here(proto: Any) -> bool:
-    return proto.normalizer_spec.name == LINES
+    return proto.normalizer_spec.name in LINES.values()
+
+
+def is_normalized(proto: Any) -> bool:
+    """Whether a model trained here takes texts that `normalize` has been over."""
+    return proto.normalizer_spec.name == LINES["nmt_nfkc"]
 
 
 def is_unigram(proto: Any) -> bool:
@@ -64,7 +73,8 @@ def begin_lines(text: str) -> str:
 
 def to_tokenizer_json(proto: Any) -> dict[str, Any]:
     """The model as a `tokenizer.json`, without post-processor; every special symbol an added token."""
-    normalizers, pre_tokenizers, decoders = _lines_pipeline() if is_trained_here(proto) else _published_pipeline(proto)
+    pipeline = _lines_pipeline if is_trained_here(proto) else _published_pipeline
+    normalizers, pre_tokenizers, decoders = pipeline(proto)
     if proto.normalizer_spec.add_dummy_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     special = [
@@ -90,9 +100,10 @@ def to_tokenizer_json(proto: Any) -> dict[str, Any]:
 Steps = list[dict[str, Any]]
 
 
-def _lines_pipeline() -> tuple[Steps, Steps, Steps]:
-    """Normalizers, pre-tokenizers and decoders for a model trained here: those of `begin_lines`."""
+def _lines_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
+    """Normalizers, pre-tokenizers and decoders for a model trained here: those of `normalize` and `begin_lines`."""
     normalizers = [
+        *(NORMALIZERS if is_normalized(proto) else ()),
         {"type": "Replace", "pattern": {"Regex": _line_begin.pattern}, "content": "\n "},
         {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
     ]

@@ -22,6 +22,7 @@ from etils import epath
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
+from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 # Characters of a segment. Long texts go to the library in groups of segments, so that memory does not grow with them.
@@ -49,7 +50,7 @@ class Tokenizer:
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
         self._processor: sentencepiece.SentencePieceProcessor | None = None
-        self._begins_lines = False
+        self._begins_lines = self._normalizes = False
         self._boundary: re.Pattern[str] | None = None  # where a long text may be cut
         try:
             (self._load_sentencepiece if definition.kind == SENTENCEPIECE else self._load_json)()
@@ -66,6 +67,7 @@ class Tokenizer:
         spec = proto.normalizer_spec
         if sentencepiece_json.is_trained_here(proto):
             self._begins_lines, self._boundary = True, sentencepiece_json.WORD_END
+            self._normalizes = sentencepiece_json.is_normalized(proto)
             spec.add_dummy_prefix = False  # `begin_lines` adds it
         elif spec.remove_extra_whitespaces and spec.add_dummy_prefix:
             self._boundary = _between_words
@@ -176,6 +178,8 @@ class Tokenizer:
 
     def _segments(self, text: str) -> Iterator[str]:
         """Segments whose ids, joined, are those of the text; at least one."""
+        if self._normalizes:
+            text = normalize(text)
         if self._begins_lines:
             text = sentencepiece_json.begin_lines(text)
         start, long = 0, _LONG[self._definition.kind]

@@ -17,10 +17,13 @@ from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
+from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 Kind = Literal["unigram", "bpe", "byte-bpe"]
 KINDS: tuple[str, ...] = get_args(Kind)
+Normalization = Literal["nmt_nfkc", "identity"]
+NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
 NUM_SENTINELS = 100
 # `<extra_id_0>` has the highest id of its block, as in T5.
 SENTINELS = tuple(f"<extra_id_{k}>" for k in reversed(range(NUM_SENTINELS)))
@@ -49,6 +52,7 @@ def train_tokenizer(
     kind: str = "unigram",
     vocab_size: int = 8192,
     character_coverage: float = 0.9995,
+    normalization: str = "nmt_nfkc",
     symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Trains a vocabulary, saves it in `folder` (in the form of `Tokenizer.save`) and returns it.
@@ -59,6 +63,7 @@ def train_tokenizer(
         "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
     character_coverage: share of the characters of the text that get a piece; the others are spelt in bytes.
+    normalization: what the tokenizer does to a text first: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
     symbols: names of further special symbols, such as "[R]", for an objective that needs them.
     The same texts and settings give the same model, byte for byte.
     Raises UserError if there is no text, or the vocabulary is larger or smaller than the text supports.
@@ -72,13 +77,17 @@ def train_tokenizer(
     folder = epath.Path(folder)
     if (folder / files.MARKER).exists():
         raise UserError(f"{folder} holds a tokenizer already; choose another folder, or remove it first.")
+    if normalization == "nmt_nfkc":
+        texts = map(normalize, texts)
+    elif normalization != "identity":
+        raise UserError(f"a normalization is {' or '.join(NORMALIZATIONS)}, not {normalization!r}.")
     chunks = list(_chunks(texts, keep_lines=kind == "byte-bpe"))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
     if kind == "byte-bpe":
-        definition = _train_byte_bpe(chunks, vocab_size, symbols)
+        definition = _train_byte_bpe(chunks, vocab_size, normalization, symbols)
     else:
-        definition = _train_sentencepiece(chunks, kind, vocab_size, character_coverage, symbols)
+        definition = _train_sentencepiece(chunks, kind, vocab_size, character_coverage, normalization, symbols)
     tokenizer = Tokenizer(definition)
     tokenizer.save(folder)
     return tokenizer
@@ -103,7 +112,9 @@ def _chunks(texts: Iterable[str], *, keep_lines: bool) -> Iterator[str]:
                 start = cut + (not keep_lines and line[cut : cut + 1] == " ")
 
 
-def _train_byte_bpe(chunks: list[str], vocab_size: int, symbols: Sequence[str]) -> files.Definition:
+def _train_byte_bpe(
+    chunks: list[str], vocab_size: int, normalization: str, symbols: Sequence[str]
+) -> files.Definition:
     """RoBERTa's layout: four symbols, 256 bytes, merged pieces, then what other objectives need, and <mask>."""
     last = [name for name in dict.fromkeys((*SENTINELS, *symbols)) if name not in (*_BYTE_BPE_FIRST, "<mask>")]
     last.append("<mask>")
@@ -128,12 +139,14 @@ def _train_byte_bpe(chunks: list[str], vocab_size: int, symbols: Sequence[str]) 
         )
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
-        vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}"
+        vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
+        normalizer={"type": "Sequence", "normalizers": NORMALIZERS} if normalization == "nmt_nfkc" else None,
     )
 
 
 def _train_sentencepiece(
-    lines: list[str], kind: str, vocab_size: int, character_coverage: float, symbols: Sequence[str]
+    lines: list[str], kind: str, vocab_size: int, character_coverage: float, normalization: str,
+    symbols: Sequence[str],
 ) -> files.Definition:
     alphabet, lines = _spell(lines, character_coverage)
     # A symbol that every vocabulary has is not made twice.
@@ -151,7 +164,7 @@ def _train_sentencepiece(
     except RuntimeError as error:
         raise _explained(error, lines, vocab_size, settings) from error
     proto = sentencepiece_json.parse(model)
-    proto.normalizer_spec.name = sentencepiece_json.LINES
+    proto.normalizer_spec.name = sentencepiece_json.LINES[normalization]
     if kind == "unigram":  # scores whose sums are exact in float32, which has 24 bits: see sentencepiece_json
         text_pieces = [piece for piece in proto.pieces if piece.type == 1]
         largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
