@@ -71,7 +71,7 @@ def _read(path: epath.Path, lowercase: bool | None) -> Definition:
     if name in ("merges.txt", "vocab.bpe", "vocab.json", "encoder.json"):
         return _read_byte_bpe(path.parent)
     if name.endswith(".model"):
-        return _read_sentencepiece(path)
+        return _read_sentencepiece(path, lowercase)
     if name.endswith(".json"):
         return _read_json(path)
     if name.endswith(".txt"):
@@ -96,7 +96,7 @@ def _read_folder(folder: epath.Path, lowercase: bool | None) -> Definition:
     models = [file for name in ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
               if (file := folder / name).exists()] or sorted(folder.glob("*.model"))
     if len(models) == 1:
-        return _read_sentencepiece(models[0])
+        return _read_sentencepiece(models[0], lowercase)
     if models:
         names = ", ".join(file.name for file in models)
         raise UserError(f"{folder} has several SentencePiece models ({names}); give the path of one of them.")
@@ -145,7 +145,7 @@ def _read_own(folder: epath.Path) -> Definition:
     return definition
 
 
-def _read_sentencepiece(path: epath.Path) -> Definition:
+def _read_sentencepiece(path: epath.Path, lowercase: bool | None) -> Definition:
     data = path.read_bytes()
     try:
         proto = sentencepiece_json.parse(data)
@@ -153,8 +153,17 @@ def _read_sentencepiece(path: epath.Path) -> Definition:
         raise UserError(f"{path} is not a SentencePiece model; is the file whole?") from error
     if not (sentencepiece_json.is_unigram(proto) or sentencepiece_json.is_bpe(proto)):
         raise UserError(f"{path} is a SentencePiece model of words or characters; only unigram and BPE are supported.")
-    symbols = guess_symbols(sentencepiece_json.symbol_pieces(proto))
-    return Definition(SENTENCEPIECE, data, symbols, path.name)
+    symbols, settings = guess_symbols(sentencepiece_json.symbol_pieces(proto)), _settings(path.parent)
+    lowercase = settings.get("do_lower_case") if lowercase is None else lowercase
+    if lowercase is None:
+        return Definition(SENTENCEPIECE, data, symbols, path.name)
+    # What ALBERT and XLNet do to a text before SentencePiece has it.
+    steps = [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
+    steps += [] if settings.get("keep_accents") else [{"type": "NFKD"}, {"type": "StripAccents"}]
+    steps += [{"type": "Lowercase"}] if lowercase else []
+    facts = sentencepiece_json.to_tokenizer_json(proto)
+    facts["normalizer"]["normalizers"][:0] = steps
+    return json_definition(facts, symbols, path.name)
 
 
 def _read_json(path: epath.Path) -> Definition:

@@ -117,8 +117,8 @@ class Tokenizer:
         path: a folder written by `save` (or a run folder that has one), a SentencePiece .model (unigram or BPE), a
             BERT vocab.txt, byte-level BPE files (folder with vocab.json or encoder.json, and merges.txt or vocab.bpe;
             with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers folder.
-        lowercase: for a vocab.txt only; by default as tokenizer_config.json beside it says, else whether the
-            vocabulary has no capital letter.
+        lowercase: for a vocab.txt or .model; by default as tokenizer_config.json beside it says, else for a vocab.txt
+            whether it has no capital letter.
         Raises UserError if there is none, or it is damaged or of an unknown kind.
         """
         return cls(files.read(epath.Path(path), lowercase))

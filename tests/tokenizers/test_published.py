@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,34 @@ def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tm
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
         assert ids == reference.encode(text) == peer(text, add_special_tokens=False)["input_ids"], text
     assert tokenizer.decode(tokenizer.encode("so a sea")) == "so a sea"
+
+
+def albert_text(text: str, do_lower_case: bool, keep_accents: bool = False) -> str:
+    """`preprocess_text` of ALBERT's and XLNet's code; `encode_pieces` gives its result to SentencePiece."""
+    text = " ".join(text.strip().split()).replace("``", '"').replace("''", '"')
+    if not keep_accents:
+        text = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    return text.lower() if do_lower_case else text
+
+
+@pytest.mark.parametrize("settings", [{"do_lower_case": True}, {"do_lower_case": True, "keep_accents": True},
+                                      {"do_lower_case": False}])
+def test_a_folder_may_say_that_letters_are_lowered_first(settings, data, tmp_path):
+    """As ALBERT and XLNet were published: spiece.model, and tokenizer_config.json beside it."""
+    shutil.copy(data / "tokenizers/albert/spiece.model", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.load(tmp_path)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    texts = ["Harold's RÉSUMÉ, ``naïve'' Zürich ½", "ÀÉÎ ñ", "Ａｌｌ (; a)"]
+    with lzma.open(data / "pretrain/wiki_en.jsonl.xz", "rt", encoding="utf-8") as file:
+        texts += [json.loads(next(file))["text"].split("\n")[0] for _ in range(100)]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert ids == reference.encode(albert_text(text, **settings)), text
+    assert ("▁harold" in tokenizer.pieces(tokenizer.encode("Harold"))) == settings["do_lower_case"]
+    assert Tokenizer.load(tmp_path / "spiece.model") == tokenizer and tokenizer.vocabulary.mask == 4
+    export(tokenizer, tmp_path / "out", BERT, 512)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert [peer(text, add_special_tokens=False)["input_ids"] for text in texts] == tokenizer.encode_batch(texts)
 
 
 def test_albert_symbols(data):
