@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -66,6 +68,8 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
     broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
     broken.write_text("import no_such_module\n")
     empty.write_text("experiment = 3\n")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     for arguments, words in (
         (["pretrain", preset.parent / "tinny.py"], "did you mean"),
         (["pretrain", broken], "cannot be run: ModuleNotFoundError"),
@@ -73,10 +77,16 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrain", preset, "--run-dir", other], "holds other files (notes.txt"),
         (["pretrain", preset, "--run-dir", other / "notes.txt"], "is a file"),
         (["pretrain", preset, "--run-dir", "/proc/run"], "cannot make the run folder /proc/run"),
+        (["pretrain", preset, "--run-dir", tmp_path / "a[1]"], "a[1] has one of the characters *, ? and [ in it"),
         (["pretrain", preset, "--run-dir", "gs://bucket/run"], "gs://bucket/run is not a local folder; runs are"),
         (["import", other, "gs://bucket/run"], "gs://bucket/run is not a local folder; runs are"),
         (["export", "gs://bucket/run", other], "gs://bucket/run is not a local folder; runs are"),
         (["tokenizer", "train", other, "gs://bucket/vocabulary"], "is not a local folder; tokenizers are"),
+        (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
+        (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
+        (["show", preset, "--data.source", "gs://bucket/x.txt"], "gs://bucket/x.txt cannot be opened"),
+        (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be opened"),
+        (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
         (["pretrian", preset], "did you mean pretrain?"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing does not exist"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
@@ -96,17 +106,21 @@ def test_a_preset_of_another_name_is_suggested(preset, capsys, monkeypatch):
 
 def test_help_of_the_fields(preset, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")  # as wide as the terminal
-    with pytest.raises(SystemExit) as stop:
-        main(["pretrain", str(preset), "--help"])
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
+    for command in ("plan", "pretrain"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, str(preset), "--help"])
+        assert stop.value.code == 0
+        said = capsys.readouterr().out
+        assert ("--topology" in said) == (command == "plan")
     for words in ("--objective.mask-rate", "--objective.model.hidden-size", "--train.checkpoint-every", "--mesh.fsdp",
                   "--data.source", "Share of tokens that"):
         assert words in said
     assert "--objective.vocabulary" not in said
     assert "The whole configuration of a run." in said and "Optimizer and learning-rate schedule." in said
-    usage, _, description, *boxes = said.splitlines()
-    assert usage.startswith("usage: ") and description.startswith("The whole") and max(map(len, boxes)) <= 60
+    own, fields = said.split("usage: ")[1:]
+    assert "--run-dir RUN_DIR" in own and "--init-from RUN_OR_HF_DIR" in own
+    _, _, description, *boxes = fields.splitlines()
+    assert description.startswith("The whole") and max(map(len, boxes)) <= 60
 
 
 def test_help_imports_nothing_heavy():
@@ -123,3 +137,10 @@ def test_help_imports_nothing_heavy():
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "jaxlm.cli", "nonsense"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
+    text = shutil.copy(preset.parent / "text.txt", tmp_path / "text-\udcff.txt")
+    arguments = ["tokenizer", "train", str(text), str(tmp_path / "out"), "--kind", "byte-bpe", "--vocab-size", "512"]
+    assert main(arguments) == 0
+    assert "text-\\udcff.txt" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import filter_logits, generate
+from jaxlm.inference.generate import _generate, filter_logits, generate
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -44,6 +44,17 @@ def params(bound):
 
 
 PROMPTS = [[7, 8, 9], [120], [50, 51, 52, 53, 54, 55]]
+
+
+def test_what_was_compiled_serves_a_model_that_is_loaded_again(bound, params):
+    assert generate(bound, params, PROMPTS, max_new_tokens=3) == generate(bound, params, PROMPTS, max_new_tokens=3)
+    compiled = _generate._cache_size()
+    again = CausalLM(model=MODEL).bind(Vocabulary.stand_in(130), 32)
+    assert again == bound and hash(again) == hash(bound) and again.vocabulary is not bound.vocabulary
+    generate(again, params, PROMPTS, max_new_tokens=3)
+    assert _generate._cache_size() == compiled
+    words = np.arange(130) % 2 == 0
+    assert CausalLM(model=MODEL).bind(dataclasses.replace(VOCABULARY, word_start=words), 32) != bound
 
 
 def slow_greedy(objective, params, prompt, count):
@@ -162,6 +173,8 @@ def test_nothing_asked_nothing_done(bound, params):
     ([[7, 8]], {"top_p": 1.5}, "top_p is 1.5"),
     ([[7, 8]], {"seed": -1}, "seed is -1"),
     ([[7, 8]], {"stop_ids": [130]}, "stop symbol with id 130 is not in a stand-in vocabulary of 130"),
+    ([[7, 8]], {"max_new_tokens": 10**9}, "max_new_tokens is 1000000000"),
+    ([[7] * 100_000], {}, "the prompt has 100000 tokens; the most is 8192"),
     ([[]], {}, "the prompt is empty"),
     ([[7], []], {}, "prompt 2 is empty"),
     ([[7, 131]], {}, "the prompt holds an id"),
