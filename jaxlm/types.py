@@ -9,7 +9,8 @@ class TokenBatch(NamedTuple):
     """Uncorrupted rows of text.
 
     tokens: int32 [batch, length], padded with the vocabulary's `pad`.
-    segment_ids: int32 [batch, length]; 0 is padding, 1, 2, ... number the documents inside a row.
+    segment_ids: int32 [batch, length]; 0 is padding. Where documents are packed, 1, 2, ... number those inside a row;
+        else they are the number of the row's document in its split, from 1.
     Padding stands only at the end of a row.
     """
 

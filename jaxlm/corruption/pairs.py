@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Array, Bool, Int
 
 from jaxlm.types import TokenBatch
 
@@ -41,38 +42,39 @@ def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> To
 
 
 def sentence_pairs(
-    key: jax.Array, batch: TokenBatch, *, cls: int, sep: int, pad: int, random_rate: float = 0.5,
-    single_rate: float = 0.0,
+    key: jax.Array, batch: TokenBatch, word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"], *,
+    cls: int, sep: int, pad: int, random_rate: float = 0.5, single_rate: float = 0.0,
 ) -> Pairs:
-    """Cuts each row in half and, with probability random_rate, takes the second half of another row instead.
+    """Cuts each row in two at a random sentence end and, with probability random_rate, takes the second part of a row
+    of another document instead.
 
-    Rows are sorted by size and paired, ties in random order. Both rows of a pair are cut around their middles to the
-    shorter one's halves, swapped or not, so that lengths do not reveal a swap. With random_rate 0 nothing is cut.
+    A row without a sentence end is cut at the word start nearest to its middle. Rows of other documents are sought
+    among those whose second part is of about the same size; both are cut to the shorter one, swapped or not, so that
+    lengths do not reveal a swap. With random_rate 0 nothing is lost. word_start and sentence_end are tables by id.
 
     With probability single_rate a row stays one segment, `[CLS] A [SEP]` (ELECTRA).
     """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
-    key_swap, key_order, key_single = jax.random.split(key, 3)
+    key_swap, key_order, key_single, key_cut = jax.random.split(key, 4)
 
     sizes = jnp.sum(segment_ids > 0, axis=1)
     single = jax.random.bernoulli(key_single, single_rate, (rows,))
-    middle = jnp.where(single, sizes, sizes // 2)
+    size_a, at_sentence = _cut(key_cut, tokens, sizes, word_start, sentence_end)
+    size_a = jnp.where(single, sizes, size_a)
     has_pair = (sizes >= 2) & ~single
     own = jnp.arange(rows)
-    partner = _partners(key_order, jnp.where(has_pair, sizes - middle, 0)) if random_rate > 0 else own
-    # A row swaps only with a row that has a second half of its own.
-    partner = jnp.where(has_pair & has_pair[partner], partner, own)
+    kind = jnp.where(has_pair, 1 + at_sentence, 0)
+    partner = _partners(key_order, sizes - size_a, kind, segment_ids[:, 0]) if random_rate > 0 else own
     is_random = jax.random.bernoulli(key_swap, random_rate, (rows,)) & (partner != own)
-    size_b = jnp.minimum(sizes - middle, (sizes - middle)[partner])
-    size_a = jnp.minimum(middle, jnp.where(partner != own, size_b, middle))
+    size_b = jnp.minimum(sizes - size_a, (sizes - size_a)[partner])
     source = jnp.where(is_random, partner, own)
-    other, start_a, start_b = tokens[source], middle - size_a, middle[source]
+    other, start_b = tokens[source], size_a[source]
 
     # Position p of the new row: 0 is [CLS], then A, [SEP], B, [SEP], padding.
     p = jnp.arange(length + 3)[None, :]
-    size_a, size_b, start_a, start_b = size_a[:, None], size_b[:, None], start_a[:, None], start_b[:, None]
-    a = jnp.take_along_axis(tokens, jnp.clip(p - 1 + start_a, 0, length - 1), axis=1)
+    size_a, size_b, start_b = size_a[:, None], size_b[:, None], start_b[:, None]
+    a = jnp.take_along_axis(tokens, jnp.clip(p - 1, 0, length - 1), axis=1)
     b = jnp.take_along_axis(other, jnp.clip(p - 2 - size_a + start_b, 0, length - 1), axis=1)
     end_a, end_b = 1 + size_a, 2 + size_a + size_b
     ids = jnp.select([p == 0, p < end_a, p == end_a, p < end_b, p == end_b], [cls, a, sep, b, sep], pad)
@@ -87,13 +89,41 @@ def sentence_pairs(
     )
 
 
-def _partners(key: jax.Array, sizes: Int[Array, " rows"]) -> Int[Array, " rows"]:
-    """Each row's partner: the rows in order of size, equal ones shuffled, two by two; an odd one out has itself."""
+def _cut(
+    key: jax.Array, tokens: Int[Array, "rows length"], sizes: Int[Array, " rows"], word_start: Bool[Array, " vocab"],
+    sentence_end: Bool[Array, " vocab"],
+) -> tuple[Int[Array, " rows"], Bool[Array, " rows"]]:
+    """How many tokens of each row stand before the cut, and whether a sentence ends there."""
+    length = tokens.shape[1]
+    starts, ends = word_start[tokens], sentence_end[tokens]
+    p = jnp.arange(length)[None, :]
+    inside = (p > 0) & (p < sizes[:, None])
+    from_middle = jnp.abs(2 * p - sizes[:, None])
+    # "3.14" in pieces that do not begin words is no sentence end, and "?!" is one.
+    sentence = jnp.pad(ends[:, :-1], ((0, 0), (1, 0))) & ~ends & starts
+    # The first and last tenth of a row are left out: with parts of sentences there, lengths would spread more
+    # than those of BERT's whole sentences do.
+    sentence &= inside & (5 * from_middle <= 4 * sizes[:, None])
+    near = -from_middle - jnp.where(starts, 0, length // 4)
+    score = jnp.where(sentence, 1.0 + jax.random.uniform(key, tokens.shape), jnp.where(inside, near, -4 * length))
+    return jnp.argmax(score, axis=1), jnp.any(sentence, axis=1)
+
+
+def _partners(
+    key: jax.Array, sizes: Int[Array, " rows"], kind: Int[Array, " rows"], document: Int[Array, " rows"]
+) -> Int[Array, " rows"]:
+    """For each row another of the same kind (0: none), of another document, and of about its size; else itself.
+
+    The rows stand in order of kind and size, equal ones shuffled, and each looks at the 7 others of its group of 8. If
+    one may take the other, the other may take the one: being the shorter or the longer says nothing about a swap.
+    """
     rows = sizes.shape[0]
-    order = jnp.lexsort((jax.random.uniform(key, (rows,)), -sizes))
-    place = jnp.arange(rows)
-    beside = order[jnp.minimum(place ^ 1, rows - 1)]
-    return jnp.zeros_like(order).at[order].set(beside)
+    order = jnp.lexsort((jax.random.uniform(key, (rows,)), -sizes, -kind))
+    place = np.arange(rows)[:, None] ^ np.arange(1, 8)
+    own, other = order[:, None], order[np.minimum(place, rows - 1)]
+    fits = (place < rows) & (kind[other] == kind[own]) & (kind[own] > 0) & (document[other] != document[own])
+    first = jnp.take_along_axis(other, jnp.argmax(fits, axis=1, keepdims=True), axis=1)[:, 0]
+    return jnp.zeros_like(order).at[order].set(jnp.where(jnp.any(fits, axis=1), first, order))
 
 
 def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> tuple[Array, Array]:

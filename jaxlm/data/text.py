@@ -121,7 +121,7 @@ class TextData:
     def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> TokenBatch:
         """Full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
         tokens = random_tokens(rows, raw_length, vocabulary)
-        return TokenBatch(tokens, np.ones_like(tokens))
+        return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _corpus(self) -> Corpus:
         if not self.source.strip():  # as `jaxlm import` leaves it; what needs no text does without

@@ -19,6 +19,7 @@ PACKINGS = ("document", "packed", "packed-eos")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
 _AT_ONCE = 1 << 20  # offsets read at a time when a split is opened
+_NUMBERS = 1 << 30  # of documents, in rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +100,16 @@ class DocumentWindows:
     def read(self, index: np.ndarray) -> TokenBatch:
         """index: int [batch], -1 for an empty row. Returns int32 [batch, length] twice."""
         used = index >= 0
-        start, size = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
-        start[used], size[used] = self._locate(index[used])
+        start, size, document = np.zeros((3, len(index)), np.int64)
+        start[used], size[used], document[used] = self._locate(index[used])
         place = np.arange(self.length)
         real = place < size[:, None]
         tokens = self._tokens.windows(start, self.length)
-        return TokenBatch(np.where(real, tokens, self._pad).astype(np.int32), real.astype(np.int32))
+        segments = np.where(real, 1 + document[:, None] % _NUMBERS, 0)
+        return TokenBatch(np.where(real, tokens, self._pad).astype(np.int32), segments.astype(np.int32))
 
-    def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where windows begin in the tokens, and how many tokens they hold."""
+    def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where windows begin in the tokens, how many tokens they hold, and of which document."""
         block = np.searchsorted(self._before, index, side="right") - 1
         near = self._offsets.from_each(block * _STRIDE, _STRIDE + 1)
         lengths = np.diff(near)
@@ -117,7 +119,7 @@ class DocumentWindows:
         length = lengths[rows, document]
         number = index - (ends[rows, document] - self._windows(length))
         start = np.minimum(number * self.length, np.maximum(length - self.length, 0))
-        return near[rows, document] + start, np.minimum(length, self.length)
+        return near[rows, document] + start, np.minimum(length, self.length), block * _STRIDE + document
 
 
 class PackedWindows:

@@ -51,7 +51,7 @@ class MaskedLM(MaskFiller):
     whole_word: bool = False
     """Mask all tokens of a word together."""
     next_sentence: bool = field(True, weights=True)
-    """Predict whether the second half of a row follows the first."""
+    """Predict whether the second segment of a row follows the first."""
     full_sentences: bool = False
     """Fill rows to their length: where a document ends, the next one follows behind the end symbol (RoBERTa's
     FULL-SENTENCES, Liu et al. 2019, section 4.2). Otherwise a row holds text of one document."""
@@ -174,5 +174,5 @@ class MaskedLM(MaskFiller):
         lines.append(Line(f"predict {len(targets)}", targets, ["target"] * len(targets)))
         if self.next_sentence:
             is_random = bool(example["next_sentence_labels"][row])
-            lines.append(Line(f"second half is {'RANDOM (1)' if is_random else 'NEXT (0)'}", [], []))
+            lines.append(Line(f"second segment is {'RANDOM (1)' if is_random else 'NEXT (0)'}", [], []))
         return lines

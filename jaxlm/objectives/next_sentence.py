@@ -1,5 +1,5 @@
 """Next-sentence prediction (BERT, Devlin et al. 2018, section 3.1, Task #2): a classifier on the first token tells
-whether the second segment of a row follows the first one in the text (0) or is another row's (1)."""
+whether the second segment of a row follows the first one in the text (0) or is of another document (1)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ def init(model: Encoder, key: jax.Array) -> Params:
 
 
 def corrupt(key: jax.Array, batch: TokenBatch, vocabulary: Vocabulary) -> Example:
-    """Rows `[CLS] A [SEP] B [SEP]`, half of them with another row's B: input_ids, token_type_ids, attention_mask int32
-    [batch, length + 3]; next_sentence_labels int32 and next_sentence_weights float32 [batch]."""
-    pairs = sentence_pairs(key, batch, cls=vocabulary.cls, sep=vocabulary.sep, pad=vocabulary.pad)
+    """Rows `[CLS] A [SEP] B [SEP]`, half of them with another document's B: input_ids, token_type_ids, attention_mask
+    int32 [batch, length + 3]; next_sentence_labels int32 and next_sentence_weights float32 [batch]."""
+    v = vocabulary
+    pairs = sentence_pairs(
+        key, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), cls=v.cls, sep=v.sep, pad=v.pad
+    )
     return {
         "input_ids": pairs.input_ids,
         "token_type_ids": pairs.token_type_ids,

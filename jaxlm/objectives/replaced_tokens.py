@@ -98,9 +98,10 @@ class ReplacedTokens(MaskFiller):
         assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_pairs, key_mask, key_draw = jax.random.split(key, 4)
         batch = shorten(key_short, batch, rate=self.short_rate, least=5)
-        if self.two_segments:  # always text and what follows it: no second half is ever swapped
+        if self.two_segments:  # always text and what follows it: no second segment is ever swapped
             pairs = sentence_pairs(
-                key_pairs, batch, cls=v.cls, sep=v.sep, pad=v.pad, random_rate=0.0, single_rate=self.single_rate
+                key_pairs, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), cls=v.cls, sep=v.sep,
+                pad=v.pad, random_rate=0.0, single_rate=self.single_rate,
             )
             ids, token_type_ids, attention_mask = pairs.input_ids, pairs.token_type_ids, pairs.attention_mask
         else:

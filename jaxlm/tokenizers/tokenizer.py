@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,12 @@ _LONG = {SENTENCEPIECE: sentencepiece_json.EXACT, JSON: 1 << 16}
 _GROUP = 1 << 22
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 _sentinel = re.compile(r"<extra_id_(\d+)>")
+# Punctuation whose last sign but quotes and brackets ends a sentence, in any script.
+_sentence_end = re.compile(r"""\W*[.!?…。！？｡؟۔।॥։።။។]["'”’»)\]}」』）】]*""")
+# Scripts that are written without spaces: each piece is taken for a word.
+_unspaced = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 
 
 class Tokenizer:
@@ -90,9 +97,14 @@ class Tokenizer:
             count += 1
         special = np.array([piece in self._special for piece in self._pieces])
         start = np.array([_starts_word(piece, self._style) for piece in self._pieces]) & ~special
+        end = np.array([bool(_sentence_end.fullmatch(_readable(piece, self._style))) for piece in self._pieces])
+        unknown = ids.get("unk", -1)
+        if unknown >= 0 and list(ids.values()).count(unknown) == 1:  # it stands for a word; in GPT-2 it is also the end
+            special[unknown], start[unknown] = False, True
         return Vocabulary(
-            size=len(self._pieces), special=special, word_start=start, sentinel=sentinels[0] if count else -1,
-            num_sentinels=count, symbols={piece: numbers[piece] for piece in sorted(self._special & numbers.keys())},
+            size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
+            sentinel=sentinels[0] if count else -1, num_sentinels=count,
+            symbols={piece: numbers[piece] for piece in sorted(self._special & numbers.keys())},
             name=self._definition.name, **ids,
         )
 
@@ -269,11 +281,14 @@ def _types(part: Any) -> set[str]:
 
 
 def _starts_word(piece: str, style: str) -> bool:
+    """As BERT, RoBERTa, XLNet and ALBERT have it for whole-word masking."""
     if style == "wordpiece":
         return not piece.startswith("##")
-    if style == "bytes":  # the stand-ins for space, newline, tab and carriage return
-        return piece.startswith(("Ġ", "Ċ", "ĉ", "č"))
-    return piece.startswith(sentencepiece_json.SPACE) or piece in ("<0x0A>", "<0x09>", "<0x0D>", "\n", "\t", "\r")
+    text = _readable(piece, style)
+    if text.startswith((sentencepiece_json.SPACE, "⏎", "⇥", "␍", "\r")) or _unspaced.match(text):
+        return True
+    # Punctuation does, but apostrophes.
+    return style == "marks" and all(unicodedata.category(char)[0] in "PS" and char not in "'’" for char in text)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What objectives and data know of a tokenizer: its size, its special symbols, where words begin.
+"""What objectives and data know of a tokenizer: its size, its special symbols, where words begin and sentences end.
 
 It imports no jax, so that processes that only tokenise start fast.
 """
@@ -18,8 +18,9 @@ class Vocabulary:
     """The facts of a tokenizer that objectives need; ids are -1 where the tokenizer has no such symbol.
 
     size: number of ids, special symbols included.
-    special: bool [size], true for every symbol that stands for no text (control symbols and sentinels).
+    special: bool [size], true for every symbol that stands for no text (control symbols and sentinels, not [UNK]).
     word_start: bool [size], true where a token begins a new word (for whole-word masking).
+    sentence_end: bool [size], true where a token is the punctuation that ends a sentence.
     sentinel: id of `<extra_id_0>`; sentinel k has id `sentinel - k`, for k < num_sentinels (T5's descending order).
     keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
     symbols: name → id of every special symbol, those of an objective ("[R]") included.
@@ -29,6 +30,7 @@ class Vocabulary:
     size: int
     special: np.ndarray
     word_start: np.ndarray
+    sentence_end: np.ndarray
     pad: int = -1
     unk: int = -1
     cls: int = -1
@@ -77,11 +79,11 @@ class Vocabulary:
         names = ("[PAD]", "[UNK]", "<s>", "</s>", "[CLS]", "[SEP]", "[MASK]",
                  *(f"<extra_id_{k}>" for k in reversed(range(sentinels))), *symbols)
         first_text = len(names)
-        special = np.arange(size) < first_text
+        special = (np.arange(size) < first_text) & (np.arange(size) != 1)
         return cls(
-            size=size, special=special, word_start=~special, pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6,
-            sentinel=6 + sentinels, num_sentinels=sentinels, name=f"a stand-in vocabulary of {size}",
-            symbols={name: number for number, name in enumerate(names)},
+            size=size, special=special, word_start=~special, sentence_end=np.zeros(size, bool), pad=0,
+            unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinel=6 + sentinels, num_sentinels=sentinels,
+            symbols={name: number for number, name in enumerate(names)}, name=f"a stand-in vocabulary of {size}",
         )
 
 

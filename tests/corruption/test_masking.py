@@ -139,6 +139,18 @@ def test_whole_words_follow_the_greedy_loop():
     assert abs(np.mean(fast_sizes) - np.mean(slow_sizes)) < 5 * np.std(slow_sizes) / np.sqrt(len(slow_sizes)) + 1e-9
 
 
+def test_a_word_piece_after_sep_begins_a_group():
+    """Pieces on both sides of [SEP] are never one word, even where the second part begins within one."""
+    ids = jnp.array([[CLS, 10, 11, SEP, 12, 13, SEP, PAD]] * 64)
+    starts = jnp.asarray(np.arange(V) == 10)
+    choose = jax.jit(lambda key: mask_tokens(
+        key, ids, jnp.asarray(SPECIAL), mask=MASK, attention_mask=(ids != PAD).astype(int), rate=0.3, slots=2,
+        vocab_size=V, word_start=starts,
+    ))
+    m = jax.device_get(choose(jax.random.key(0)))
+    assert {tuple(row) for row in m.labels.tolist()} == {(10, 11), (12, 13)}
+
+
 def test_empty_rows_ask_nothing():
     ids, mask = rows(0, 4, 32)
     ids[2], mask[2] = PAD, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import jax
 import jax.numpy as jnp
@@ -14,84 +15,142 @@ from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.types import TokenBatch
 
 PAD, CLS, SEP = 0, 1, 2
+V = 70_000
+EVERY = 7  # a sentence ends with the tokens at the places 6, 13, 20, ... of a row
+WORD_START, SENTENCE_END = np.ones(V, bool), np.arange(V) % 1000 % EVERY == EVERY - 1
+NOWHERE = np.zeros(V, bool)
 
 
-def batch(sizes: list[int], length: int) -> TokenBatch:
-    """Token = 1000·row + position, so that every token tells where it came from."""
+def batch(sizes: list[int], length: int, documents: list[int] | None = None) -> TokenBatch:
+    """Token = 1000·row + position, so that every token tells where it came from; each row of a document of its own."""
     tokens = 1000 * (1 + np.arange(len(sizes)))[:, None] + np.arange(length)[None]
     real = np.arange(length)[None] < np.array(sizes)[:, None]
-    return TokenBatch(np.where(real, tokens, PAD).astype(np.int32), real.astype(np.int32))
+    documents = np.array(documents or range(1, 1 + len(sizes)))[:, None]
+    return TokenBatch(np.where(real, tokens, PAD).astype(np.int32), np.where(real, documents, 0).astype(np.int32))
 
 
-@functools.partial(jax.jit, static_argnames="rate")
-def make_pairs(key: jax.Array, b: TokenBatch, rate: float):
-    return sentence_pairs(key, b, cls=CLS, sep=SEP, pad=PAD, random_rate=rate)
+@functools.partial(jax.jit, static_argnames=("rate", "single"))
+def make_pairs(key: jax.Array, b: TokenBatch, word_start, sentence_end, rate: float, single: float):
+    return sentence_pairs(
+        key, b, word_start, sentence_end, cls=CLS, sep=SEP, pad=PAD, random_rate=rate, single_rate=single
+    )
 
 
-def pairs(seed: int, b: TokenBatch, rate: float = 0.5):
-    return jax.device_get(make_pairs(jax.random.key(seed), b, rate=rate))
+def pairs(seed: int, b: TokenBatch, rate: float = 0.5, word_start=WORD_START, sentence_end=SENTENCE_END, single=0.0):
+    return jax.device_get(make_pairs(jax.random.key(seed), b, word_start, sentence_end, rate=rate, single=single))
 
 
-def expected_row(b: TokenBatch, row: int, partner: int, swapped: bool = False) -> tuple[list[int], list[int]]:
-    text = lambda r: [int(t) for t in b.tokens[r] if t]  # noqa: E731
-    halves = lambda t: (t[: len(t) // 2], t[len(t) // 2 :])  # noqa: E731
-    (a, rest), (_, other) = halves(text(row)), halves(text(partner))
-    if partner != row:
-        shorter = min(len(rest), len(other))
-        a, rest = a[-shorter:], (other if swapped else rest)[:shorter]
-    return [CLS, *a, SEP, *rest, SEP], [0] * (len(a) + 2) + [1] * (len(rest) + 1)
+def split(p, row: int) -> tuple[list[int], list[int]]:
+    """A and B of a row, whose form is checked."""
+    real = int(p.attention_mask[row].sum())
+    ids, types = p.input_ids[row].tolist(), p.token_type_ids[row].tolist()
+    middle = ids.index(SEP)
+    assert ids[0] == CLS and ids[real - 1] == SEP and set(ids[real:]) <= {PAD}
+    assert types == [0] * (middle + 1) + [1] * (real - middle - 1) + [0] * (len(ids) - real)
+    return ids[1:middle], ids[middle + 1 : real - 1]
 
 
-def test_rows_are_what_the_formula_says():
+def test_rows_are_cut_where_a_sentence_ends():
+    """Every sentence end but those in the first and last tenth of a row, each as often as any other."""
+    sizes = [29, 29, 10, 28, 5, 2, 1, 112]
+    b, cuts = batch(sizes, 112), {row: [] for row in range(len(sizes))}
+    for seed in range(150):
+        p = pairs(seed, b, rate=0.0)
+        assert not p.is_random.any() and p.has_pair.tolist() == [1, 1, 1, 1, 1, 1, 0, 1]
+        for row, size in enumerate(sizes):
+            first, second = split(p, row)
+            assert first + second == b.tokens[row][:size].tolist()  # nothing is lost
+            cuts[row].append(len(first))
+    assert set(cuts[0]) == {7, 14, 21} and set(cuts[2]) == {7} and set(cuts[7]) == set(range(14, 99, 7))
+    assert set(cuts[4]) == {2} and set(cuts[5]) == {1}  # none has ended: the middle
+    share = np.bincount(cuts[0] + cuts[1])[[7, 14, 21]] / 300
+    assert (abs(share - 1 / 3) < 4 * np.sqrt(2 / 9 / 300)).all()
+
+
+def test_where_nothing_ends_rows_are_cut_at_a_word_near_the_middle():
+    b = batch([29, 29, 29], 29)
+    starts = NOWHERE.copy()
+    starts[[1000 + 16, 1000 + 10, 2000 + 3]] = True  # near, farther, and too far to be taken
+    p = pairs(0, b, 0.0, starts, NOWHERE)
+    assert [len(split(p, row)[0]) for row in range(3)] == [16, 14, 14]
+
+
+def test_a_sentence_ends_after_its_last_sign_and_before_a_word():
+    """Of "?!", and of the point in "3.14" where its pieces show that no word begins."""
+    b = batch([20] * 2, 20)
+    ends, starts = NOWHERE.copy(), WORD_START.copy()
+    ends[[1000 + 4, 1000 + 5, 2000 + 4, 2000 + 11]] = True
+    starts[2000 + 5] = False
+    for seed in range(20):
+        p = pairs(seed, b, 0.0, starts, ends)
+        assert [len(split(p, row)[0]) for row in range(2)] == [6, 12]
+
+
+def test_the_second_part_is_of_another_row():
     b = batch([29, 29, 10, 2, 1, 0, 28, 5], 29)
-    partners = {0: 1, 1: 0, 6: 2, 2: 6, 7: 3, 3: 7, 4: 4}  # by size, two by two
-    swaps = {row: set() for row in partners}
-    for seed in range(40):
+    swaps = {row: set() for row in range(8)}
+    for seed in range(60):
         p = pairs(seed, b)
-        assert p.input_ids[5].tolist() == [PAD] * 32 and not p.has_pair[5] and not p.is_random[5]
-        for row, partner in partners.items():
-            ids = p.input_ids[row][p.attention_mask[row] > 0].tolist()
-            assert p.has_pair[row] == (row != 4)
-            swaps[row].add(bool(p.is_random[row]))
-            want_ids, want_types = expected_row(b, row, partner, bool(p.is_random[row]))
-            assert ids == want_ids
-            assert p.token_type_ids[row][: len(ids)].tolist() == want_types
-            assert (p.input_ids[row][len(ids) :] == PAD).all() and (p.token_type_ids[row][len(ids) :] == 0).all()
-    assert all(swaps[row] == ({False} if row == 4 else {False, True}) for row in partners)
+        assert not p.attention_mask[5].any() and not p.input_ids[5].any() and not p.has_pair[5]
+        for row, size in enumerate([29, 29, 10, 2, 1, 0, 28, 5]):
+            if size == 0:
+                continue
+            (first, second), text = split(p, row), b.tokens[row][:size].tolist()
+            assert first == text[: len(first)]
+            other = second[0] // 1000 - 1 if second else row
+            swaps[row].add(other)
+            assert p.is_random[row] == (other != row)
+            if other == row:  # its own, cut short where the row that it might have got is shorter
+                assert second == text[len(first) :][: len(second)]
+            else:  # what stands behind the other's cut
+                start = second[0] % 1000
+                assert start % EVERY == 0 or b.segment_ids[other].sum() // (other + 1) in (2, 5)
+                assert second == b.tokens[other][start : start + len(second)].tolist()
+    assert swaps[4] == {4} and all(row in swaps[row] and len(swaps[row]) > 1 for row in (0, 1, 2, 3, 6, 7))
+
+
+def test_rows_without_a_sentence_end_swap_among_themselves():
+    """A part that begins within a sentence would tell that the row's first part, which ends one, is not its own."""
+    b = batch([29] * 32, 29)
+    ends = SENTENCE_END.copy()
+    ends[16_500:] = False  # of the rows from the 17th on
+    for seed in range(20):
+        p = pairs(seed, b, 1.0, sentence_end=ends)
+        assert p.is_random.all()
+        other = np.array([split(p, row)[1][0] // 1000 - 1 for row in range(32)])
+        assert ((other >= 16) == (np.arange(32) >= 16)).all()
 
 
 def test_rows_of_one_size_have_every_partner():
     b, met = batch([20] * 6, 20), {row: set() for row in range(6)}
-    for seed in range(120):
-        for row, ids in enumerate(pairs(seed, b, rate=1.0).input_ids):
+    for seed in range(160):
+        for row, ids in enumerate(pairs(seed, b, 1.0, sentence_end=NOWHERE).input_ids):
             met[row].add(int(ids[-2]) // 1000 - 1)
     assert all(met[row] == set(range(6)) - {row} for row in range(6))
+
+
+def test_the_second_part_is_never_of_the_same_document():
+    rng = np.random.default_rng(0)
+    documents = rng.integers(1, 5, 64).tolist()  # four documents: a partner has the same one in four
+    b = batch(rng.integers(20, 31, 64).tolist(), 30, documents)
+    swapped = 0
+    for seed in range(40):
+        p = pairs(seed, b)
+        for row in np.flatnonzero(p.is_random):
+            assert documents[split(p, row)[1][0] // 1000 - 1] != documents[row]
+        swapped += p.is_random.sum()
+    assert abs(swapped / (40 * 64) - 0.5) < 5 * np.sqrt(0.25 / (40 * 64))
+    assert not pairs(0, batch([30] * 8, 30, [3] * 8), rate=1.0).is_random.any()
 
 
 def test_sizes_do_not_tell_what_was_swapped():
     """With the same key, hence the same partners, rows have the same shape whether all swap or none."""
     b = batch(np.random.default_rng(0).integers(0, 31, 33).tolist(), 30)
-    able = int((b.segment_ids.sum(1) >= 2).sum())
     for seed in range(20):
         none, every = pairs(seed, b, rate=1e-9), pairs(seed, b, rate=1.0)
-        assert none.is_random.sum() == 0 and every.is_random.sum() == able - able % 2
+        assert none.is_random.sum() == 0 and every.is_random.sum() >= every.has_pair.sum() - 4
         np.testing.assert_array_equal(none.attention_mask, every.attention_mask)
         np.testing.assert_array_equal(none.token_type_ids, every.token_type_ids)
-
-
-def test_nothing_is_cut_where_nothing_is_swapped():
-    b = batch([29, 10, 2, 17], 29)
-    p = pairs(0, b, rate=0.0)
-    for row in range(4):
-        assert p.input_ids[row][p.attention_mask[row] > 0].tolist() == expected_row(b, row, row)[0]
-
-
-def test_text_stays_joined_across_the_middle():
-    b = batch(np.random.default_rng(1).integers(2, 31, 32).tolist(), 30)
-    p = pairs(3, b, rate=1e-9)
-    for row in range(32):
-        text = [int(t) for t in p.input_ids[row] if t > SEP]
-        assert text == list(range(text[0], text[0] + len(text)))
 
 
 def test_half_of_the_rows_are_swapped():
@@ -105,7 +164,59 @@ def test_half_of_the_rows_are_swapped():
 def test_a_batch_of_one_row_has_no_partner():
     p = pairs(0, batch([20], 20), rate=1.0)
     assert p.is_random.tolist() == [0]
-    assert p.input_ids[0].tolist() == expected_row(batch([20], 20), 0, 0)[0]
+    assert [*split(p, 0)[0], *split(p, 0)[1]] == list(range(1000, 1020))
+
+
+def bert_lengths(documents: list[list[int]], length: int, draw: random.Random) -> list[tuple[int, int]]:
+    """BERT's create_pretraining_data.py (Devlin et al. 2018) over documents given as lengths of sentences: for each
+    full row how many tokens A has, and whether B is random."""
+    found, target = [], length - 3
+    for document in documents:
+        chunk, i = [], 0
+        while i < len(document):
+            chunk.append(document[i])
+            if i == len(document) - 1 or sum(chunk) >= target:
+                cut = 1 if len(chunk) == 1 else draw.randint(1, len(chunk) - 1)
+                a, b = sum(chunk[:cut]), sum(chunk[cut:])
+                is_random = len(chunk) == 1 or draw.random() < 0.5
+                if is_random:
+                    other = draw.choice(documents)
+                    b = 0
+                    for size in other[draw.randint(0, len(other) - 1) :]:
+                        b += size
+                        if b >= target - a:
+                            break
+                    i -= len(chunk) - cut
+                while a + b > target:
+                    a, b = (a - 1, b) if a > b else (a, b - 1)
+                found.append((a, is_random))
+                chunk = []
+            i += 1
+    return found
+
+
+def test_lengths_spread_as_in_the_reference():
+    """Segment A in rows of 128: BERT's own algorithm against ours over the same sentences."""
+    draw, rng = random.Random(0), np.random.default_rng(0)
+    documents = [[int(n) for n in np.clip(rng.lognormal(3.1, 0.5, 40), 4, 80)] for _ in range(150)]
+    theirs = np.array([a for a, _ in bert_lengths(documents, 128, draw)])
+
+    ends, rows = np.arange(V) == 5, []
+    for document in documents:
+        text = np.concatenate([np.r_[np.full(size - 1, 3), 5] for size in document])
+        rows += [text[start : start + 125] for start in range(0, len(text) - 125, 125)]
+    rows = np.stack(rows[:512]).astype(np.int32)
+    numbers = np.broadcast_to(np.arange(1, 513, dtype=np.int32)[:, None], rows.shape)
+    ours, ended = [], []
+    for seed in range(8):
+        p = pairs(seed, TokenBatch(rows, numbers), sentence_end=ends)
+        size = ((p.token_type_ids == 0) & (p.attention_mask > 0)).sum(1) - 2
+        ours.append(size)
+        ended.append(p.input_ids[np.arange(512), size] == 5)
+    assert 27 < theirs.std() < 31
+    assert abs(np.std(ours) - theirs.std()) < 2
+    assert abs(np.mean(ours) - theirs.mean()) < 8  # where B is random, the reference starts the next row in this one
+    assert np.mean(ended) > 0.99
 
 
 def test_single_segments():
@@ -128,7 +239,7 @@ def test_short_rows(rate, least):
         size = (short.segment_ids > 0).sum(1)
         kept = np.arange(width) < size[:, None]
         np.testing.assert_array_equal(short.tokens, np.where(kept, b.tokens, PAD))
-        np.testing.assert_array_equal(short.segment_ids, kept)
+        np.testing.assert_array_equal(short.segment_ids, np.where(kept, b.segment_ids, 0))
         sizes.append(size)
     sizes = np.concatenate(sizes)
     assert sizes.min() >= least
@@ -152,10 +263,9 @@ def test_short_rows_of_rows_that_are_short_already():
 def test_some_rows_stay_one_segment():
     """ELECTRA's one in ten: [CLS] text [SEP], nothing lost, all of the first type, and never swapped."""
     b = batch([29, 29, 10, 2], 29)
-    make = jax.jit(functools.partial(sentence_pairs, cls=CLS, sep=SEP, pad=PAD, random_rate=0.0, single_rate=0.1))
     single = 0
     for seed in range(400):
-        p = jax.device_get(make(jax.random.key(seed), b))
+        p = pairs(seed, b, rate=0.0, single=0.1)
         for row, size in enumerate([29, 29, 10, 2]):
             ids = p.input_ids[row][p.attention_mask[row] > 0].tolist()
             text = b.tokens[row][:size].tolist()
@@ -164,5 +274,5 @@ def test_some_rows_stay_one_segment():
                 single += 1
                 assert ids == [CLS, *text, SEP] and not p.token_type_ids[row].any() and not p.has_pair[row]
             else:
-                assert ids == expected_row(b, row, row)[0] and p.has_pair[row]
+                assert min(map(len, split(p, row))) >= 1 and p.has_pair[row]
     assert abs(single - 160) < 4 * np.sqrt(1600 * 0.1 * 0.9)

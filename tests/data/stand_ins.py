@@ -14,7 +14,10 @@ EOS = 3
 
 class ByteTokenizer:
     fingerprint = "bytes"
-    vocabulary = Vocabulary(size=272, special=np.arange(272) < 16, word_start=np.arange(272) >= 16, pad=0, eos=EOS)
+    vocabulary = Vocabulary(
+        size=272, special=np.arange(272) < 16, word_start=np.arange(272) >= 16, sentence_end=np.zeros(272, bool), pad=0,
+        eos=EOS,
+    )
 
     def encode_arrays(self, texts, *, num_threads=0):
         return [np.frombuffer("".join(text.split()).encode(), np.uint8).astype(np.int32) + 16 for text in texts]

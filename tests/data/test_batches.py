@@ -37,16 +37,16 @@ def expected_windows(documents, length, packing, pad=0):
     ids = [[byte + 16 for byte in text.encode()] for text in documents]
     if packing == "document":
         found = []
-        for tokens in ids:
+        for document, tokens in enumerate(ids, 1):
             if len(tokens) < 2:
                 continue
             if len(tokens) < length:
                 fill = length - len(tokens)
-                found.append((tuple(tokens + [pad] * fill), tuple([1] * len(tokens) + [0] * fill)))
+                found.append((tuple(tokens + [pad] * fill), tuple([document] * len(tokens) + [0] * fill)))
                 continue
             for number in range(-(-len(tokens) // length)):
                 start = min(number * length, len(tokens) - length)
-                found.append((tuple(tokens[start : start + length]), (1,) * length))
+                found.append((tuple(tokens[start : start + length]), (document,) * length))
         return found
     stream = []
     for number, tokens in enumerate(ids):
@@ -221,7 +221,7 @@ def test_too_little_text(tmp_path):
 def test_an_end_symbol_is_needed_where_it_is_packed(tmp_path):
     class Endless(ByteTokenizer):
         vocabulary = ByteTokenizer.vocabulary.__class__(
-            size=272, special=np.zeros(272, bool), word_start=np.zeros(272, bool)
+            size=272, special=np.zeros(272, bool), word_start=np.zeros(272, bool), sentence_end=np.zeros(272, bool)
         )
 
     store = store_of(tmp_path / "s", ["abc", "def"], tokenizer=Endless())

@@ -87,7 +87,8 @@ def test_bad_questions(filler, text, top_k, message):
 
 def test_tokenizer_without_mask_is_named(filler):
     tokenizer = NumberTokenizer()
-    tokenizer.vocabulary = Vocabulary(size=SIZE, special=np.zeros(SIZE, bool), word_start=np.ones(SIZE, bool), pad=0)
+    nothing = np.zeros(SIZE, bool)
+    tokenizer.vocabulary = Vocabulary(size=SIZE, special=nothing, word_start=~nothing, sentence_end=nothing, pad=0)
     with pytest.raises(UserError, match=r"\[MASK\]"):
         fill_mask(*filler, tokenizer, ["[MASK]"])
 

@@ -29,7 +29,8 @@ def token_batch(rows: int, raw: int, seed: int = 0) -> TokenBatch:
     sizes = rng.integers(2, raw + 1, rows)
     sizes[0] = raw
     real = np.arange(raw)[None] < sizes[:, None]
-    return TokenBatch(np.where(real, rng.integers(107, 300, (rows, raw)), 0).astype(np.int32), real.astype(np.int32))
+    documents = np.where(real, 1 + np.arange(rows)[:, None], 0).astype(np.int32)
+    return TokenBatch(np.where(real, rng.integers(107, 300, (rows, raw)), 0).astype(np.int32), documents)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,23 @@ def test_one_row_in_ten_is_short(next_sentence):
     rate = 0.1 * (raw - 2) / (raw - 1)  # the whole width may be drawn too
     # Pairs are as long as the shorter partner: rows of like size are partners, so one odd row at most differs.
     assert abs((sizes < raw - 1).mean() - rate) < 4 * np.sqrt(rate / rows) + 1 / rows
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_unknown_words_are_masked_like_any_other(next_sentence):
+    """create_pretraining_data.py spares [CLS], [SEP] and padding alone."""
+    objective, _, corrupt, _ = compiled(next_sentence=next_sentence)
+    unk = objective.vocabulary.unk
+    batch = TokenBatch(*(np.array(array) for array in token_batch(64, objective.raw_length(32))))
+    batch.tokens[:, ::3] = np.where(batch.tokens[:, ::3] > 0, unk, 0)
+    asked = total = 0
+    for seed in range(30):
+        example = corrupt(jax.random.key(seed), batch)
+        labels = np.asarray(example["masked_labels"])[np.asarray(example["masked_weights"]) > 0]
+        assert not set(labels.tolist()) & {objective.vocabulary.cls, objective.vocabulary.sep, objective.vocabulary.pad}
+        asked, total = asked + (labels == unk).sum(), total + labels.size
+    share = (batch.tokens == unk).sum() / (batch.tokens > 0).sum()
+    assert abs(asked / total - share) < 5 * np.sqrt(share * (1 - share) / total) + 0.02  # rows weigh by their size
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -130,7 +148,7 @@ def test_describe_shows_what_was_corrupted():
     changed = [i for i, (a, b) in enumerate(zip(text.ids, given.ids, strict=True)) if a != b]
     assert changed and all(given.marks[i] in ("masked", "random") for i in changed)
     assert [text.ids[i] for i, mark in enumerate(text.marks) if mark == "target"] == targets.ids
-    assert "second half" in pair.title
+    assert "second segment" in pair.title
 
 
 def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():

@@ -232,17 +232,57 @@ def test_pieces_are_readable(published):
         assert published.pieces(published.encode("theing")) == ["the", "##ing"]
 
 
+def xlnet_starts(piece: str) -> bool:
+    """`_is_start_piece` of XLNet's data_utils.py; ALBERT's `_is_start_piece_sp` says the same of ASCII letters."""
+    return piece.startswith(("▁", "<")) or piece in set("!\"#$%&\"()*+,-./:;?@[\\]^_`{|}~")
+
+
 def test_word_starts(trained, published):
+    ids = trained.encode("ba baba, ba (an) ab-ba; the: an? x_y!")
+    pieces = [trained.piece(i) for i in ids]
+    assert trained.vocabulary.word_start[ids].tolist() == [xlnet_starts(piece) for piece in pieces]
+    assert {",", "-", ")"} <= set(pieces) and not trained.vocabulary.word_start[ids].all()
+    ids = published.encode("ba baba, ba")
+    pieces, starts = published.pieces(ids), published.vocabulary.word_start[ids].tolist()
+    if published.is_byte_level:  # as fairseq has it: a word begins with its space
+        assert starts == [piece.startswith("▁") for piece in pieces]
+    else:
+        assert starts == [not piece.startswith("##") for piece in pieces]
+    for vocabulary in (trained.vocabulary, published.vocabulary):
+        assert not (vocabulary.word_start & vocabulary.special).any()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "byte-bpe"])
+def test_words_and_sentences_of_scripts_without_spaces(kind, tmp_path):
+    draw, kanji = random.Random(1), "日本語文字列学校先生東京大阪"
+    sentences = ["".join(draw.choices(kanji, k=draw.randint(4, 9))) + draw.choice("。。！？") for _ in range(900)]
+    tokenizer = train_tokenizer(["".join(sentences), "ba da. " * 50], tmp_path / "t", kind=kind, vocab_size=500)
+    v, text = tokenizer.vocabulary, "日本語。東京！学校"
+    ids = tokenizer.encode(text)
+    marks = [piece.strip("▁") for piece, end in zip(tokenizer.pieces(ids), v.sentence_end[ids], strict=True) if end]
+    assert marks in (["。", "！"], ["。", "!"])
+    for i, end in enumerate(v.sentence_end[ids][:-1]):
+        assert not end or v.word_start[ids[i + 1]]
+
+
+def test_sentence_ends(trained, published):
     for tokenizer in (trained, published):
-        ids = tokenizer.encode("ba baba, ba")
-        starts = tokenizer.vocabulary.word_start[ids]
-        pieces = tokenizer.pieces(ids)
-        if tokenizer is trained or published.is_byte_level:
-            assert starts.tolist() == [piece.startswith("▁") for piece in pieces]
-            assert starts.sum() >= 2
-        else:
-            assert starts.tolist() == [not piece.startswith("##") for piece in pieces]
-        assert not (tokenizer.vocabulary.word_start & tokenizer.vocabulary.special).any()
+        v = tokenizer.vocabulary
+        ids = tokenizer.encode("ba. da, ko! (an)? ab - the")
+        ends = "".join(p.strip("▁") for p, end in zip(tokenizer.pieces(ids), v.sentence_end[ids], strict=True) if end)
+        assert ends in (".!?", ".!)?"), ends
+        assert not (v.sentence_end & v.special).any()
+
+
+def test_unknown_stands_for_a_word(published, trained, tmp_path):
+    for tokenizer in (published, trained):
+        v = tokenizer.vocabulary
+        if v.unk >= 0:
+            assert not v.special[v.unk] and v.word_start[v.unk] and not v.sentence_end[v.unk]
+    (tmp_path / "tokenizer_config.json").write_text('{"unk_token": "<|endoftext|>"}')  # as GPT-2's
+    _write_byte_bpe(tmp_path)
+    v = Tokenizer.load(tmp_path).vocabulary
+    assert v.unk == v.eos and v.special[v.eos]
 
 
 def test_missing_and_damaged_files(tmp_path, trained):
