@@ -101,10 +101,10 @@ def _files(item: str) -> list[str]:
     """The files that a path, a folder or a glob stands for, sorted. Globs and folders leave out other kinds of file."""
     path = epath.Path(item).expanduser()
     if path.is_dir():
-        found = [file for file in _walk(path) if kind_of(file)]
+        found = [file for file in _walk(path, set()) if kind_of(file)]
         if not found:
             raise UserError(f"The folder {item} holds no .txt or .jsonl file (plain, .gz, .xz or .zst).")
-        return sorted(found)
+        return _once(found)
     if path.exists():
         if kind_of(item) is None:
             raise UserError(
@@ -115,10 +115,18 @@ def _files(item: str) -> list[str]:
         found = [file for file in _matches(item, match.start()) if kind_of(file) and not epath.Path(file).is_dir()]
         if not found:
             raise UserError(f"No .txt or .jsonl file (plain, .gz, .xz or .zst) matches {item}.")
-        return sorted(found)
+        return _once(found)
     raise UserError(
         f"{item} does not exist; --data.source takes `python-docs`, a file, a folder, a glob, or `tfds:NAME`."
     )
+
+
+def _once(found: Iterable[str]) -> list[str]:
+    """The files, sorted; of several names of one file, as links make them, the first."""
+    files: dict[str, str] = {}
+    for file in sorted(found):
+        files.setdefault(_real(file), file)
+    return list(files.values())
 
 
 def _matches(pattern: str, wild: int) -> list[str]:
@@ -131,20 +139,30 @@ def _matches(pattern: str, wild: int) -> list[str]:
     return [str(file) for file in epath.Path(head).glob(pattern[len(head) + 1 :])]
 
 
-def _walk(folder: epath.Path) -> Iterator[str]:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _walk(entry)
-        else:
-            yield str(entry)
+def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
+    """All files below a folder; each folder in it once, whatever links lead to it."""
+    if _real(folder) not in seen:
+        seen.add(_real(folder))
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from _walk(entry, seen)
+            else:
+                yield str(entry)
+
+
+def _real(path: str | epath.Path) -> str:
+    """The name of a file or folder without links."""
+    return str(path) if "://" in str(path) else os.path.realpath(path)
 
 
 def _stat(path: str, text_field: str) -> str:
     with _readable(path):
         stat = epath.Path(path).stat()
         time = stat.mtime if "://" in path else os.stat(path).st_mtime_ns
+        if "://" not in path and not os.path.isfile(path):
+            raise UserError(f"{path} is not a regular file; write its text to one, which can be read more than once.")
     field = text_field if kind_of(path) == "json" else ""
-    return json.dumps([str(epath.Path(path).resolve()), stat.length, time, field])
+    return json.dumps([_real(path), stat.length, time, field])
 
 
 def _python_docs() -> Iterator[Piece]:

@@ -13,12 +13,11 @@ refused.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import zstandard
@@ -32,7 +31,12 @@ BLOCK = 1 << 20  # characters of one line that are read at a time
 LONGEST_LINE = 1 << 28  # characters of a line of JSON or of a table
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lzma.LZMADecompressor,
+    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+_COMPRESSED = 1 << 13  # bytes decompressed at a time, which may become a thousand times as many
 
 
 class Piece(NamedTuple):
@@ -84,7 +88,7 @@ class Cutter:
 def without_compression(path: str) -> str:
     """The name in lower case, less .gz, .xz or .zst."""
     name = path.lower()
-    for suffix in COMPRESSED_SUFFIXES:
+    for suffix in _DECOMPRESSORS:
         name = name.removesuffix(suffix)
     return name
 
@@ -130,7 +134,7 @@ def open_text(path: str) -> Iterator[TextIO]:
             yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
         ) from error
@@ -141,38 +145,38 @@ def open_text(path: str) -> Iterator[TextIO]:
 
 
 def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:
-    name = path.lower()
-    if name.endswith(".gz"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=raw), BLOCK)
-    if name.endswith(".xz"):
-        return io.BufferedReader(lzma.LZMAFile(raw), BLOCK)
-    if name.endswith(".zst"):
-        return io.BufferedReader(_ZstdStream(raw), BLOCK)
+    for suffix, decompressor in _DECOMPRESSORS.items():
+        if path.lower().endswith(suffix):
+            return io.BufferedReader(_Streams(raw, decompressor), BLOCK)
     return raw if isinstance(raw, io.BufferedIOBase) else io.BufferedReader(raw, BLOCK)
 
 
-class _ZstdStream(io.RawIOBase):
-    """Reads zstd frames one after another. zstandard's own reader takes a truncated file for a short one."""
+class _Streams(io.RawIOBase):
+    """Reads compressed streams one after another, with zeros between them. The libraries' own readers take a truncated
+    zstd file for a short one, and a damaged second stream of .xz for the end."""
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._frame: Any = None
-        self._data = b""
+    def __init__(self, raw: BinaryIO, decompressor: Callable[[], Any]) -> None:
+        self._raw, self._decompressor = raw, decompressor
+        self._stream: Any = None
+        self._data = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._data:
-            is_over = self._frame is None or self._frame.eof
-            compressed = (self._frame.unused_data if self._frame and is_over else b"") or self._raw.read(1 << 17)
+            is_over = self._stream is None or self._stream.eof
+            compressed = self._stream.unused_data if self._stream and is_over else b""
+            compressed = compressed or self._raw.read(_COMPRESSED)
             if not compressed:
                 if not is_over:
                     raise EOFError("the compressed file ends before its end-of-stream marker")
                 return 0
             if is_over:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._data = self._frame.decompress(compressed)
+                compressed = compressed.lstrip(b"\0")
+                self._stream = self._decompressor() if compressed else None
+            if compressed:
+                self._data = memoryview(self._stream.decompress(compressed))
         size = min(len(buffer), len(self._data))
         buffer[:size], self._data = self._data[:size], self._data[size:]
         return size

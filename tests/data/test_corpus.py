@@ -38,6 +38,26 @@ def test_files_folders_globs_and_lists(folder):
     assert texts(comma) == ["comma"]
 
 
+def test_a_file_is_read_once_whatever_leads_to_it(folder):
+    """Links to the folder itself, to one above, and to a file."""
+    before = texts(folder)
+    (folder / "sub" / "self").symlink_to(folder / "sub")
+    (folder / "sub" / "up").symlink_to("..")
+    (folder / "again").symlink_to("sub")
+    (folder / "z.txt").symlink_to("b.txt")
+    assert sorted(texts(folder)) == sorted(before)
+    assert sorted(texts(folder / "*" / "c.txt")) == ["c"]
+    assert texts(folder / "*.txt") == ["b one", "b two"]
+
+
+def test_only_regular_files_are_text(folder):
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "device.jsonl").symlink_to("/dev/zero")
+    for source in (folder / "pipe.txt", folder / "device.jsonl", folder / "*.txt", folder):
+        with pytest.raises(UserError, match=r"(pipe\.txt|device\.jsonl) is not a regular file"):
+            open_corpus(str(source))
+
+
 def test_relative_paths(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert texts("sub") == ["c"]
