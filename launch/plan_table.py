@@ -4,8 +4,7 @@
     .venv/bin/python launch/plan_table.py [--only bert_base] [--json FILE] [--any.field VALUE …]
 
 Flags such as `--train.batch-size 512` apply to every row. A row takes minutes. "Before" is commit 0346f2a by the
-same count (cycles times trip counts over the clock). Where several rematerialisation policies are tried, the row is
-that of the fastest that fits.
+same count (cycles times trip counts over the clock).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import sys
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-REMAT = ("none", "cheap", "dots", "full")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +27,6 @@ class Row:
     topology: str
     flags: tuple[str, ...] = ()
     before: str = "–"
-    remat: tuple[str, ...] = ()
 
 
 LENGTH = ("--data.length", "512")
@@ -38,11 +35,12 @@ ROWS = (
         "172 ms, 14 %, 9.3 GiB"),
     Row("bert_base, no attention dropout", "bert_base", "v5e:4x4",
         (*LENGTH, "--train.batch-size", "256", "--objective.model.attention-dropout", "0")),
-    Row("bert_large", "bert_large", "v5e:16x16", (*LENGTH, "--train.batch-size", "4096"), "627 ms, 13 %", REMAT),
+    Row("bert_large", "bert_large", "v5e:16x16", (*LENGTH, "--train.batch-size", "4096"), "627 ms, 13 %"),
     Row("gpt2", "gpt2", "v5e:8x8", before="199 ms, 18 %, 11.9 GiB"),
-    Row("t5_1_1_base", "t5_1_1_base", "v5e:8x8", before="57 ms, 15 %, 3.0 GiB"),
-    Row("electra_base", "electra_base", "v5e:4x4", before="273 ms, 10 %", remat=REMAT),
-    Row("t5_11b", "t5_11b", "v5e:16x16"),
+    Row("t5_1_1_base, data 8, fsdp 8", "t5_1_1_base", "v5e:8x8", ("--mesh.data", "8", "--mesh.fsdp", "8"),
+        "57 ms, 15 %, 3.0 GiB"),
+    Row("electra_base", "electra_base", "v5e:4x4", before="273 ms, 10 %"),
+    Row("t5_11b, data 8, fsdp 32", "t5_11b", "v5e:16x16", ("--mesh.data", "8", "--mesh.fsdp", "32")),
 )
 
 
@@ -54,6 +52,8 @@ def main() -> int:
     options, flags = parser.parse_known_args()
 
     from jaxlm.analysis import plan as planning
+    from jaxlm.config.experiment import load_preset
+    from jaxlm.config.flags import override
     from jaxlm.errors import UserError
 
     try:
@@ -63,35 +63,21 @@ def main() -> int:
         print("|---|---|---|---|---|---|---|---|")
         for row in ROWS:
             if row.name.startswith(options.only):
-                plan, remat = best_plan(row, flags)
-                print(markdown(row, plan, remat), flush=True)
+                experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))
+                experiment = override(experiment, [*row.flags, *flags], f"plan_table {row.preset}")
+                plan = planning.plan(experiment, row.topology).to_json()
+                print(markdown(row, plan), flush=True)
                 if options.json:
                     with options.json.open("a") as file:
-                        file.write(json.dumps({"name": row.name, "remat": remat, **plan}) + "\n")
+                        file.write(json.dumps({"name": row.name, **plan}) + "\n")
     except UserError as error:
         print(f"plan_table: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def best_plan(row: Row, flags: list[str]) -> tuple[dict, str]:
-    """(the row's plan as JSON, its rematerialisation policy): the fastest that fits, else the one that needs least."""
-    from jaxlm.analysis.plan import plan
-    from jaxlm.config.experiment import load_preset
-    from jaxlm.config.flags import override
-
-    plans = []
-    for remat in row.remat or ("",):
-        choice = ["--objective.model.remat", remat] if remat else []
-        experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))
-        experiment = override(experiment, [*row.flags, *choice, *flags], f"plan_table {row.preset}")
-        plans.append((plan(experiment, row.topology).to_json(), remat))
-    return min(plans, key=lambda item: (not item[0]["fits"], item[0]["estimated_step_seconds"] or 0,
-                                        item[0]["hbm_bytes_per_chip"]))
-
-
-def markdown(row: Row, plan: dict, remat: str) -> str:
-    name = f"{row.name}{f', remat {remat}' if remat else ''}, {plan['batch_size']} × {plan['length']}"
+def markdown(row: Row, plan: dict) -> str:
+    name = f"{row.name}, {plan['batch_size']} × {plan['length']}"
     memory = f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB"
     overlap = "–" if plan["asynchronous_share"] is None else f"{plan['asynchronous_share']:.0%}"
     if not plan["estimated_step_seconds"]:

@@ -41,9 +41,9 @@ def words(tree: ast.AST, ignored: ast.AST | None = None) -> set[str]:
     return own.union(*(words(child, ignored) for child in ast.iter_child_nodes(tree)))
 
 
-def test_the_platform_is_asked_for_in_two_places_only():
+def test_the_platform_is_asked_for_in_one_place_only():
     """DESIGN: one program on every device."""
-    allowed = {"jaxlm.models.layers.attention.choose_kernel", "jaxlm.models.layers.dropout.dropout_key"}
+    allowed = {"jaxlm.models.layers.attention.choose_kernel"}
     askers = set()
     for name, tree in modules().items():
         if name.split(".")[1:2] not in (["models"], ["objectives"], ["corruption"], ["training"]):

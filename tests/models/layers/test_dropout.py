@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers import dropout as module
 from jaxlm.models.layers.dropout import dropout, dropout_key
 
 
@@ -54,9 +53,6 @@ def test_a_rate_next_to_one_keeps_next_to_nothing():
     assert (out > 0).mean() < 2 / 256 and len(np.unique(out)) <= 2
 
 
-@pytest.mark.parametrize(("platform", "impl"), [("cpu", "threefry2x32"), ("gpu", "rbg"), ("tpu", "rbg")])
-def test_each_step_and_seed_has_a_key_of_its_own(platform, impl, monkeypatch):
-    monkeypatch.setattr(module, "target_platform", lambda: platform)
+def test_each_step_and_seed_has_a_key_of_its_own():
     keys = [dropout_key(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
-    assert all(str(jax.random.key_impl(key)) == impl for key in keys)
     assert len({jax.random.key_data(key).tobytes() for key in keys}) == 6
