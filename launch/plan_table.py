@@ -52,15 +52,15 @@ def main() -> int:
     options, flags = parser.parse_known_args()
 
     from jaxlm.analysis import plan as planning
-    from jaxlm.config.experiment import load_preset
     from jaxlm.config.flags import override
+    from jaxlm.config.presets import load_preset
     from jaxlm.errors import UserError
 
     try:
         planning.require_compiler()
         planning.prepare_environment()
         print("| step | topology | before | now | MFU | HBM a chip | roofline | collective bytes that overlap |")
-        print("|---|---|---|---|---|---|---|---|")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
         for row in ROWS:
             if row.name.startswith(options.only):
                 experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))

@@ -49,7 +49,9 @@ class Source(Protocol):
     @property
     def statistics(self) -> Statistics: ...
 
-    def batches(self, split: str, rows: int, raw_length: int, packing: str, seed: int) -> Batches:
+    def batches(
+        self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None
+    ) -> Batches:
         """Batches of `rows` rows over all hosts, of `raw_length` tokens, shuffled by `seed`.
 
         split: "train" or "held_out". packing: see `jaxlm.data.windows`; labelled rows have no use for it.

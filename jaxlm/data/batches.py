@@ -1,7 +1,8 @@
 """Batches of rows that can be read by number: batch k is a function of (seed, k), row by row, on any number of hosts.
 
 There is no iterator state. Row r of batch k is window number `k * batch_size + r` of an endless sequence in which every
-epoch is a fresh permutation of all windows; so a run starts at step one million as fast as at step 0.
+epoch is a fresh permutation of all windows; so a run starts at step one million as fast as at step 0. In a stream, row
+r of batch k goes on where row r of batch k - 1 ended.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ class Rows(Protocol):
 
 
 class Batches:
-    """Shuffled batches of `rows`, of batch_size rows over all hosts.
+    """Shuffled batches of `rows`, of batch_size rows over all hosts; or a stream.
 
-    seed: of the shuffle. Raises UserError for values out of range.
+    seed: of the shuffle, or of where in the text a stream begins. Raises UserError for values out of range.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int) -> None:
+    def __init__(self, rows: Rows, batch_size: int, seed: int, stream: bool = False) -> None:
         if batch_size < 1 or rows.length < 2:
             raise UserError(f"A batch needs 1 row and 2 tokens or more, not {batch_size} rows of {rows.length}.")
         if seed < 0:
             raise UserError(f"The seed must be 0 or more, not {seed}.")
         self._rows = rows
         self._seed = seed
+        self._is_stream = stream
         self.batch_size = batch_size
         self.raw_length = rows.length
         self.num_rows = rows.count
@@ -54,6 +56,8 @@ class Batches:
         batch."""
         self._require_rows()
         wanted = np.arange(self.batch_size)[rows]
+        if self._is_stream:
+            return self._rows.read(self._in_stream(step, wanted, self.batch_size, self._seed))
         epoch, place = np.divmod(step * self.batch_size + wanted, self.num_rows)
         index = np.empty_like(place)
         for number in np.unique(epoch):
@@ -79,8 +83,12 @@ class Batches:
             pool.shutdown(cancel_futures=True)
 
     def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
-        """The first `count` batches of all windows in one fixed shuffled order, none twice; fewer if the windows end.
-        The last batch is filled up with empty rows (segment_ids all 0)."""
+        """The first `count` batches of all windows in one fixed shuffled order, or of a stream, none twice; fewer if
+        the windows end. The last batch is filled up with empty rows (segment_ids all 0)."""
+        if self._is_stream and self.num_rows >= batch_size:
+            for number in range(min(count, self.num_rows // batch_size)):
+                yield self._rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
+            return
         batches = min(count, -(-self.num_rows // batch_size))
         for number in range(batches):
             wanted = number * batch_size + np.arange(batch_size)[rows]
@@ -88,6 +96,17 @@ class Batches:
             inside = wanted < self.num_rows
             index[inside] = permute(wanted[inside], self.num_rows, _EVALUATION_KEY)
             yield self._rows.read(index)
+
+    def _in_stream(self, step: int, wanted: np.ndarray, batch_size: int, seed: int) -> np.ndarray:
+        """Window numbers of the rows `wanted` of a batch of a stream. The text is cut into batch_size parts; row r
+        reads part r, then goes on with part r + 1 without a break."""
+        steps = self.num_rows // batch_size
+        if steps == 0:
+            raise UserError(
+                f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} rows "
+                "of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
+            )
+        return (wanted * steps + step + seed) % (steps * batch_size)
 
     def _require_rows(self) -> None:
         if self.num_rows == 0:

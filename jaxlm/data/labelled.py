@@ -196,7 +196,9 @@ class LabelledSource:
             counts[name] = np.bincount(tokens, minlength=self.vocabulary.size)
         return Statistics(counts["train"], entropy(counts["held_out"]))
 
-    def batches(self, split: str, rows: int, raw_length: int, packing: str, seed: int) -> Batches:
+    def batches(
+        self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None
+    ) -> Batches:
         if split not in self.tables:
             raise UserError(f"Labelled rows have the splits train and held_out, not {split!r}.")
         return Batches(_Rows(self.tables[split], raw_length, max(self.vocabulary.pad, 0)), rows, seed)

@@ -74,15 +74,19 @@ class Store:
     def statistics(self) -> Statistics:
         return Statistics(self.counts("train"), entropy(self.counts("held_out")))
 
-    def batches(self, split: str, rows: int, raw_length: int, packing: str, seed: int) -> Batches:
+    def batches(
+        self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None
+    ) -> Batches:
         """Batches of windows of `raw_length` tokens, as `jaxlm.data.base.Source` has it.
 
         packing: "document": a row holds tokens of one document (see windows.DocumentWindows); "packed": documents
-        follow each other without padding; "packed-eos": the same, with one end-of-sequence token after each document.
+        follow each other without padding; "packed-eos": the same, with one end-of-sequence token after each document;
+        "stream": the same unshuffled, row r of each batch going on `stride` tokens (by default raw_length) after row r
+        of the batch before.
         Raises UserError also if the text to train on is too short for a single window.
         """
-        windows = windows_of(self.split(split), raw_length, packing, pad=self.pad, eos=self.eos)
-        batches = Batches(windows, rows, seed)
+        windows = windows_of(self.split(split), raw_length, packing, pad=self.pad, eos=self.eos, stride=stride)
+        batches = Batches(windows, rows, seed, stream=packing == "stream")
         if batches.num_rows == 0 and split == "train":
             raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
         return batches

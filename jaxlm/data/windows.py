@@ -15,7 +15,7 @@ from jaxlm.data.arrays import FlatArray
 from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch
 
-PACKINGS = ("document", "packed", "packed-eos")
+PACKINGS = ("document", "packed", "packed-eos", "stream")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
 _AT_ONCE = 1 << 20  # offsets read at a time when a split is opened
@@ -66,18 +66,23 @@ class _Offsets:
         return np.cumsum(np.concatenate(sums))
 
 
-def windows_of(split: Split, length: int, packing: str, *, pad: int, eos: int) -> DocumentWindows | PackedWindows:
-    """pad, eos: ids, -1 where the tokenizer has none. Raises UserError for an unknown packing or a missing `eos`."""
+def windows_of(
+    split: Split, length: int, packing: str, *, pad: int, eos: int, stride: int | None = None
+) -> DocumentWindows | PackedWindows:
+    """pad, eos: ids, -1 where the tokenizer has none. stride: of a stream. Raises UserError for an unknown packing or a
+    missing `eos`."""
     if packing not in PACKINGS:
         raise UserError(f"{packing!r} is no packing; choose one of {', '.join(PACKINGS)}.")
     if packing == "document":
         return DocumentWindows(split, length, max(pad, 0))
-    if packing == "packed-eos" and eos < 0:
+    if packing != "packed" and eos < 0:
         raise UserError(
             "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
-    return PackedWindows(split, length, max(pad, 0), eos if packing == "packed-eos" else None)
+    return PackedWindows(
+        split, length, max(pad, 0), None if packing == "packed" else eos, stride if packing == "stream" else None
+    )
 
 
 class DocumentWindows:
@@ -123,25 +128,26 @@ class DocumentWindows:
 
 
 class PackedWindows:
-    """Windows of the stream of all documents, with `eos` after each if it is given; without padding.
+    """Windows of the stream of all documents, with `eos` after each if it is given; without padding. A window begins
+    `stride` tokens after the one before it, by default where that ends.
 
     What is left at the end of the stream and does not fill a window is left out, unless it is all there is. The eos
     tokens are not stored: document d begins at offset[d] + d of a stream that has them.
     """
 
-    def __init__(self, split: Split, length: int, pad: int, eos: int | None) -> None:
-        self.length, self._pad, self._eos = length, pad, eos
+    def __init__(self, split: Split, length: int, pad: int, eos: int | None, stride: int | None = None) -> None:
+        self.length, self._pad, self._eos, self._stride = length, pad, eos, stride or length
         self._extra = 0 if eos is None else 1
         self._tokens = split.tokens
         self._offsets = _Offsets(split)
         self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
         self._size = int(self._before[-1])
-        self.count = 0 if self._size < 2 else max(1, self._size // length)
+        self.count = 0 if self._size < 2 else max(1, 1 + (self._size - length) // self._stride)
 
     def read(self, index: np.ndarray) -> TokenBatch:
         """index: int [batch], -1 for an empty row. Returns int32 [batch, length] twice."""
         used = index >= 0
-        start = np.where(used, index, 0) * self.length
+        start = np.where(used, index, 0) * self._stride
         place = np.arange(self.length)
         real = used[:, None] & (start[:, None] + place < self._size)
         first, segment, is_end = self._documents(start)

@@ -135,12 +135,11 @@ class Encoder(Computation):
         token_type_ids: Int[Array, "batch length"] | None = None,
         attention_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None,
         dropout_key: jax.Array | None = None,
-    ) -> list[Float[Array, "batch length hidden"]]:
-        """The hidden states that enter each layer, and the last ones: num_layers + 1 arrays."""
-        last, entering = self._encode(
-            params, input_ids, token_type_ids, attention_mask, dropout_key, None, collect=True
-        )
-        return [*entering, last]
+    ) -> tuple[list[Float[Array, "batch length hidden"]], list[Float[Array, "batch heads length length"]]]:
+        """(the hidden states that enter each layer, and the last ones; the attention scores of each layer before masks
+        and softmax): num_layers + 1 and num_layers arrays."""
+        last, layers = self._encode(params, input_ids, token_type_ids, attention_mask, dropout_key, None, collect=True)
+        return [*(layer.hidden for layer in layers), last], [layer.scores for layer in layers]
 
     def _encode(self, params, input_ids, token_type_ids, attention_mask, dropout_key, positions, collect=False):
         rngs = None if dropout_key is None else {"dropout": dropout_key}

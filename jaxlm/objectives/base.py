@@ -21,7 +21,9 @@ Frozen = Any
 """A pytree of parameters that are neither trained nor saved, such as a teacher's."""
 Example = dict[str, Array | np.ndarray]
 """Arrays that all have the batch as their first dimension; on the host, as `describe` gets them, numpy's."""
-Packing = Literal["document", "packed", "packed-eos"]
+Memory = Any
+"""What a model carries from a batch of a stream to the next: a pytree of arrays whose first dimension is the batch."""
+Packing = Literal["document", "packed", "packed-eos", "stream"]
 """How the host cuts the token stream into rows; see jaxlm.data.windows."""
 
 
@@ -132,6 +134,17 @@ class Objective:
         """The terms of the loss, and metrics. `key` drives dropout, only when `train`; any other randomness is part of
         the example, so that a row has the same loss in whatever microbatch it is."""
         raise NotImplementedError
+
+    def empty_memory(self, rows: int) -> Memory:
+        """What the first batch of a stream finds: zeros, for `rows` rows. () for a model that carries nothing."""
+        return ()
+
+    def stream_loss(
+        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool, frozen: Frozen = ()
+    ) -> tuple[Terms, Memory]:
+        """(terms as of `loss`, the memory that the next batch finds). Training and evaluation call this; models that
+        carry memory implement it, with packing "stream", others `loss`. No gradient flows through memory."""
+        return self.loss(params, example, key, train, frozen), memory
 
     def predict(self, params: Params, example: Example) -> dict[str, Array]:
         """What the model answers to an example, for tasks; arrays with the batch as their first dimension."""

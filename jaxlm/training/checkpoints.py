@@ -64,11 +64,12 @@ class Checkpoints:
         """
         if step in self.manager.all_steps():
             return
-        numbers, finite = checksums(state._asdict())
+        item = _item(state)
+        numbers, finite = checksums(item)
         if not finite:
             raise FloatingPointError(f"the parameters or the optimizer's state of step {step:,} are not finite")
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
-        self._save(step, state._asdict(), metadata | {"checksums": numbers}, metrics)
+        self._save(step, item, metadata | {"checksums": numbers}, metrics)
 
     def save_params(self, params: Any, metadata: dict[str, Any]) -> None:
         """The checkpoint of step 0 of an imported run: parameters without optimizer state."""
@@ -106,7 +107,7 @@ class Checkpoints:
         than a checkpoint.
         """
         def read(step: int) -> tuple[TrainState, dict[str, Any]]:
-            abstract = _abstract(shapes, shardings)._asdict()
+            abstract = _item(_abstract(shapes, shardings))
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), metadata=ocp.args.JsonRestore())
             restored = self.manager.restore(step, args=args)
             _verify(restored["state"], restored["metadata"])
@@ -230,6 +231,11 @@ def _causes(error: BaseException | None) -> list[BaseException]:
         chain.append(error)
         error = error.__cause__ or error.__context__
     return chain
+
+
+def _item(state: TrainState) -> dict[str, Any]:
+    """What is saved of a state; memory only where there is any."""
+    return {name: value for name, value in state._asdict().items() if name != "memory" or jax.tree.leaves(value)}
 
 
 def _abstract(shapes: Any, shardings: Any) -> Any:

@@ -86,9 +86,10 @@ def _due(t: TrainConfig, step: int, stopping: bool) -> tuple[bool, bool]:
 
 def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float]:
     """Mean of every term over the held-out batches; "loss" is their weighted sum, as in training."""
-    totals = Totals()
+    totals, memory = Totals(), program.empty_memory()
     for index, batch in enumerate(feed.held_out()):
-        totals.add(program.eval_step(state.params, batch, np.int32(index), program.frozen))
+        terms, memory = program.eval_step(state.params, batch, np.int32(index), program.frozen, memory)
+        totals.add(terms)
     return {"loss": totals.loss()} | totals.means()
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment
 from jaxlm.models.layers.dropout import dropout_key
-from jaxlm.objectives.base import Example, Frozen, Objective, Params, Term, Terms, total_loss
+from jaxlm.objectives.base import Example, Frozen, Memory, Objective, Params, Term, Terms, total_loss
 from jaxlm.parallel.activations import constrain, use_mesh
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
@@ -30,11 +30,13 @@ EVALUATION_STEP = 2**31 - 1
 
 
 class TrainState(NamedTuple):
-    """All that changes while training. step: int32 scalar, the number of updates done."""
+    """All that changes while training. step: int32 scalar, the number of updates done. memory: what the model carries
+    from batch to batch of a stream; () for most."""
 
     step: jax.Array
     params: Params
     opt_state: Any
+    memory: Memory = ()
 
 
 class Program:
@@ -48,9 +50,11 @@ class Program:
         train = experiment.train
         check_batch(train.batch_size, train.accumulate, mesh)
         self.objective, self.mesh = objective, mesh
+        self._rows = train.batch_size
         self.optimizer = make_optimizer(experiment.optimizer, train.steps)
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
-        self.shardings: TrainState = shardings(self.shapes, mesh)
+        rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
+        self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.frozen = frozen
         self.train_step = make_train_step(self, train.seed, train.accumulate)
         self.eval_step = make_eval_step(self, train.seed)
@@ -70,7 +74,12 @@ class Program:
         return self.begin(self.init_params(seed))
 
     def _begin(self, params: Params) -> TrainState:
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params))
+        memory = self.objective.empty_memory(self._rows)
+        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
+
+    def empty_memory(self) -> Memory:
+        """The memory that a stream begins with, on its devices."""
+        return jax.jit(self.objective.empty_memory, static_argnums=0, out_shardings=self.shardings.memory)(self._rows)
 
     @property
     def num_params(self) -> int:
@@ -97,7 +106,9 @@ def make_train_step(
         with use_mesh(mesh):
             example = objective.corrupt(corruption_key(seed, state.step), batch)
             key = dropout_key(seed, state.step)
-            grads, terms = gradients(objective, state.params, example, key, frozen, num_microbatches)
+            grads, terms, memory = gradients(
+                objective, state.params, example, state.memory, key, frozen, num_microbatches
+            )
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         real = objective.real_tokens(example, batch)
@@ -105,7 +116,7 @@ def make_train_step(
             "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": Term.of(real, jnp.ones(real.shape)),
         }
-        return TrainState(state.step + 1, params, opt_state), terms
+        return TrainState(state.step + 1, params, opt_state, memory), terms
 
     return jax.jit(
         train_step,
@@ -117,59 +128,80 @@ def make_train_step(
 
 
 def gradients(
-    objective: Objective, params: Params, example: Example, key: jax.Array, frozen: Frozen, num_microbatches: int = 1
-) -> tuple[Params, Terms]:
-    """(gradients of the loss, its terms with "loss" among them, all with coefficient 0).
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, frozen: Frozen,
+    num_microbatches: int = 1,
+) -> tuple[Params, Terms, Memory]:
+    """(gradients of the loss, its terms with "loss" among them, all with coefficient 0; the memory for the next batch).
 
     With several microbatches the example is cut into that many and their gradients are added up. Every term is divided
     by its weight in the whole batch, so that gradients are those of the whole batch (but for dropout, which draws anew
     for each microbatch).
     """
     if num_microbatches == 1:
-        return _gradients(objective, params, example, key, frozen, None)
+        return _gradients(objective, params, example, memory, key, frozen, None)
     # Nothing but the weights is read here, so that the compiler drops the forward pass.
-    weights = {name: term.weight for name, term in objective.loss(params, example, key, True, frozen).items()}
+    terms, _ = objective.stream_loss(params, example, memory, key, True, frozen)
+    weights = {name: term.weight for name, term in terms.items()}
+
     # Row i goes to microbatch i % num_microbatches: each device cuts only rows that it holds.
-    split = jax.tree.map(lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), example)
+    def split(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1)
 
-    def add(total: Any, xs: Any) -> tuple[Any, None]:
-        part, index = xs
-        part = jax.tree.map(constrain, part)
-        own = _gradients(objective, params, part, jax.random.fold_in(key, index), frozen, weights)
-        return jax.tree.map(jnp.add, total, own), None
+    def join(x: jax.Array) -> jax.Array:
+        return constrain(x.swapaxes(0, 1).reshape(-1, *x.shape[2:]))
 
-    first = jax.tree.map(lambda x: x[0], split)
-    shapes = jax.eval_shape(lambda: _gradients(objective, params, first, key, frozen, weights))
+    def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
+        example, memory = jax.tree.map(constrain, part)
+        *sums, memory = _gradients(
+            objective, params, example, memory, jax.random.fold_in(key, index), frozen, weights
+        )
+        return tuple(sums), memory
+
+    def add(total: Any, xs: Any) -> tuple[Any, Memory]:
+        sums, memory = microbatch(*xs)
+        return jax.tree.map(jnp.add, total, sums), memory
+
+    parts = jax.tree.map(split, (example, memory))
+    shapes, _ = jax.eval_shape(microbatch, jax.tree.map(lambda x: x[0], parts), 0)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (grads, terms), _ = jax.lax.scan(add, zeros, (split, jnp.arange(num_microbatches)))
-    return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}
+    (grads, terms), memory = jax.lax.scan(add, zeros, (parts, jnp.arange(num_microbatches)))
+    return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}, jax.tree.map(join, memory)
 
 
 def _gradients(
-    objective: Objective, params: Params, example: Example, key: jax.Array, frozen: Frozen, weights: Any
-) -> tuple[Params, Terms]:
-    def loss(params: Params) -> tuple[jax.Array, Terms]:
-        terms = objective.loss(params, example, key, True, frozen)
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, frozen: Frozen,
+    weights: Any,
+) -> tuple[Params, Terms, Memory]:
+    def loss(params: Params) -> tuple[jax.Array, tuple[Terms, Memory]]:
+        terms, carried = objective.stream_loss(params, example, memory, key, True, frozen)
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
-        return total_loss(terms, weights), metrics
+        return total_loss(terms, weights), (metrics, carried)
 
-    (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    return grads, {"loss": Term(value, jnp.ones(()))} | terms
+    (value, (terms, carried)), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    return grads, {"loss": Term(value, jnp.ones(()))} | terms, carried
 
 
-def make_eval_step(program: Program, seed: int) -> Callable[[Params, Batch, jax.Array, Frozen], Terms]:
-    """(params, batch, index of the batch, frozen) -> terms, without dropout. The same batch gets the same corruption at
-    each evaluation, so that losses of different steps can be compared."""
+def make_eval_step(
+    program: Program, seed: int
+) -> Callable[[Params, Batch, jax.Array, Frozen, Memory], tuple[Terms, Memory]]:
+    """(params, batch, index of the batch, frozen, memory) -> (terms, memory), without dropout. The same batch gets the
+    same corruption at each evaluation, so that losses of different steps can be compared."""
     objective, mesh = program.objective, program.mesh
 
-    def eval_step(params: Params, batch: Batch, index: jax.Array, frozen: Frozen) -> Terms:
+    def eval_step(
+        params: Params, batch: Batch, index: jax.Array, frozen: Frozen, memory: Memory
+    ) -> tuple[Terms, Memory]:
         key = jax.random.fold_in(corruption_key(seed, EVALUATION_STEP), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_mesh(mesh):
-            return objective.loss(params, objective.corrupt(key_corrupt, batch), key_loss, False, frozen)
+            example = objective.corrupt(key_corrupt, batch)
+            return objective.stream_loss(params, example, memory, key_loss, False, frozen)
 
     return jax.jit(
         eval_step,
-        in_shardings=(program.shardings.params, batch_sharding(mesh), None, shardings(program.frozen, mesh)),
-        out_shardings=replicated(mesh),
+        in_shardings=(
+            program.shardings.params, batch_sharding(mesh), None, shardings(program.frozen, mesh),
+            program.shardings.memory,
+        ),
+        out_shardings=(replicated(mesh), program.shardings.memory),
     )

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxlm.data import windows
-from jaxlm.data.windows import PACKINGS
 from jaxlm.errors import UserError
 from tests.data.stand_ins import EOS, ByteTokenizer, store_of
 
+PACKINGS = ("document", "packed", "packed-eos")
 # Words of one letter each, so that every document can be told from its neighbours.
 DOCUMENTS = ["a" * 1, "bc", "d" * 7 + "ef", "ghijklmnopqrstuvwxyz" * 3, "AB" * 5, "C", "D", "0123456789", "E" * 21]
 
@@ -239,3 +239,39 @@ def test_counting_documents_in_parts_agrees(store, monkeypatch):
         assert store.batches("train", 1, length, packing, 0).num_rows == len(
             expected_windows(DOCUMENTS, length, packing)
         )
+
+
+def stream_of(documents):
+    """All tokens with an end after each document, written slowly."""
+    return np.concatenate([np.append([byte + 16 for byte in text.encode()], EOS) for text in documents])
+
+
+@pytest.mark.parametrize(("length", "stride", "rows", "seed"), [(5, None, 3, 0), (6, 4, 3, 2), (7, 7, 1, 5)])
+def test_rows_of_a_stream_go_on_where_they_ended(store, length, stride, rows, seed):
+    """Every row reads the text in order, from a place of its own; after the last window the first follows."""
+    expected, step = stream_of(DOCUMENTS), stride or length
+    batches = store.batches("train", rows, length, "stream", seed, stride=stride)
+    period = (1 + (len(expected) - length) // step) // rows
+    starts = [[(r * period + k + seed) % (rows * period) * step for r in range(rows)] for k in range(3 * period)]
+    for k, places in enumerate(starts):
+        np.testing.assert_array_equal(batches.batch(k).tokens, [expected[i : i + length] for i in places])
+        np.testing.assert_array_equal(batches.batch(k, slice(0, 2)).tokens, batches.batch(k).tokens[:2])
+    # All but one of the steps of every row begin where the step before ended, and each batch reads other text.
+    assert all((np.diff(np.array(starts)[:, r]) == step).mean() > 1 - 1.5 / period for r in range(rows))
+    assert len({place for places in starts[:period] for place in places}) == rows * period
+
+
+def test_a_stream_is_evaluated_from_its_beginning(store):
+    batches = store.batches("train", 2, 10, "stream", 7)
+    found = list(batches.evaluation(2, 4))
+    expected, half = stream_of(DOCUMENTS), batches.num_rows // 2
+    for k, batch in enumerate(found):
+        np.testing.assert_array_equal(batch.tokens[1], expected[(half + k) * 10 :][:10])
+    assert len(found) == 4
+    (only,) = batches.evaluation(100, 4)  # fewer windows than rows: one batch, filled up
+    assert (only.segment_ids.max(axis=1) > 0).sum() == batches.num_rows
+
+
+def test_a_stream_needs_a_window_for_every_row(store):
+    with pytest.raises(UserError, match="lower train.batch_size or give more text"):
+        store.batches("train", 100, 10, "stream", 0).batch(0)

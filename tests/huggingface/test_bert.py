@@ -102,6 +102,26 @@ def test_export_gives_our_logits(name, next_sentence, tmp_path, tokenizer):
         assert max(differences(objective, params, model.eval(), inputs)) < TOLERANCE
 
 
+def test_collected_states_and_scores_are_theirs(tmp_path, vocab_file):
+    """Hidden states of every layer, and attention scores: Transformers gives their softmax."""
+    model = torch_bert("gelu", "BertForPreTraining")
+    model.set_attn_implementation("eager")
+    imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
+    inputs = batch(imported.objective.model, 9, False)
+    hidden, scores = jax.jit(imported.objective.model.encode_all)(imported.params, **inputs)
+    with torch.no_grad():
+        theirs = model.bert(
+            **{name: torch.tensor(value) for name, value in inputs.items()}, output_attentions=True,
+            output_hidden_states=True,
+        )
+    assert len(hidden) == len(theirs.hidden_states) and len(scores) == len(theirs.attentions)
+    for own, other in zip(hidden, theirs.hidden_states, strict=True):
+        np.testing.assert_allclose(own, other.numpy(), atol=TOLERANCE)
+    for own, other in zip(scores, theirs.attentions, strict=True):
+        np.testing.assert_allclose(jax.nn.softmax(own), other.numpy(), atol=1e-5)
+        assert other.std() > 1e-3  # even attention would say nothing of the scores
+
+
 def test_masked_lm_class_loads_a_pretraining_export(tmp_path, tokenizer):
     objective = our_objective("gelu", tokenizer)
     params = random_params(objective, 2)

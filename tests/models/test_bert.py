@@ -237,7 +237,8 @@ def test_a_model_without_segment_types_has_no_table_for_them():
 
 def test_all_states_are_those_that_enter_each_layer_and_the_last(params):
     ids, types = inputs()
-    first, second, last = jax.jit(SMALL.encode_all)(params, ids, types)
+    (first, second, last), scores = jax.jit(SMALL.encode_all)(params, ids, types)
+    assert [x.shape for x in scores] == [(2, SMALL.num_heads, 9, 9)] * 2
     np.testing.assert_allclose(last, encode(SMALL, params, ids, types), atol=1e-6)
     one = dataclasses.replace(SMALL, num_layers=1)  # its parameters are the first layer's
     np.testing.assert_allclose(second, encode(one, params, ids, types), atol=1e-6)

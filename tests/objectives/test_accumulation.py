@@ -159,10 +159,10 @@ def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
 def test_the_evaluation_step_gives_the_same_in_batches():
     """Causal LM, whose examples are not drawn: every batch of rows is corrupted alike wherever it stands."""
     own, batch = program("causal", 1), text(bound("causal"), seed=2)
-    whole = own.eval_step(params("causal"), batch, np.int32(0), ())
+    whole, _ = own.eval_step(params("causal"), batch, np.int32(0), (), ())
     totals = Totals()
     for index, start in enumerate(range(0, ROWS, 4)):
         part = TokenBatch(*(array[start : start + 4] for array in batch))
-        totals.add(own.eval_step(params("causal"), part, np.int32(index), ()))
+        totals.add(own.eval_step(params("causal"), part, np.int32(index), (), ())[0])
     assert totals.loss() == pytest.approx(float(total_loss(whole)), rel=1e-6)
     assert totals.sums["lm_loss"][1] == whole["lm_loss"].weight

@@ -141,13 +141,13 @@ def test_an_evaluation_repeats_itself():
     params = program.init(0).params
 
     def terms(batch: TokenBatch, index: int) -> dict[str, tuple[float, ...]]:
-        found = program.eval_step(params, batch, np.int32(index), ())
+        found, _ = program.eval_step(params, batch, np.int32(index), (), ())
         return {name: tuple(map(float, term)) for name, term in found.items()}
 
     one = terms(batch(1), 0)
     assert terms(batch(1), 0) == one
     assert terms(batch(1), 1)["mlm_loss"] != one["mlm_loss"]
-    dry = program_of().eval_step(params, batch(1), np.int32(0), ())
+    dry, _ = program_of().eval_step(params, batch(1), np.int32(0), (), ())
     assert one["mlm_loss"][0] == pytest.approx(float(dry["mlm_loss"].total), rel=1e-6)
     half = TokenBatch(*(np.where(np.arange(ROWS)[:, None] < 4, x, 0) for x in batch(1)))
     assert terms(half, 0)["nsp_loss"][1] == 4

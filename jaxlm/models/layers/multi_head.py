@@ -79,6 +79,10 @@ class MultiHeadAttention(nn.Module):
                     for name, new in (("key", key), ("value", value))
                 )
             cache = {"key": key, "value": value} if decoding else None
+        if self.is_mutable_collection("collected"):
+            places = "bhqk,bhsk->bhqs" if heads_first else "bqhk,bshk->bhqs"
+            scores = jnp.einsum(places, query, key, preferred_element_type=jnp.float32) * c.attention_scale
+            self.sow("collected", "scores", scores)
         if heads_first:
             y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale).swapaxes(1, 2)
         else:

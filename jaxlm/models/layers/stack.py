@@ -73,6 +73,14 @@ class LayerInputs(NamedTuple):
 NOTHING = LayerInputs()
 
 
+class Collected(NamedTuple):
+    """What a layer read and computed: the hidden states that entered it, and the scores of its self-attention, scale ·
+    q kᵀ in float32, before masks, bias and softmax."""
+
+    hidden: Float[Array, "batch length hidden"]
+    scores: Float[Array, "batch heads length length"]
+
+
 class Block(nn.Module):
     """One layer: self-attention, cross-attention if the stack has it, feed-forward, each with a residual connection and
     a norm before it (pre) or after it (post).
@@ -141,8 +149,7 @@ class Stack(nn.Module):
         """Returns the last hidden states and the updated caches (None without).
 
         positions: the only places whose last hidden states are wanted; for stacks without causality, biases or caches,
-        and masks that are the same for all queries. collect: return the hidden states that enter each layer instead
-        of the caches.
+        and masks that are the same for all queries. collect: return a `Collected` of each layer instead of the caches.
         """
         c = self.config
         block = Block(c, deterministic, parent=None)
@@ -155,8 +162,10 @@ class Stack(nn.Module):
         def layer(params: Any, x: jax.Array, own: Any, positions: jax.Array | None = None):
             key, cache = own
             rngs = None if key is None else {"dropout": key}
-            y, cache = block.apply({"params": params}, x, inputs, cache, positions, rngs=rngs)
-            return y, (x if collect else cache)
+            if not collect:
+                return block.apply({"params": params}, x, inputs, cache, positions, rngs=rngs)
+            (y, _), made = block.apply({"params": params}, x, inputs, rngs=rngs, mutable=["collected"])
+            return y, Collected(x, made["collected"]["attention"]["scores"][0])
 
         x = constrain(x)
         last = positions is not None and c.last_layer_at_positions and not collect
