@@ -103,8 +103,8 @@ class Batches:
         steps = self.num_rows // batch_size
         if steps == 0:
             raise UserError(
-                f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} rows "
-                "of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
+                f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} "
+                "rows of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
             )
         return (wanted * steps + step + seed) % (steps * batch_size)
 

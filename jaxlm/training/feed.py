@@ -37,7 +37,7 @@ def stages_of(experiment: Experiment, source: Source, objective: Objective) -> l
     if not t.short_steps:
         return [full]
     if objective.packing == "stream":
-        raise UserError(f"{type(objective).__name__} reads a stream, in rows of one length; set train.short_steps to 0.")
+        raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
     try:
         objective.bind(objective.vocabulary, t.short_length)
     except UserError as error:
