@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
@@ -32,6 +33,7 @@ class System(NamedTuple):
 SYSTEMS = (
     System(MaskedLM, Bert, "bert", "masked_lm"),
     System(MaskedLM, Roberta, "roberta", "masked_lm"),
+    System(MaskedLM, Albert, "albert", "masked_lm"),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(SpanCorruption, T5, "t5", "span_corruption"),

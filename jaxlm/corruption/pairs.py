@@ -1,5 +1,5 @@
 """Rows of one or two segments from rows of text: sentence pairs for next-sentence prediction (BERT, Devlin et al. 2018,
-section 3.1, Task #2), and the short rows among them."""
+section 3.1, Task #2) and sentence order (ALBERT, Lan et al. 2019, section 3.1), and the short rows among them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Pairs(NamedTuple):
 
     input_ids, token_type_ids, attention_mask: int32 [batch, length + 3]; type 1 from the first token of B to the end.
     is_random: int32 [batch], 1 where B comes from another row (BERT's label order: 0 = is next, 1 = random).
+    is_swapped: int32 [batch], 1 where the row's second part stands first.
     has_pair: int32 [batch], 0 for rows too short to be cut in two and for those that stay one segment.
     """
 
@@ -25,6 +26,7 @@ class Pairs(NamedTuple):
     token_type_ids: Array
     attention_mask: Array
     is_random: Array
+    is_swapped: Array
     has_pair: Array
 
 
@@ -43,7 +45,7 @@ def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> To
 
 def sentence_pairs(
     key: jax.Array, batch: TokenBatch, word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"], *,
-    cls: int, sep: int, pad: int, random_rate: float = 0.5, single_rate: float = 0.0,
+    cls: int, sep: int, pad: int, random_rate: float = 0.5, single_rate: float = 0.0, swap_rate: float = 0.0,
 ) -> Pairs:
     """Cuts each row in two at a random sentence end and, with probability random_rate, takes the second part of a row
     of another document instead.
@@ -52,7 +54,8 @@ def sentence_pairs(
     among those whose second part is of about the same size; both are cut to the shorter one, swapped or not, so that
     lengths do not reveal a swap. With random_rate 0 nothing is lost. word_start and sentence_end are tables by id.
 
-    With probability single_rate a row stays one segment, `[CLS] A [SEP]` (ELECTRA).
+    With probability single_rate a row stays one segment, `[CLS] A [SEP]` (ELECTRA). With probability swap_rate, which
+    needs random_rate 0, the two parts of a row change places (ALBERT).
     """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
@@ -70,11 +73,18 @@ def sentence_pairs(
     size_b = jnp.minimum(sizes - size_a, (sizes - size_a)[partner])
     source = jnp.where(is_random, partner, own)
     other, start_b = tokens[source], size_a[source]
+    is_swapped = jnp.zeros_like(has_pair)
+    if swap_rate > 0:
+        is_swapped = jax.random.bernoulli(key_swap, swap_rate, (rows,)) & has_pair
+        start_b = jnp.where(is_swapped, 0, start_b)
+        size_a = jnp.where(is_swapped, size_b, size_a)
+        size_b = sizes - size_a
 
     # Position p of the new row: 0 is [CLS], then A, [SEP], B, [SEP], padding.
     p = jnp.arange(length + 3)[None, :]
     size_a, size_b, start_b = size_a[:, None], size_b[:, None], start_b[:, None]
-    a = jnp.take_along_axis(tokens, jnp.clip(p - 1, 0, length - 1), axis=1)
+    start_a = jnp.where(is_swapped[:, None], size_b, 0)
+    a = jnp.take_along_axis(tokens, jnp.clip(p - 1 + start_a, 0, length - 1), axis=1)
     b = jnp.take_along_axis(other, jnp.clip(p - 2 - size_a + start_b, 0, length - 1), axis=1)
     end_a, end_b = 1 + size_a, 2 + size_a + size_b
     ids = jnp.select([p == 0, p < end_a, p == end_a, p < end_b, p == end_b], [cls, a, sep, b, sep], pad)
@@ -85,6 +95,7 @@ def sentence_pairs(
         token_type_ids=((p > end_a) & real).astype(jnp.int32),
         attention_mask=real.astype(jnp.int32),
         is_random=is_random.astype(jnp.int32),
+        is_swapped=is_swapped.astype(jnp.int32),
         has_pair=has_pair.astype(jnp.int32),
     )
 
