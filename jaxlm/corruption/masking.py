@@ -109,8 +109,8 @@ def choose_ngrams(
     """True at up to `count` candidates of each row: n-grams of words, n <= longest, p(n) proportional to 1/n (ALBERT,
     Lan et al. 2019, section 4.1).
 
-    As in the original code, words are tried in random order as the first of an n-gram. Its n is drawn among those that
-    the row has words for, and lowered until the n-gram fits in what is left of `count`; an n-gram that touches one
+    As in the original code, words are tried in random order as the first of an n-gram. Its n is drawn, and lowered
+    until the n-gram fits in what is left of `count`; the end of the row cuts it short. An n-gram that touches one
     already taken is passed over, and the next word is tried. Symbols between words (`[SEP]`) do not end an n-gram.
     """
     rows, length = candidates.shape
@@ -118,10 +118,8 @@ def choose_ngrams(
     word, sizes = number_words(candidates, word_start)
     num_words = jnp.sum(sizes > 0, axis=1)
     order = jnp.argsort(jnp.where(sizes > 0, jax.random.uniform(key_order, (rows, length)), 2.0), axis=1)
-    possible = jnp.clip(num_words[:, None] - order, 1, longest)
     share = jnp.cumsum(1.0 / jnp.arange(1, longest + 1))  # of n or less, not normalised
-    drawn = jax.random.uniform(key_n, (rows, length)) * share[possible - 1]
-    n = 1 + jnp.sum(drawn[..., None] >= share[:-1], axis=-1)
+    n = 1 + jnp.sum(jax.random.uniform(key_n, (rows, length, 1)) * share[-1] >= share[:-1], axis=-1)
     before = jnp.pad(jnp.cumsum(sizes, axis=1), ((0, 0), (1, 0)))  # tokens before each word
     lengths, place = jnp.arange(1, longest + 1)[None, :], jnp.arange(length)[None, :]
 

@@ -55,7 +55,9 @@ def sentence_pairs(
     lengths do not reveal a swap. With random_rate 0 nothing is lost. word_start and sentence_end are tables by id.
 
     With probability single_rate a row stays one segment, `[CLS] A [SEP]` (ELECTRA). With probability swap_rate, which
-    needs random_rate 0, the two parts of a row change places (ALBERT).
+    needs random_rate 0, the two parts of a row change places (ALBERT). Where sentences could tell the order by where
+    they break off, both parts are of whole sentences: what stands before the first sentence and after the last one is
+    left out. A row of too few sentences for that keeps all its text and is cut at its middle.
     """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
@@ -63,7 +65,15 @@ def sentence_pairs(
 
     sizes = jnp.sum(segment_ids > 0, axis=1)
     single = jax.random.bernoulli(key_single, single_rate, (rows,))
-    size_a, at_sentence = _cut(key_cut, tokens, sizes, word_start, sentence_end)
+    if swap_rate > 0:
+        inner, inner_sizes = _whole_sentences(tokens, sizes, word_start, sentence_end)
+        inner_cut, whole = _cut(key_cut, inner, inner_sizes, word_start, sentence_end)
+        size_a, _ = _cut(key_cut, tokens, sizes, word_start, jnp.zeros_like(sentence_end))
+        tokens = jnp.where(whole[:, None], inner, tokens)
+        size_a, sizes = jnp.where(whole, inner_cut, size_a), jnp.where(whole, inner_sizes, sizes)
+        at_sentence = whole
+    else:
+        size_a, at_sentence = _cut(key_cut, tokens, sizes, word_start, sentence_end)
     size_a = jnp.where(single, sizes, size_a)
     has_pair = (sizes >= 2) & ~single
     own = jnp.arange(rows)
@@ -100,22 +110,43 @@ def sentence_pairs(
     )
 
 
+def _sentence_starts(
+    tokens: Int[Array, "rows length"], word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"]
+) -> Bool[Array, "rows length"]:
+    """Where a sentence begins because one has ended: "3.14" in pieces that do not begin words has none, "?!" one."""
+    ends = sentence_end[tokens]
+    return jnp.pad(ends[:, :-1], ((0, 0), (1, 0))) & ~ends & word_start[tokens]
+
+
+def _whole_sentences(
+    tokens: Int[Array, "rows length"], sizes: Int[Array, " rows"], word_start: Bool[Array, " vocab"],
+    sentence_end: Bool[Array, " vocab"],
+) -> tuple[Int[Array, "rows length"], Int[Array, " rows"]]:
+    """Each row from its first sentence start to its last sentence end, and how many tokens these are."""
+    length = tokens.shape[1]
+    p = jnp.arange(length)[None, :]
+    starts = _sentence_starts(tokens, word_start, sentence_end) & (p < sizes[:, None])
+    first = jnp.argmax(starts, axis=1)
+    final = jnp.take_along_axis(tokens, jnp.maximum(sizes - 1, 0)[:, None], axis=1)[:, 0]
+    last = jnp.where(sentence_end[final], sizes, jnp.max(jnp.where(starts, p, 0), axis=1))
+    sizes = jnp.where(jnp.any(starts, axis=1), last - first, 0)
+    return jnp.take_along_axis(tokens, jnp.minimum(first[:, None] + p, length - 1), axis=1), sizes
+
+
 def _cut(
     key: jax.Array, tokens: Int[Array, "rows length"], sizes: Int[Array, " rows"], word_start: Bool[Array, " vocab"],
     sentence_end: Bool[Array, " vocab"],
 ) -> tuple[Int[Array, " rows"], Bool[Array, " rows"]]:
     """How many tokens of each row stand before the cut, and whether a sentence ends there."""
     length = tokens.shape[1]
-    starts, ends = word_start[tokens], sentence_end[tokens]
     p = jnp.arange(length)[None, :]
     inside = (p > 0) & (p < sizes[:, None])
     from_middle = jnp.abs(2 * p - sizes[:, None])
-    # "3.14" in pieces that do not begin words is no sentence end, and "?!" is one.
-    sentence = jnp.pad(ends[:, :-1], ((0, 0), (1, 0))) & ~ends & starts
+    sentence = _sentence_starts(tokens, word_start, sentence_end)
     # The first and last tenth of a row are left out: with parts of sentences there, lengths would spread more
     # than those of BERT's whole sentences do.
     sentence &= inside & (5 * from_middle <= 4 * sizes[:, None])
-    near = -from_middle - jnp.where(starts, 0, length // 4)
+    near = -from_middle - jnp.where(word_start[tokens], 0, length // 4)
     score = jnp.where(sentence, 1.0 + jax.random.uniform(key, tokens.shape), jnp.where(inside, near, -4 * length))
     return jnp.argmax(score, axis=1), jnp.any(sentence, axis=1)
 

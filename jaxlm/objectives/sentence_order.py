@@ -1,8 +1,9 @@
 """Sentence-order prediction (ALBERT, Lan et al. 2019, section 3.1): do two consecutive segments stand in the order of
 the text (0), or have they changed places (1)? A swapped segment is not given away by its topic, as a random one is.
 
-The original code gives a text of a single sentence the start of another document and the label 1, which is
-next-sentence prediction; here such a row is cut at the word nearest to its middle, and swapped as often as any other.
+Both segments are whole sentences, as in the original code, so that the place where a sentence breaks off tells nothing.
+The original gives a text of a single sentence the start of another document and the label 1, which is next-sentence
+prediction; here such a row is cut at the word nearest to its middle, and swapped as often as any other.
 """
 
 from jaxlm.objectives.pair_task import PairTask

@@ -36,8 +36,8 @@ def slow_ngrams(rng: np.random.Generator) -> list[list[int]]:
         tokens = sum(WORDS[word] for word in used)
         if tokens >= COUNT:
             break
-        possible = np.arange(1, min(LONGEST, len(WORDS) - first) + 1)
-        n = possible[np.searchsorted(np.cumsum(1 / possible), rng.random() * (1 / possible).sum())]
+        n = 1 + np.searchsorted([6 / 11, 9 / 11], rng.random(), side="right")
+        n = min(n, len(WORDS) - first)
         while n > 0 and tokens + sum(WORDS[first : first + n]) > COUNT:
             n -= 1
         words = list(range(first, first + n))
@@ -145,24 +145,55 @@ def test_masking_by_ngrams_restores_and_replaces_by_token():
     assert 0.5 < ((new == 4)[beside] & (new == 4)[beside + 1]).mean() < 0.75
 
 
-def test_half_of_the_pairs_change_places():
+EVERY = 7  # a sentence ends with each token whose number is a multiple of it
+
+
+@functools.cache
+def pairs(seed: int = 0):
+    """Rows of all sizes whose tokens count up from anywhere."""
     rows, length = 400, 40
-    tokens = 100 + np.arange(length)[None] + np.zeros((rows, 1), int)
-    sizes = np.random.default_rng(0).integers(0, length + 1, rows)
+    rng = np.random.default_rng(seed)
+    tokens = 100 + rng.integers(0, EVERY, rows)[:, None] + np.arange(length)[None]
+    sizes = rng.integers(0, length + 1, rows)
     sizes[:4] = [0, 1, 2, length]
     real = np.arange(length) < sizes[:, None]
     batch = TokenBatch(np.where(real, tokens, 0).astype(np.int32), real.astype(np.int32))
-    everywhere, ends = jnp.ones(200, bool), jnp.arange(200) % 7 == 0
-    p = jax.device_get(jax.jit(lambda key: sentence_pairs(
+    everywhere, ends = jnp.ones(200, bool), jnp.arange(200) % EVERY == 0
+    return sizes, batch, jax.device_get(jax.jit(lambda key: sentence_pairs(
         key, batch, everywhere, ends, cls=1, sep=2, pad=0, random_rate=0.0, swap_rate=0.5
-    ))(jax.random.key(0)))
+    ))(jax.random.key(seed)))
+
+
+def test_half_of_the_pairs_change_places():
+    sizes, batch, p = pairs()
     assert not p.is_random.any() and not p.is_swapped[sizes < 2].any() and (p.has_pair == (sizes >= 2)).all()
     for row in np.flatnonzero(sizes >= 2):
         ids = p.input_ids[row][: p.attention_mask[row].sum()].tolist()
         middle = ids.index(2)
         a, b = ids[1:middle], ids[middle + 1 : -1]
-        text = batch.tokens[row][: sizes[row]].tolist()
-        assert (b + a if p.is_swapped[row] else a + b) == text and a and b  # nothing is lost
+        text, found = batch.tokens[row][: sizes[row]].tolist(), b + a if p.is_swapped[row] else a + b
+        assert found == list(range(found[0], found[-1] + 1)) and set(found) <= set(text) and a and b
         assert p.token_type_ids[row].tolist() == [0] * (middle + 1) + [1] * (len(b) + 1) + [0] * (43 - len(ids))
+        # Whole sentences, of which only those that begin or end outside of the row are missing, or all the text.
+        boundaries = [token for token in range(text[1], text[-1] + 2) if token % EVERY == 1]
+        if len(boundaries) > 2 and found != text:
+            assert (found[0], found[-1] + 1) == (boundaries[0], boundaries[-1])
+            assert all(part[0] % EVERY == 1 and part[-1] % EVERY == 0 for part in (a, b))
+        else:
+            assert found == text and abs(len(a) - len(b)) <= 1
     share = p.is_swapped[sizes >= 2].mean()
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt((sizes >= 2).sum())
+
+
+def test_the_ends_of_segments_do_not_tell_the_order():
+    """Whether a sentence ends before each [SEP] is as frequent in swapped rows as in others."""
+    sizes, _, p = pairs(1)
+    seen = {0: [], 1: []}
+    for row in np.flatnonzero(sizes >= 2):
+        ids = p.input_ids[row][: p.attention_mask[row].sum()].tolist()
+        middle = ids.index(2)
+        ends = (ids[middle - 1] % EVERY == 0, ids[-2] % EVERY == 0, ids[1] % EVERY == 1)
+        seen[int(p.is_swapped[row])].append(ends)
+    shares = [np.mean(seen[label], axis=0) for label in (0, 1)]
+    assert (np.abs(shares[0] - shares[1]) < 0.15).all()  # 4.5 standard errors; cut without care, they differ by 0.6
+    assert shares[0][0] > 0.4
