@@ -187,19 +187,27 @@ class MaskedLM(MaskFiller):
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None
-        real = int(example["attention_mask"][row].sum())
-        ids = [int(i) for i in example["input_ids"][row][:real]]
-        marks = ["special" if self.vocabulary.special[i] else "" for i in ids]
-        original, asked = list(ids), ["" for _ in ids]
-        used = np.flatnonzero(np.asarray(example["masked_weights"][row]))
-        for slot in used:
-            position, label = int(example["masked_positions"][row][slot]), int(example["masked_labels"][row][slot])
-            shown = ids[position]
-            kind = "masked" if shown == self.vocabulary.mask else "kept" if shown == label else "random"
-            marks[position], asked[position], original[position] = kind, "target", label
-        lines = [Line("text", original, asked), Line("input", ids, marks)]
-        targets = [int(i) for i in example["masked_labels"][row][used]]
-        lines.append(Line(f"predict {len(targets)}", targets, ["target"] * len(targets)))
+        lines = masked_lines(self.vocabulary, example, row)
         if self.pair_task:
             lines.append(Line(self.pair_task.kinds[int(example[f"{self.pair_task.name}_labels"][row])], [], []))
         return lines
+
+
+def masked_lines(vocabulary: Vocabulary, example: Example, row: int) -> list[Line]:
+    """The text of a row, what the model reads, and what it is asked for."""
+    real = int(example["attention_mask"][row].sum())
+    ids = [int(i) for i in example["input_ids"][row][:real]]
+    marks = ["special" if vocabulary.special[i] else "" for i in ids]
+    original, asked = list(ids), ["" for _ in ids]
+    used = np.flatnonzero(np.asarray(example["masked_weights"][row]))
+    for slot in used:
+        position, label = int(example["masked_positions"][row][slot]), int(example["masked_labels"][row][slot])
+        shown = ids[position]
+        kind = "masked" if shown == vocabulary.mask else "kept" if shown == label else "random"
+        marks[position], asked[position], original[position] = kind, "target", label
+    targets = [int(i) for i in example["masked_labels"][row][used]]
+    return [
+        Line("text", original, asked),
+        Line("input", ids, marks),
+        Line(f"predict {len(targets)}", targets, ["target"] * len(targets)),
+    ]

@@ -4,12 +4,13 @@ kinds a pair of segments is."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxlm.corruption.pairs import sentence_pairs
+from jaxlm.corruption.pairs import Pairs
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.objectives.base import Example, Params, Term, Terms
@@ -23,14 +24,14 @@ class PairTask:
     """A task on rows `[CLS] A [SEP] B [SEP]`. Parameters: `pooler` and `<short>_head`.
 
     name: the objective's field that turns it on ("next_sentence"). short: of its terms and its head ("nsp").
-    kinds: what `jaxlm show` says of the labels 0 and 1. random_rate, swap_rate: those of `sentence_pairs`.
+    kinds: what `jaxlm show` says of the labels 0 and 1. make: `sentence_pairs` or the like. label: its field with them.
     """
 
     name: str
     short: str
     kinds: tuple[str, str]
-    random_rate: float = 0.0
-    swap_rate: float = 0.0
+    make: Callable[..., Pairs]
+    label: str
 
     def init(self, model: Encoder, key: jax.Array) -> Params:
         """Fresh parameters: the pooler and the head."""
@@ -41,15 +42,14 @@ class PairTask:
         """Rows of pairs, half of each kind: input_ids, token_type_ids, attention_mask int32 [batch, length + 3];
         <name>_labels int32 and <name>_weights float32 [batch]."""
         v = vocabulary
-        pairs = sentence_pairs(
-            key, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), cls=v.cls, sep=v.sep, pad=v.pad,
-            random_rate=self.random_rate, swap_rate=self.swap_rate,
+        pairs = self.make(
+            key, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), cls=v.cls, sep=v.sep, pad=v.pad
         )
         return {
             "input_ids": pairs.input_ids,
             "token_type_ids": pairs.token_type_ids,
             "attention_mask": pairs.attention_mask,
-            f"{self.name}_labels": pairs.is_swapped if self.swap_rate else pairs.is_random,
+            f"{self.name}_labels": getattr(pairs, self.label),
             f"{self.name}_weights": pairs.has_pair.astype(jnp.float32),
         }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.corruption.masking import choose_positions, mask_tokens
-from jaxlm.corruption.pairs import sentence_pairs
+from jaxlm.corruption.pairs import ordered_pairs
 from jaxlm.types import TokenBatch
 
 LONGEST = 3
@@ -159,8 +159,8 @@ def pairs(seed: int = 0):
     real = np.arange(length) < sizes[:, None]
     batch = TokenBatch(np.where(real, tokens, 0).astype(np.int32), real.astype(np.int32))
     everywhere, ends = jnp.ones(200, bool), jnp.arange(200) % EVERY == 0
-    return sizes, batch, jax.device_get(jax.jit(lambda key: sentence_pairs(
-        key, batch, everywhere, ends, cls=1, sep=2, pad=0, random_rate=0.0, swap_rate=0.5
+    return sizes, batch, jax.device_get(jax.jit(lambda key: ordered_pairs(
+        key, batch, everywhere, ends, cls=1, sep=2, pad=0
     ))(jax.random.key(seed)))
 
 
@@ -174,26 +174,28 @@ def test_half_of_the_pairs_change_places():
         text, found = batch.tokens[row][: sizes[row]].tolist(), b + a if p.is_swapped[row] else a + b
         assert found == list(range(found[0], found[-1] + 1)) and set(found) <= set(text) and a and b
         assert p.token_type_ids[row].tolist() == [0] * (middle + 1) + [1] * (len(b) + 1) + [0] * (43 - len(ids))
-        # Whole sentences, of which only those that begin or end outside of the row are missing, or all the text.
+        # Whole sentences, of which only those that begin or end outside of the row are missing, or whole words.
         boundaries = [token for token in range(text[1], text[-1] + 2) if token % EVERY == 1]
-        if len(boundaries) > 2 and found != text:
+        if len(boundaries) > 2 and found not in (text, text[:-1]):
             assert (found[0], found[-1] + 1) == (boundaries[0], boundaries[-1])
             assert all(part[0] % EVERY == 1 and part[-1] % EVERY == 0 for part in (a, b))
         else:
-            assert found == text and abs(len(a) - len(b)) <= 1
+            assert found in (text, text[:-1]) and abs(len(a) - len(b)) <= 1  # the last word may not be whole
     share = p.is_swapped[sizes >= 2].mean()
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt((sizes >= 2).sum())
 
 
 def test_the_ends_of_segments_do_not_tell_the_order():
-    """Whether a sentence ends before each [SEP] is as frequent in swapped rows as in others."""
+    """Whether a sentence ends before each [SEP], and which part is longer, is as frequent in swapped rows as in others.
+    """
     sizes, _, p = pairs(1)
     seen = {0: [], 1: []}
     for row in np.flatnonzero(sizes >= 2):
         ids = p.input_ids[row][: p.attention_mask[row].sum()].tolist()
         middle = ids.index(2)
-        ends = (ids[middle - 1] % EVERY == 0, ids[-2] % EVERY == 0, ids[1] % EVERY == 1)
+        longer = np.sign(2 * middle + 1 - len(ids))
+        ends = (ids[middle - 1] % EVERY == 0, ids[-2] % EVERY == 0, ids[1] % EVERY == 1, longer)
         seen[int(p.is_swapped[row])].append(ends)
     shares = [np.mean(seen[label], axis=0) for label in (0, 1)]
-    assert (np.abs(shares[0] - shares[1]) < 0.15).all()  # 4.5 standard errors; cut without care, they differ by 0.6
+    assert (np.abs(shares[0] - shares[1]) < 0.2).all()  # 4 standard errors; cut without care, the first differ by 0.6
     assert shares[0][0] > 0.4

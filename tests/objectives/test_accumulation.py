@@ -21,6 +21,7 @@ from jaxlm.objectives.base import Objective, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -42,6 +43,7 @@ OBJECTIVES = {
         model=Albert(**(ENCODER | dict(num_layers=2)), embedding_size=8), next_sentence=False, sentence_order=True,
         longest_ngram=3,
     ),
+    "boundary": SpanBoundary(model=Bert(**ENCODER), offset_size=8, mask_rate=0.3),
     "replaced": ReplacedTokens(model=Electra(
         **ENCODER, embedding_size=12, generator_hidden_size=8, generator_num_layers=1, generator_num_heads=2,
         generator_intermediate_size=16,
