@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
@@ -12,6 +13,7 @@ from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 
 
@@ -32,6 +34,8 @@ class System(NamedTuple):
 SYSTEMS = (
     System(MaskedLM, Bert, "bert", "masked_lm"),
     System(MaskedLM, Roberta, "roberta", "masked_lm"),
+    System(MaskedLM, Albert, "albert", "masked_lm"),
+    System(SpanBoundary, Bert, "spanbert"),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(SpanCorruption, T5, "t5", "span_corruption"),

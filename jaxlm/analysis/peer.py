@@ -51,8 +51,9 @@ def own_loss(_: Any, models: list[Any], inputs: dict[str, Any]) -> Any:
 def masked_inputs(objective: MaskedLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     inputs = {name: example[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     inputs["labels"] = masked_labels(example)
-    if objective.next_sentence:
-        inputs["next_sentence_label"] = example["next_sentence_labels"]
+    if objective.pair_task:
+        name = f"{objective.pair_task.name}_label"
+        inputs[name] = example[name + "s"]
     return inputs
 
 

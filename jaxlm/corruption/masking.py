@@ -46,14 +46,19 @@ def choose_positions(
     count: Int[Array, " batch"],
     slots: int,
     word_start: Bool[Array, "batch length"] | None = None,
+    longest_ngram: int = 1,
 ) -> tuple[Int[Array, "batch slots"], Float[Array, "batch slots"]]:
     """Up to `count` candidate positions of each row without replacement, ascending, in `slots` slots, with weights.
 
     Every candidate is equally likely. With `word_start`, whole words (runs of candidates that begin at a word start)
-    are taken in random order; a word that would overflow `count` is passed over and later ones are tried.
+    are taken in random order; a word that would overflow `count` is passed over and later ones are tried. With
+    `longest_ngram` above 1, n-grams of words, or of tokens without `word_start`, are taken; see `choose_ngrams`.
     """
     rows, length = candidates.shape
-    if word_start is None:
+    if longest_ngram > 1:
+        taken = choose_ngrams(key, candidates, count, candidates if word_start is None else word_start, longest_ngram)
+        positions = jnp.where(taken, jnp.arange(length)[None, :], length)
+    elif word_start is None:
         priority = jnp.where(candidates, jax.random.uniform(key, (rows, length)), 2.0)
         order = jnp.argsort(priority, axis=1)[:, :slots]
         available = jnp.sum(candidates, axis=1)
@@ -82,13 +87,65 @@ def draw_positions(
     return jnp.where(used, positions, 0).astype(jnp.int32), used.astype(jnp.float32)
 
 
-def _choose_words(key, candidates, count, word_start):
-    rows, length = candidates.shape
-    # A word begins at a word-start token and wherever a candidate follows something that is none.
+def number_words(
+    candidates: Bool[Array, "batch length"], word_start: Bool[Array, "batch length"]
+) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"]]:
+    """(the number of the word that each token is of, counted from 0 in each row, and `length` for what is no candidate;
+    how many tokens each of these words has, 0 beyond the last one).
+
+    A word begins at a word-start token and wherever a candidate follows something that is none.
+    """
+    length = candidates.shape[1]
     follows = jnp.pad(candidates[:, :-1], ((0, 0), (1, 0)))
     begins = candidates & (word_start | ~follows)
-    word = jnp.where(candidates, jnp.cumsum(begins, axis=1) - 1, length)  # [rows, length], id of each token's word
-    counts = jax.vmap(lambda w: jnp.zeros(length + 1, jnp.int32).at[w].add(1))(word)[:, :length]
+    word = jnp.where(candidates, jnp.cumsum(begins, axis=1) - 1, length)
+    return word, jax.vmap(lambda w: jnp.zeros(length + 1, jnp.int32).at[w].add(1))(word)[:, :length]
+
+
+def choose_ngrams(
+    key: jax.Array, candidates: Bool[Array, "batch length"], count: Int[Array, " batch"],
+    word_start: Bool[Array, "batch length"], longest: int,
+) -> Bool[Array, "batch length"]:
+    """True at up to `count` candidates of each row: n-grams of words, n <= longest, p(n) proportional to 1/n (ALBERT,
+    Lan et al. 2019, section 4.1).
+
+    As in the original code, words are tried in random order as the first of an n-gram. Its n is drawn, and lowered
+    until the n-gram fits in what is left of `count`; the end of the row cuts it short. An n-gram that touches one
+    already taken is passed over, and the next word is tried. Symbols between words (`[SEP]`) do not end an n-gram.
+    """
+    rows, length = candidates.shape
+    key_order, key_n = jax.random.split(key)
+    word, sizes = number_words(candidates, word_start)
+    num_words = jnp.sum(sizes > 0, axis=1)
+    order = jnp.argsort(jnp.where(sizes > 0, jax.random.uniform(key_order, (rows, length)), 2.0), axis=1)
+    share = jnp.cumsum(1.0 / jnp.arange(1, longest + 1))  # of n or less, not normalised
+    n = 1 + jnp.sum(jax.random.uniform(key_n, (rows, length, 1)) * share[-1] >= share[:-1], axis=-1)
+    before = jnp.pad(jnp.cumsum(sizes, axis=1), ((0, 0), (1, 0)))  # tokens before each word
+    lengths, place = jnp.arange(1, longest + 1)[None, :], jnp.arange(length)[None, :]
+
+    def left(taken):
+        return count - jnp.sum(jnp.where(taken, sizes, 0), axis=1)
+
+    def unfinished(state):
+        trial, taken = state
+        return jnp.any((trial < num_words) & (left(taken) > 0))
+
+    def try_next(state):
+        trial, taken = state
+        first, most = order[:, trial][:, None], n[:, trial][:, None]
+        needed = jnp.take_along_axis(before, jnp.minimum(first + lengths, length), axis=1)
+        needed -= jnp.take_along_axis(before, first, axis=1)
+        fitting = jnp.sum((lengths <= most) & (needed <= left(taken)[:, None]), axis=1, keepdims=True)
+        ngram = (place >= first) & (place < first + fitting)
+        return trial + 1, taken | (ngram & ~jnp.any(taken & ngram, axis=1, keepdims=True))
+
+    _, taken = jax.lax.while_loop(unfinished, try_next, (jnp.array(0), jnp.zeros((rows, length), bool)))
+    return jnp.take_along_axis(jnp.pad(taken, ((0, 0), (0, 1))), word, axis=1)
+
+
+def _choose_words(key, candidates, count, word_start):
+    rows, length = candidates.shape
+    word, counts = number_words(candidates, word_start)
     order = jnp.argsort(jnp.where(counts > 0, jax.random.uniform(key, (rows, length)), 2.0), axis=1)
     sizes = jnp.take_along_axis(counts, order, axis=1)  # word sizes in the order in which they are tried
 
@@ -121,13 +178,14 @@ def mask_tokens(
     vocab_size: int,
     word_start: Bool[Array, " vocab"] | None = None,
     with_replacement: bool = False,
+    longest_ngram: int = 1,
 ) -> Masked:
     """BERT's corruption: `rate` of the tokens are chosen; of those 80 % become `mask`, 10 % a random token, 10 % stay.
 
     Special symbols and padding are never chosen. Random tokens are uniform over all `vocab_size` ids, as in the
     original code (so they may be the original, or a special symbol). `special` and `word_start` are tables by id;
     `word_start` turns whole-word masking on (the choice of replacement stays per token). `with_replacement` draws
-    positions that may repeat, as ELECTRA's original code does.
+    positions that may repeat, as ELECTRA's original code does; `longest_ngram` is that of `choose_positions`.
     """
     key_choice, key_kind, key_random = jax.random.split(key, 3)
     rows = input_ids.shape[0]
@@ -137,7 +195,7 @@ def mask_tokens(
         positions, weights = draw_positions(key_choice, candidates, count, slots)
     else:
         starts = None if word_start is None else word_start[input_ids]
-        positions, weights = choose_positions(key_choice, candidates, count, slots, starts)
+        positions, weights = choose_positions(key_choice, candidates, count, slots, starts, longest_ngram)
     labels = jnp.take_along_axis(input_ids, positions, axis=1)
 
     kind = jax.random.uniform(key_kind, positions.shape)

@@ -60,6 +60,8 @@ def table(next_sentence: bool) -> Table:
         # Checkpoints converted from TensorFlow before 2019 keep its names of LayerNorm's two vectors.
         old_endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         heads=("mlm_head", "pooler", "nsp_head"),
+        # Of sentence-order prediction, for which the classes have no place.
+        private=() if next_sentence else ("pooler", "sop_head"),
     )
 
 

@@ -28,8 +28,8 @@ TABLE = Table(
         "roberta.pooler.dense.bias",
     ),
     heads=("mlm_head",),
-    # Of next-sentence prediction, for which the class has no place.
-    private=("pooler", "nsp_head"),
+    # Of tasks on pairs, for which the class has no place.
+    private=("pooler", "nsp_head", "sop_head"),
 )
 
 

@@ -73,8 +73,13 @@ class Encoder(Computation):
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings; where it differs from hidden_size, a projection follows them."""
+        """Width of the embeddings."""
         return self.hidden_size
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether a dense layer follows the embeddings; it has to where their width differs from hidden_size."""
+        return self.embedding_width != self.hidden_size
 
     @property
     def first_position(self) -> int:
@@ -172,7 +177,7 @@ class Encoder(Computation):
         """FLOPs of one sequence's forward pass with `predicted` positions in the masked-LM head: matrix products and
         attention, every layer at every position; a multiply-add counts as 2."""
         e, h = self.embedding_width, self.hidden_size
-        projection = 2 * length * e * h if e != h else 0
+        projection = 2 * length * e * h if self.has_projection else 0
         head = predicted * (2 * h * e + 2 * e * self.vocab_size)
         return float(projection + stack_flops(self.stack, length) + head)
 
@@ -218,7 +223,7 @@ class EncoderModule(nn.Module):
             m.vocab_size, m.embedding_width, m.max_positions + m.first_position, m.type_vocab_size, m.norm_eps,
             m.dropout, init, init, m.dtype,
         )
-        if m.embedding_width != m.hidden_size:
+        if m.has_projection:
             self.projection = nn.Dense(m.hidden_size, dtype=m.dtype, kernel_init=init)
         self.encoder = Stack(m.stack)
         self.mlm_head = MaskedLMHead(m)
@@ -229,7 +234,7 @@ class EncoderModule(nn.Module):
         m = self.model
         places = m.first_position + jnp.arange(input_ids.shape[1])[None, :]
         x = self.embeddings(input_ids, places, token_type_ids, deterministic)
-        if m.embedding_width != m.hidden_size:
+        if m.has_projection:
             x = self.projection(x)
         segments = None if attention_mask is None else attention_mask.astype(jnp.int32)
         inputs = LayerInputs(visible=Visibility(key_segments=segments))

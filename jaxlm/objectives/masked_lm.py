@@ -1,5 +1,5 @@
 """Masked language modelling (Devlin et al. 2018, section 3.1): BERT's pretraining, with next-sentence prediction or
-without, and RoBERTa's over packed full sentences."""
+without, RoBERTa's over packed full sentences, and ALBERT's with n-grams and sentence order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives import next_sentence
 from jaxlm.objectives.base import (
     Example,
     Frozen,
@@ -31,14 +30,17 @@ from jaxlm.objectives.base import (
     require_share,
 )
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.next_sentence import NEXT_SENTENCE
+from jaxlm.objectives.pair_task import PairTask
+from jaxlm.objectives.sentence_order import SENTENCE_ORDER
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(MaskFiller):
-    """Masked LM on an encoder, with next-sentence prediction or without: loss = masked-LM cross-entropy
-    (+ next-sentence cross-entropy)."""
+    """Masked LM on an encoder, with a task on pairs of segments or without: loss = masked-LM cross-entropy
+    (+ next-sentence or sentence-order cross-entropy)."""
 
     model: Encoder = field(Bert(), weights=True)
     """The encoder."""
@@ -50,8 +52,15 @@ class MaskedLM(MaskFiller):
     """Of the predicted tokens, the share replaced by a random token; the rest stay as they are."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
+    longest_ngram: int = 1
+    """Mask up to so many consecutive words together, or tokens without whole_word; n of them with a probability
+    proportional to 1/n (ALBERT)."""
+    max_predictions: int = 0
+    """Most tokens that are predicted in a row; 0 for as many as mask_rate says."""
     next_sentence: bool = field(True, weights=True)
     """Predict whether the second segment of a row follows the first."""
+    sentence_order: bool = field(False, weights=True)
+    """Predict instead whether the two segments of a row stand in their order."""
     full_sentences: bool = False
     """Fill rows to their length: where a document ends, the next one follows behind the end symbol (RoBERTa's
     FULL-SENTENCES, Liu et al. 2019, section 4.2). Otherwise a row holds text of one document."""
@@ -59,7 +68,6 @@ class MaskedLM(MaskFiller):
     """Share of rows cut to a random shorter length, so that the model sees short texts too."""
 
     primary_metric = "mlm_loss"
-    token_losses = ("mlm_loss",)
     answer_params = ("mlm_head",)
 
     def __post_init__(self) -> None:
@@ -71,10 +79,28 @@ class MaskedLM(MaskFiller):
                 f"objective.mask_share {self.mask_share} and random_share {self.random_share} must be at least 0 and "
                 "add up to 1 at most."
             )
-        if self.next_sentence and self.full_sentences:
+        if self.longest_ngram < 1 or self.max_predictions < 0:
             raise UserError(
-                "objective.next_sentence needs rows of one document each; set it or objective.full_sentences to False."
+                f"objective.longest_ngram {self.longest_ngram} must be at least 1, and max_predictions "
+                f"{self.max_predictions} at least 0."
             )
+        if self.next_sentence and self.sentence_order:
+            raise UserError("objective.next_sentence and sentence_order exclude each other; set one of them to False.")
+        if self.pair_task and self.full_sentences:
+            raise UserError(
+                f"objective.{self.pair_task.name} needs rows of one document each; set it or objective.full_sentences "
+                "to False."
+            )
+
+    @property
+    def pair_task(self) -> PairTask | None:
+        """The task on pairs of segments, None for rows of one segment."""
+        return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
+
+    def slots(self, length: int) -> int:
+        """Places for the predicted tokens of a row."""
+        slots = max_predictions(length, self.mask_rate)
+        return min(slots, self.max_predictions) if self.max_predictions else slots
 
     @property
     def packing(self) -> Packing:
@@ -83,42 +109,43 @@ class MaskedLM(MaskFiller):
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
         # Here and not before: an imported model need not be fit for training.
-        if self.next_sentence and self.model.type_vocab_size < 2:
+        if self.pair_task and self.model.type_vocab_size < 2:
             raise UserError(
-                "objective.next_sentence needs 2 segment types, but objective.model.type_vocab_size is "
-                f"{self.model.type_vocab_size}; raise it, or set next_sentence to False."
+                f"objective.{self.pair_task.name} needs 2 segment types, but objective.model.type_vocab_size is "
+                f"{self.model.type_vocab_size}; raise it, or set {self.pair_task.name} to False."
             )
         if self.full_sentences:
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
 
     def raw_length(self, length: int) -> int:
-        return length - (3 if self.next_sentence else 2)
+        return length - (3 if self.pair_task else 2)
 
     def init(self, key: jax.Array) -> Params:
-        key_model, key_next = jax.random.split(key)
+        key_model, key_pair = jax.random.split(key)
         params = self.model.init(key_model)
-        return params | next_sentence.init(self.model, key_next) if self.next_sentence else params
+        return params | self.pair_task.init(self.model, key_pair) if self.pair_task else params
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """input_ids, token_type_ids, attention_mask int32 [batch, length]; masked_positions, masked_labels int32 and
-        masked_weights float32 [batch, predictions]; with next-sentence prediction next_sentence_labels int32 and
-        next_sentence_weights float32 [batch]."""
+        masked_weights float32 [batch, predictions]; with a task on pairs next_sentence_labels or sentence_order_labels
+        int32 and the same with _weights float32 [batch]."""
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_pairs, key_mask = jax.random.split(key, 3)
         batch = shorten(key_short, batch, rate=self.short_rate, least=2)
-        if self.next_sentence:
-            example = next_sentence.corrupt(key_pairs, batch, v)
+        if self.pair_task:
+            example = self.pair_task.corrupt(key_pairs, batch, v)
         else:
             ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
             example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": attention_mask}
         ids = example["input_ids"]
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
-            rate=self.mask_rate, slots=max_predictions(ids.shape[1], self.mask_rate), mask_share=self.mask_share,
+            rate=self.mask_rate, slots=self.slots(ids.shape[1]), mask_share=self.mask_share,
             random_share=self.random_share, vocab_size=v.size,
             word_start=jnp.asarray(v.word_start) if self.whole_word else None,
+            longest_ngram=self.longest_ngram,
         )
         return example | {
             "input_ids": masked.input_ids,
@@ -129,13 +156,13 @@ class MaskedLM(MaskFiller):
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         positions = example["masked_positions"]
-        if self.next_sentence:  # it reads the first token
+        if self.pair_task:  # it reads the first token
             positions = jnp.pad(positions, ((0, 0), (1, 0)))
         hidden = self.model.encode(
             params, example["input_ids"], example["token_type_ids"], example["attention_mask"],
             dropout_key=key if train else None, positions=positions,
         )
-        predicted = hidden[:, 1:] if self.next_sentence else hidden
+        predicted = hidden[:, 1:] if self.pair_task else hidden
         weights = example["masked_weights"]
         table, bias = self.model.output_matrix(params)
         tokens = chunked_cross_entropy(
@@ -145,7 +172,7 @@ class MaskedLM(MaskFiller):
             "mlm_loss": Term(tokens.total, jnp.sum(weights), 1.0),
             "mlm_accuracy": Term.of(tokens.correct, weights),
         }
-        return terms | next_sentence.loss(self.model, params, hidden, example) if self.next_sentence else terms
+        return terms | self.pair_task.loss(self.model, params, hidden, example) if self.pair_task else terms
 
     def token_logits(
         self, params: Params, input_ids: Int[Array, "batch length"], attention_mask: Int[Array, "batch length"],
@@ -155,25 +182,32 @@ class MaskedLM(MaskFiller):
         return self.model.predict_tokens(params, hidden)
 
     def flops(self, length: int) -> tuple[float, float]:
-        heads = next_sentence.flops(self.model) if self.next_sentence else 0.0
-        return self.model.flops(length, max_predictions(length, self.mask_rate)) + heads, 0.0
+        heads = self.pair_task.flops(self.model) if self.pair_task else 0.0
+        return self.model.flops(length, self.slots(length)) + heads, 0.0
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None
-        real = int(example["attention_mask"][row].sum())
-        ids = [int(i) for i in example["input_ids"][row][:real]]
-        marks = ["special" if self.vocabulary.special[i] else "" for i in ids]
-        original, asked = list(ids), ["" for _ in ids]
-        used = np.flatnonzero(np.asarray(example["masked_weights"][row]))
-        for slot in used:
-            position, label = int(example["masked_positions"][row][slot]), int(example["masked_labels"][row][slot])
-            shown = ids[position]
-            kind = "masked" if shown == self.vocabulary.mask else "kept" if shown == label else "random"
-            marks[position], asked[position], original[position] = kind, "target", label
-        lines = [Line("text", original, asked), Line("input", ids, marks)]
-        targets = [int(i) for i in example["masked_labels"][row][used]]
-        lines.append(Line(f"predict {len(targets)}", targets, ["target"] * len(targets)))
-        if self.next_sentence:
-            is_random = bool(example["next_sentence_labels"][row])
-            lines.append(Line(f"second segment is {'RANDOM (1)' if is_random else 'NEXT (0)'}", [], []))
+        lines = masked_lines(self.vocabulary, example, row)
+        if self.pair_task:
+            lines.append(Line(self.pair_task.kinds[int(example[f"{self.pair_task.name}_labels"][row])], [], []))
         return lines
+
+
+def masked_lines(vocabulary: Vocabulary, example: Example, row: int) -> list[Line]:
+    """The text of a row, what the model reads, and what it is asked for."""
+    real = int(example["attention_mask"][row].sum())
+    ids = [int(i) for i in example["input_ids"][row][:real]]
+    marks = ["special" if vocabulary.special[i] else "" for i in ids]
+    original, asked = list(ids), ["" for _ in ids]
+    used = np.flatnonzero(np.asarray(example["masked_weights"][row]))
+    for slot in used:
+        position, label = int(example["masked_positions"][row][slot]), int(example["masked_labels"][row][slot])
+        shown = ids[position]
+        kind = "masked" if shown == vocabulary.mask else "kept" if shown == label else "random"
+        marks[position], asked[position], original[position] = kind, "target", label
+    targets = [int(i) for i in example["masked_labels"][row][used]]
+    return [
+        Line("text", original, asked),
+        Line("input", ids, marks),
+        Line(f"predict {len(targets)}", targets, ["target"] * len(targets)),
+    ]

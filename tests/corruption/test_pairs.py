@@ -62,7 +62,7 @@ def test_rows_are_cut_where_a_sentence_ends():
             assert first + second == b.tokens[row][:size].tolist()  # nothing is lost
             cuts[row].append(len(first))
     assert set(cuts[0]) == {7, 14, 21} and set(cuts[2]) == {7} and set(cuts[7]) == set(range(14, 99, 7))
-    assert set(cuts[4]) == {2} and set(cuts[5]) == {1}  # none has ended: the middle
+    assert set(cuts[4]) == {2, 3} and set(cuts[5]) == {1}  # none has ended: the middle
     share = np.bincount(cuts[0] + cuts[1])[[7, 14, 21]] / 300
     assert (abs(share - 1 / 3) < 4 * np.sqrt(2 / 9 / 300)).all()
 
@@ -72,7 +72,8 @@ def test_where_nothing_ends_rows_are_cut_at_a_word_near_the_middle():
     starts = NOWHERE.copy()
     starts[[1000 + 16, 1000 + 10, 2000 + 3]] = True  # near, farther, and too far to be taken
     p = pairs(0, b, 0.0, starts, NOWHERE)
-    assert [len(split(p, row)[0]) for row in range(3)] == [16, 14, 14]
+    found = [len(split(p, row)[0]) for row in range(3)]
+    assert found[0] == 16 and set(found[1:]) <= {14, 15}  # of two places that are equally near, either
 
 
 def test_a_sentence_ends_after_its_last_sign_and_before_a_word():

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models.bert import Bert
-from jaxlm.objectives import next_sentence as next_sentence_prediction
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import (
     CONFIGS,
@@ -41,7 +41,7 @@ LENGTHS = {"gelu": (7, 33), "gelu_new": (12,), "relu": (1, 25)}  # every length 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run(model, next_sentence, params, inputs):
     hidden = model.encode(params, inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"])
-    pair = next_sentence_prediction.predict(model, params, hidden) if next_sentence else None
+    pair = NEXT_SENTENCE.predict(model, params, hidden) if next_sentence else None
     pooled = model.pool(params, hidden) if next_sentence else None
     return hidden, model.predict_tokens(params, hidden), pair, pooled
 

@@ -15,8 +15,8 @@ import pytest
 
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
-from jaxlm.objectives import next_sentence
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 
 SMALL = Bert(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=12)
 
@@ -205,9 +205,9 @@ def test_bfloat16_computes_near_float32_and_gives_float32_logits(params):
     hidden = encode(half, params, ids, types)
     assert hidden.dtype == jnp.bfloat16
     np.testing.assert_allclose(hidden.astype(jnp.float32), encode(SMALL, params, ids, types), atol=0.1)
-    params = params | jax.jit(functools.partial(next_sentence.init, half))(jax.random.key(4))
+    params = params | jax.jit(functools.partial(NEXT_SENTENCE.init, half))(jax.random.key(4))
     assert half.predict_tokens(params, hidden[:, :1]).dtype == jnp.float32
-    assert next_sentence.predict(half, params, hidden).dtype == jnp.float32
+    assert NEXT_SENTENCE.predict(half, params, hidden).dtype == jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
@@ -20,6 +21,7 @@ from jaxlm.objectives.base import Objective, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -37,6 +39,11 @@ OBJECTIVES = {
     "masked": MaskedLM(model=Bert(**ENCODER)),
     "masked alone": MaskedLM(model=Bert(**ENCODER), next_sentence=False),
     "packed": MaskedLM(model=Roberta(**ENCODER), next_sentence=False, full_sentences=True),
+    "order": MaskedLM(
+        model=Albert(**(ENCODER | dict(num_layers=2)), embedding_size=8), next_sentence=False, sentence_order=True,
+        longest_ngram=3,
+    ),
+    "boundary": SpanBoundary(model=Bert(**ENCODER), offset_size=8, mask_rate=0.3),
     "replaced": ReplacedTokens(model=Electra(
         **ENCODER, embedding_size=12, generator_hidden_size=8, generator_num_layers=1, generator_num_heads=2,
         generator_intermediate_size=16,

@@ -11,9 +11,9 @@ import pytest
 
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
-from jaxlm.objectives import next_sentence
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -99,7 +99,7 @@ def test_loss_is_the_formula_over_full_logits():
     @jax.jit
     def all_logits(example):
         hidden = m.encode(params, example["input_ids"], example["token_type_ids"], example["attention_mask"])
-        return m.predict_tokens(params, hidden), next_sentence.predict(m, params, hidden)
+        return m.predict_tokens(params, hidden), NEXT_SENTENCE.predict(m, params, hidden)
 
     tokens, pairs = all_logits(example)
     example = jax.device_get(example)

@@ -1,0 +1,95 @@
+"""ALBERT's names in Transformers: AlbertForPreTraining, AlbertForMaskedLM (without sentence order), AlbertModel."""
+
+from __future__ import annotations
+
+from jaxlm.huggingface.bert import TEMPLATE, embeddings, encoder_config, read_encoder
+from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.table import Entry, Table, dense, norm
+from jaxlm.models.albert import Albert
+from jaxlm.objectives.masked_lm import MaskedLM
+
+OURS, THEIRS = "encoder/layers/{layer}", "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
+ENCODER = (
+    *embeddings("embeddings", "albert.embeddings"),
+    *dense("projection", "albert.encoder.embedding_hidden_mapping_in"),
+    *dense(f"{OURS}/attention/query", f"{THEIRS}.attention.query"),
+    *dense(f"{OURS}/attention/key", f"{THEIRS}.attention.key"),
+    *dense(f"{OURS}/attention/value", f"{THEIRS}.attention.value"),
+    *dense(f"{OURS}/attention/out", f"{THEIRS}.attention.dense"),
+    *norm(f"{OURS}/attention_norm", f"{THEIRS}.attention.LayerNorm"),
+    *dense(f"{OURS}/mlp/wi", f"{THEIRS}.ffn"),
+    *dense(f"{OURS}/mlp/wo", f"{THEIRS}.ffn_output"),
+    *norm(f"{OURS}/mlp_norm", f"{THEIRS}.full_layer_layer_norm"),
+)
+MLM_HEAD = (
+    *dense("mlm_head/dense", "predictions.dense"),
+    *norm("mlm_head/norm", "predictions.LayerNorm"),
+    Entry(("mlm_head/bias",), "predictions.bias"),
+)
+PAIR_HEAD = (*dense("pooler", "albert.pooler"), *dense("sop_head", "sop_classifier.classifier"))
+
+
+def table(sentence_order: bool) -> Table:
+    """The names of AlbertForPreTraining, or of AlbertForMaskedLM."""
+    return Table(
+        entries=(*ENCODER, *MLM_HEAD, *(PAIR_HEAD if sentence_order else ())),
+        prefix="albert.",
+        ties={
+            "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+            "predictions.decoder.bias": "predictions.bias",
+        },
+        ignored=("albert.embeddings.position_ids", "albert.embeddings.token_type_ids"),
+        heads=("mlm_head", "pooler", "sop_head"),
+        # Of next-sentence prediction, for which the classes have no place.
+        private=() if sentence_order else ("pooler", "nsp_head"),
+    )
+
+
+def models(objective: MaskedLM) -> tuple[TransformersModel]:
+    m, v = objective.model, objective.vocabulary
+    config = encoder_config(m) | {
+        "model_type": "albert",
+        "embedding_size": m.embedding_size,
+        "num_hidden_groups": m.num_groups,
+        "inner_group_num": 1,
+        "classifier_dropout_prob": m.dropout,
+        "pad_token_id": symbol(v, "pad"),
+        "bos_token_id": symbol(v, "cls"),
+        "eos_token_id": symbol(v, "sep"),
+    }
+    architecture, auto_class = (
+        ("AlbertForPreTraining", "AutoModelForPreTraining") if objective.sentence_order
+        else ("AlbertForMaskedLM", "AutoModelForMaskedLM")
+    )
+    return (TransformersModel(architecture, auto_class, config, table(objective.sentence_order)),)
+
+
+def read_objective(source: Source) -> MaskedLM:
+    source.refuse("inner_group_num", 1)
+    # What config.json leaves out is as in their class, whose defaults are ALBERT-xxlarge.
+    sizes = dict(
+        vocab_size=source.number("vocab_size", 30000),
+        hidden_size=source.number("hidden_size", 4096),
+        num_heads=source.number("num_attention_heads", 64),
+        intermediate_size=source.number("intermediate_size", 16384),
+        embedding_size=source.number("embedding_size", 128),
+        num_groups=source.number("num_hidden_groups", 1),
+        dropout=source.number("hidden_dropout_prob", 0.0),
+        attention_dropout=source.number("attention_probs_dropout_prob", 0.0),
+        activation=activation(source, default="gelu_new"),
+    )
+    sentence_order = source.holds("pooler.weight") or source.holds("sop_classifier.classifier.weight")
+    model = Albert(**(read_encoder(source) | sizes))
+    return MaskedLM(
+        model=model, next_sentence=False, sentence_order=sentence_order, whole_word=True, longest_ngram=3,
+        max_predictions=20,
+    )
+
+
+FAMILY = Family(
+    model_type="albert",
+    template=TEMPLATE,
+    models=models,
+    read_objective=read_objective,
+    max_length=lambda objective: objective.model.max_positions,
+)

@@ -1,0 +1,188 @@
+"""SpanBERT (Joshi et al. 2019): masked language modelling over spans, and the span boundary objective, which predicts
+each token of a span from the tokens on both sides of it and its place in the span."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxlm.corruption.pairs import shorten, single_segments
+from jaxlm.corruption.span_masks import mask_spans, span_budget
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.bert import Bert
+from jaxlm.models.encoder import Encoder
+from jaxlm.models.heads import BoundaryHead
+from jaxlm.objectives.base import (
+    Example,
+    Frozen,
+    Line,
+    MaskFiller,
+    Params,
+    Term,
+    Terms,
+    require_masking,
+    require_share,
+)
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.masked_lm import masked_lines
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanBoundary(MaskFiller):
+    """Masked LM over spans of whole words, in rows of one segment: loss = masked-LM cross-entropy + cross-entropy of
+    the same tokens as predicted from the boundaries of their spans.
+
+    The original code divides the second sum by one more than the number of its targets; here each is a mean.
+    """
+
+    model: Encoder = field(Bert(), weights=True)
+    """The encoder."""
+    mask_rate: float = 0.15
+    """Share of tokens that are masked."""
+    mask_share: float = 0.8
+    """Of the spans, the share replaced by [MASK]."""
+    random_share: float = 0.1
+    """Of the spans, the share replaced by random tokens; the rest stay as they are."""
+    longest_span: int = 10
+    """Most words in a span."""
+    span_success: float = 0.2
+    """p of the geometric distribution of a span's words, which longest_span cuts off."""
+    boundary_weight: float = 1.0
+    """Weight of the span boundary loss."""
+    boundary_offsets: int = field(15, weights=True)
+    """Tokens of a span that its boundaries predict; what stands behind them is left to the masked LM."""
+    offset_size: int = field(200, weights=True)
+    """Width of the embedding of a token's place in its span."""
+    short_rate: float = 0.0
+    """Share of rows cut to a random shorter length, so that the model sees short texts too."""
+    statistics: Any = field(None, bound=True)
+    """Set by `bind`: token counts of the corpus, by which random tokens are drawn; without them evenly."""
+
+    primary_metric = "mlm_loss"
+    answer_params = ("mlm_head",)
+
+    def __post_init__(self) -> None:
+        for name in ("mask_rate", "span_success"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise UserError(f"objective.{name} is {getattr(self, name)}; it must lie between 0 and 1.")
+        require_share("short_rate", self.short_rate)
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1.0:
+            raise UserError(
+                f"objective.mask_share {self.mask_share} and random_share {self.random_share} must be at least 0 and "
+                "add up to 1 at most."
+            )
+        for name in ("longest_span", "boundary_offsets", "offset_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.boundary_weight < 0:
+            raise UserError(f"objective.boundary_weight is {self.boundary_weight}; it must be at least 0.")
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+        require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
+        return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
+
+    def raw_length(self, length: int) -> int:
+        return length - 2
+
+    @property
+    def boundary_head(self) -> BoundaryHead:
+        """The private head, at `sbo_head`."""
+        m = self.model
+        return BoundaryHead(m.stack, self.boundary_offsets, self.offset_size, m.embedding_width, m.vocab_size)
+
+    def init(self, key: jax.Array) -> Params:
+        key_model, key_head = jax.random.split(key)
+        return self.model.init(key_model) | {"sbo_head": self.boundary_head.init(key_head)}
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """input_ids, attention_mask int32 [batch, length]; masked_positions, masked_labels, boundary_left,
+        boundary_right, boundary_offsets int32 and masked_weights, boundary_weights float32 [batch, predictions]."""
+        v = self.vocabulary
+        assert v is not None, "bind the objective to a vocabulary first"
+        key_short, key_mask = jax.random.split(key)
+        batch = shorten(key_short, batch, rate=self.short_rate, least=2)
+        ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+        masked = mask_spans(
+            key_mask, ids, jnp.asarray(v.special), jnp.asarray(v.word_start), self._token_share(), mask=v.mask,
+            attention_mask=attention_mask, rate=self.mask_rate, slots=self._slots(ids.shape[1]),
+            success=self.span_success, longest=self.longest_span, mask_share=self.mask_share,
+            random_share=self.random_share,
+        )
+        return {
+            "input_ids": masked.input_ids,
+            "attention_mask": attention_mask,
+            "masked_positions": masked.positions,
+            "masked_labels": masked.labels,
+            "masked_weights": masked.weights,
+            "boundary_left": masked.left,
+            "boundary_right": masked.right,
+            "boundary_offsets": jnp.minimum(masked.offset, self.boundary_offsets - 1),
+            "boundary_weights": masked.bounded * (masked.offset < self.boundary_offsets),
+        }
+
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        places = [example[name] for name in ("masked_positions", "boundary_left", "boundary_right")]
+        hidden = self.model.encode(
+            params, example["input_ids"], None, example["attention_mask"], dropout_key=key if train else None,
+            positions=jnp.concatenate(places, axis=1),
+        )
+        masked, left, right = jnp.split(hidden, 3, axis=1)
+        labels, weights, bounded = (
+            example[name] for name in ("masked_labels", "masked_weights", "boundary_weights")
+        )
+        table, bias = self.model.output_matrix(params)
+        tokens = chunked_cross_entropy(self.model.token_features(params, masked), table, labels, weights, bias=bias)
+        features = self.boundary_head(params["sbo_head"], left, right, example["boundary_offsets"])
+        spans = chunked_cross_entropy(features, table, labels, bounded, bias=params["sbo_head"]["bias"])
+        return {
+            "mlm_loss": Term(tokens.total, jnp.sum(weights), 1.0),
+            "mlm_accuracy": Term.of(tokens.correct, weights),
+            "sbo_loss": Term(spans.total, jnp.sum(bounded), self.boundary_weight),
+            "sbo_accuracy": Term.of(spans.correct, bounded),
+        }
+
+    def token_logits(
+        self, params: Params, input_ids: Int[Array, "batch length"], attention_mask: Int[Array, "batch length"],
+        positions: Int[Array, "batch masks"],
+    ) -> Float[Array, "batch masks vocab"]:
+        hidden = self.model.encode(params, input_ids, attention_mask=attention_mask, positions=positions)
+        return self.model.predict_tokens(params, hidden)
+
+    def flops(self, length: int) -> tuple[float, float]:
+        m, slots = self.model, self._slots(length)
+        h, e = m.hidden_size, m.embedding_width
+        head = 2 * (2 * h + self.offset_size) * h + 2 * h * e + 2 * e * m.vocab_size
+        return m.flops(length, slots) + float(slots * head), 0.0
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        assert self.vocabulary is not None
+        lines = masked_lines(self.vocabulary, example, row)
+        text = lines[0].ids
+        values = [np.asarray(example[f"boundary_{name}"][row]) for name in ("left", "right", "weights")]
+        spans: dict[tuple[int, int], int] = {}
+        for left, right, weight in zip(*values, strict=True):
+            if weight:
+                spans[int(left), int(right)] = spans.get((int(left), int(right)), 0) + 1
+        for (left, right), count in spans.items():
+            predicted = text[left + 1 : left + 1 + count]
+            ids, marks = [text[left], *predicted, text[right]], ["", *["target"] * count, ""]
+            lines.append(Line("span and its boundaries", ids, marks))
+        return lines
+
+    def _slots(self, length: int) -> int:
+        return span_budget(self.raw_length(length), self.mask_rate)
+
+    def _token_share(self) -> Float[Array, " vocab"]:
+        """By id, the share of the corpus's tokens with this id or a smaller one."""
+        assert self.vocabulary is not None
+        size = self.vocabulary.size
+        counts = np.ones(size) if self.statistics is None else self.statistics.token_counts[:size]
+        return jnp.asarray(np.cumsum(counts) / max(1, np.sum(counts)), jnp.float32)
