@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
+from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -34,6 +35,7 @@ SYSTEMS = (
     System(MaskedLM, Roberta, "roberta", "masked_lm"),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
+    System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(SpanCorruption, T5, "t5", "span_corruption"),
 )
 

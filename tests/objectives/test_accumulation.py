@@ -13,6 +13,7 @@ import pytest
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
+from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -42,6 +43,7 @@ OBJECTIVES = {
         generator_intermediate_size=16,
     ), mask_rate=0.3),
     "causal": CausalLM(model=Gpt2(**ENCODER)),
+    "gpt-1": CausalLM(model=Gpt1(**ENCODER)),
     "spans": SpanCorruption(model=T5(**SIZES, head_dim=8), z_loss=0.01),
 }
 
