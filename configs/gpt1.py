@@ -6,8 +6,8 @@ Faster:      --objective.model.attention-dropout 0 takes the fused attention ker
 Parameters:  116,534,784 with the published vocabulary of 40,478
 Result:      published, BooksCorpus: perplexity 18.4 a token (Radford et al. 2018, section 4.1)
 
-The published vocabulary is a BPE of lower-case words, whose tokenizer.json --data.tokenizer reads; it has no end symbol,
-which the released code does without and this objective needs, so that a vocabulary is trained here.
+The published vocabulary is a BPE of lower-case words without an end symbol, which this objective needs; here one of the
+same size is trained.
 3,000,000 steps are about the 100 epochs of the paper: of BooksCorpus's 800 million words, at 1.2 tokens a word.
 Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
 """
