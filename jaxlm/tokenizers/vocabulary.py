@@ -24,6 +24,7 @@ class Vocabulary:
     keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
     symbols: name → id of every special symbol, those of an objective ("[R]") included.
     name: where it came from, for error messages.
+    is_stand_in: it is made up, and has only its size in common with what it stands for.
     """
 
     size: int
@@ -41,6 +42,7 @@ class Vocabulary:
     keeps_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     name: str = "the tokenizer"
+    is_stand_in: bool = False
 
     def require(self, *symbols: str, purpose: str) -> None:
         """Raises UserError unless every symbol ("mask", "sep", "sentinel", ...) exists."""
@@ -81,7 +83,7 @@ class Vocabulary:
         return cls(
             size=size, special=special, word_start=~special, pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6,
             sentinel=6 + sentinels, num_sentinels=sentinels, name=f"a stand-in vocabulary of {size}",
-            symbols={name: number for number, name in enumerate(names)},
+            symbols={name: number for number, name in enumerate(names)}, is_stand_in=True,
         )
 
 
