@@ -13,6 +13,7 @@ from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
@@ -40,6 +41,7 @@ SYSTEMS = (
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert"),
+    System(LayerDistillation, Bert, "tinybert"),
     System(SpanCorruption, T5, "t5", "span_corruption"),
 )
 

@@ -21,6 +21,7 @@ from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Frozen, Loaded, Objective, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
@@ -48,6 +49,7 @@ OBJECTIVES = {
     "gpt-1": CausalLM(model=Gpt1(**ENCODER)),
     "spans": SpanCorruption(model=T5(**SIZES, head_dim=8), z_loss=0.01),
     "distilled": Distillation(model=Distilbert(**ENCODER), teacher="BERT"),
+    "layers": LayerDistillation(model=Bert(**ENCODER), teacher="BERT", teacher_hidden_size=16),
 }
 
 
