@@ -9,6 +9,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
@@ -39,6 +40,7 @@ SYSTEMS = (
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
+    System(CausalLM, Gpt3, "gpt2", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert"),
     System(LayerDistillation, Bert, "tinybert"),
