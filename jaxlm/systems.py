@@ -6,11 +6,16 @@ from typing import Any, NamedTuple
 
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
+from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
@@ -38,6 +43,11 @@ SYSTEMS = (
     System(SpanBoundary, Bert, "spanbert"),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
+    System(CausalLM, Gpt1, "gpt1", "causal_lm"),
+    System(CausalLM, Gpt3, "gpt2", "causal_lm"),
+    System(MaskedLM, Distilbert, "distilbert"),
+    System(Distillation, Distilbert, "distilbert"),
+    System(LayerDistillation, Bert, "tinybert"),
     System(SpanCorruption, T5, "t5", "span_corruption"),
 )
 

@@ -131,7 +131,7 @@ def bench(
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
     report(f"Compiling {type(objective).__name__} for {mesh.size} x {mesh.devices.flat[0].device_kind} …")
-    run, first, parameters = our_step(experiment, objective, mesh, batch)
+    run, first, parameters, flops = our_step(experiment, objective, mesh, batch)
     corruption = _corruption(objective, mesh, batch, t.seed)
     corruption(WARM_UP)
     run(WARM_UP)
@@ -156,7 +156,7 @@ def bench(
     return Bench(
         objective=type(objective).__name__, device=device.device_kind, devices=mesh.size, dtype=dtype,
         batch_size=t.batch_size, length=length, vocabulary=described(experiment.objective, vocabulary),
-        parameters=parameters, step_flops=objective.step_flops(length, t.batch_size),
+        parameters=parameters, step_flops=flops,
         # The devices of one CPU share its cores, so each can reach its share of what one alone is measured to do.
         peak_flops=peak / (mesh.size if device.platform == "cpu" else 1),
         peak_is_measured=not peak_flops(device), steps=count, corruption_seconds=corruption_seconds,
@@ -197,8 +197,9 @@ def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
     return experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary)
 
 
-def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> tuple[Runner, float, int]:
-    """(a runner of the jitted train step, seconds of the first step with its compilation, number of parameters)."""
+def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> tuple[Runner, float, int, float]:
+    """(a runner of the jitted train step, seconds of the first step with its compilation, number of parameters, FLOPs
+    of a step)."""
     program = Program(experiment, objective, mesh, objective.frozen(load_objective))
     placed = jax.device_put(batch, batch_sharding(mesh))
     state = program.init(experiment.train.seed)
@@ -212,7 +213,8 @@ def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> t
         jax.block_until_ready(state)
         return time.perf_counter() - start
 
-    return run, run(1), program.num_params
+    flops = objective.step_flops(experiment.data.length, experiment.train.batch_size, program.frozen)
+    return run, run(1), program.num_params, flops
 
 
 def _corruption(objective: Any, mesh: Any, batch: TokenBatch, seed: int) -> Runner:

@@ -145,7 +145,7 @@ def plan(
     facts = dict(
         topology=topology, devices=len(devices), device_kind=devices[0].device_kind, mesh=dict(mesh.shape),
         batch_size=t.batch_size, length=length, hbm_limit=limit, vocabulary=described(experiment.objective, vocabulary),
-        parameters=program.parameters, flops=objective.step_flops(length, t.batch_size),
+        parameters=program.parameters, flops=program.flops,
         peak_flops=peak_flops(devices[0]),
     )
     start = time.perf_counter()
@@ -181,6 +181,7 @@ class _Lowered(NamedTuple):
     """A train step before compilation. held: bytes of its inputs on one device, by kind."""
 
     parameters: int
+    flops: float
     held: dict[str, int]
     lower: Callable[[], Any]
 
@@ -202,7 +203,8 @@ def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
         "optimizer_state": _held(program.shapes.opt_state, program.shardings.opt_state),
         "batch": _held(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch)),
     }
-    return _Lowered(program.num_params, held, lambda: program.lower(batch))
+    flops = objective.step_flops(experiment.data.length, experiment.train.batch_size, program.frozen)
+    return _Lowered(program.num_params, flops, held, lambda: program.lower(batch))
 
 
 def _memory(memory: Any, held: dict[str, int]) -> dict[str, int]:

@@ -33,8 +33,9 @@ def show(
     console = Console(highlight=False)
     data = resume.data_of(folder, experiment.data)
     tokenizer = data.prepare_tokenizer(report, experiment.objective.symbols)
-    objective = resume.bind(folder, experiment, tokenizer.vocabulary)
-    stage = stage_after(stages_of(experiment, data.open(tokenizer, report), objective), step)
+    text = data.open(tokenizer, report)
+    objective = resume.bind(folder, experiment, tokenizer.vocabulary, statistics=text.statistics)
+    stage = stage_after(stages_of(experiment, text, objective), step)
     batch = stage.batches.batch(step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
     real = float(np.mean(np.asarray(batch.segment_ids) > 0))
@@ -48,11 +49,11 @@ def show(
     for row in range(min(examples, batch.tokens.shape[0])):
         console.print(f"\nrow {row}", style="bold")
         for line in objective.describe(batch, example, row):
-            text = Text(f"{line.title:>12}  ", style="cyan")
+            shown = Text(f"{line.title:>12}  ", style="cyan")
             for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
                 used[mark] = None
-                text.append(_marked(piece, mark, console)).append(" ")
-            console.print(text)
+                shown.append(_marked(piece, mark, console)).append(" ")
+            console.print(shown)
     legend = (_marked(f" {LEGEND[mark]} ", mark, console) for mark in used if mark in LEGEND)
     console.print(Text("  ").join(legend))
 

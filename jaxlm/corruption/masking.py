@@ -47,19 +47,25 @@ def choose_positions(
     slots: int,
     word_start: Bool[Array, "batch length"] | None = None,
     longest_ngram: int = 1,
+    preference: Float[Array, "batch length"] | None = None,
 ) -> tuple[Int[Array, "batch slots"], Float[Array, "batch slots"]]:
     """Up to `count` candidate positions of each row without replacement, ascending, in `slots` slots, with weights.
 
-    Every candidate is equally likely. With `word_start`, whole words (runs of candidates that begin at a word start)
-    are taken in random order; a word that would overflow `count` is passed over and later ones are tried. With
-    `longest_ngram` above 1, n-grams of words, or of tokens without `word_start`, are taken; see `choose_ngrams`.
+    Every candidate is equally likely, or, with `preference`, one is drawn after another in proportion to it. With
+    `word_start`, whole words (runs of candidates that begin at a word start) are taken in random order; a word that
+    would overflow `count` is passed over and later ones are tried. With `longest_ngram` above 1, n-grams of words, or
+    of tokens without `word_start`, are taken; see `choose_ngrams`.
     """
     rows, length = candidates.shape
     if longest_ngram > 1:
         taken = choose_ngrams(key, candidates, count, candidates if word_start is None else word_start, longest_ngram)
         positions = jnp.where(taken, jnp.arange(length)[None, :], length)
     elif word_start is None:
-        priority = jnp.where(candidates, jax.random.uniform(key, (rows, length)), 2.0)
+        if preference is None:
+            priority = jax.random.uniform(key, (rows, length))
+        else:  # the order in which events at these rates happen first (Efraimidis & Spirakis 2006)
+            priority = jax.random.exponential(key, (rows, length)) / preference
+        priority = jnp.where(candidates, priority, jnp.inf)
         order = jnp.argsort(priority, axis=1)[:, :slots]
         available = jnp.sum(candidates, axis=1)
         chosen = jnp.arange(min(slots, length))[None, :] < jnp.minimum(count, available)[:, None]
@@ -177,15 +183,17 @@ def mask_tokens(
     random_share: float = 0.1,
     vocab_size: int,
     word_start: Bool[Array, " vocab"] | None = None,
+    preference: Float[Array, " vocab"] | None = None,
     with_replacement: bool = False,
     longest_ngram: int = 1,
 ) -> Masked:
     """BERT's corruption: `rate` of the tokens are chosen; of those 80 % become `mask`, 10 % a random token, 10 % stay.
 
     Special symbols and padding are never chosen. Random tokens are uniform over all `vocab_size` ids, as in the
-    original code (so they may be the original, or a special symbol). `special` and `word_start` are tables by id;
-    `word_start` turns whole-word masking on (the choice of replacement stays per token). `with_replacement` draws
-    positions that may repeat, as ELECTRA's original code does; `longest_ngram` is that of `choose_positions`.
+    original code (so they may be the original, or a special symbol). `special`, `word_start` and `preference` are
+    tables by id; `word_start` turns whole-word masking on (the choice of replacement stays per token), `preference`
+    makes tokens be chosen in proportion to it. `with_replacement` draws positions that may repeat, as ELECTRA's
+    original code does; `longest_ngram` is that of `choose_positions`.
     """
     key_choice, key_kind, key_random = jax.random.split(key, 3)
     rows = input_ids.shape[0]
@@ -195,7 +203,8 @@ def mask_tokens(
         positions, weights = draw_positions(key_choice, candidates, count, slots)
     else:
         starts = None if word_start is None else word_start[input_ids]
-        positions, weights = choose_positions(key_choice, candidates, count, slots, starts, longest_ngram)
+        wanted = None if preference is None else preference[input_ids]
+        positions, weights = choose_positions(key_choice, candidates, count, slots, starts, longest_ngram, wanted)
     labels = jnp.take_along_axis(input_ids, positions, axis=1)
 
     kind = jax.random.uniform(key_kind, positions.shape)

@@ -1,10 +1,11 @@
-"""GPT-2 in Transformers: GPT2LMHeadModel.
+"""GPT-2 in Transformers: GPT2LMHeadModel; so is a GPT-3 without bands.
 
 Its Conv1D matrices are [in, out] as ours are, so nothing is transposed; query, key and value stand in one matrix.
 """
 
 from __future__ import annotations
 
+from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
 from jaxlm.models.gpt2 import Gpt2
@@ -48,6 +49,11 @@ def table(num_layers: int) -> Table:
 
 def models(objective: CausalLM) -> tuple[TransformersModel]:
     m, v = objective.model, objective.vocabulary
+    if m.stack.band is not None:
+        raise UserError(
+            f"layers that see a band of {m.stack.band} tokens have no class in Transformers; only a GPT-3 trained with "
+            "objective.model.band 0 can be exported, as a GPT-2."
+        )
     eos = symbol(v, "eos")
     # In the plain stream a text begins after an end symbol, so that symbol is also GPT-2's "begin". Where documents
     # stand alone, nothing was ever predicted from it.

@@ -190,7 +190,8 @@ def stack_flops(stack: StackConfig, length: int, memory: int = 0) -> float:
     """FLOPs of one sequence's forward pass through a stack; with cross-attention over `memory` positions."""
     h, inner = stack.hidden_size, stack.num_heads * stack.head_dim
     matrices = 3 if stack.activation.startswith("gated") else 2
-    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size + 4 * length * inner)
+    seen = length if stack.band is None else (length + min(length, stack.band)) / 2  # every second layer has the band
+    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size + 4 * seen * inner)
     if stack.cross_attention:
         layer += 4 * length * h * inner + 4 * memory * h * inner + 4 * length * memory * inner
     return float(stack.num_layers * layer)

@@ -158,10 +158,14 @@ class Objective:
         3 × trained + frozen."""
         raise NotImplementedError
 
-    def step_flops(self, length: int, rows: int) -> float:
+    def frozen_flops(self, length: int, frozen: Frozen) -> float:
+        """FLOPs of one sequence's forward pass through a teacher, where its sizes are known only once it is loaded."""
+        return 0.0
+
+    def step_flops(self, length: int, rows: int, frozen: Frozen = ()) -> float:
         """FLOPs of one training step over `rows` sequences: 3 × forward of what is trained, 1 × of what is frozen."""
-        trained, frozen = self.flops(length)
-        return rows * (3.0 * trained + frozen)
+        trained, fixed = self.flops(length)
+        return rows * (3.0 * trained + fixed + (self.frozen_flops(length, frozen) if frozen else 0.0))
 
     def real_tokens(self, example: Example, batch: TokenBatch) -> Array:
         """True at the tokens that the model reads, False at padding: [batch, length]."""

@@ -70,23 +70,29 @@ def chunked_cross_entropy(
     for that alone.
     """
     batch, length, _ = hidden.shape
-    chunk = chunk or chunk_positions(batch, length)
-    # Chunks of equal size, at most `chunk`; the last is filled up with positions without weight.
-    count = math.ceil(length / chunk)
-    chunk = math.ceil(length / count)
-    padding = count * chunk - length
-
-    def split(x: jax.Array | None) -> jax.Array | None:
-        if x is None:
-            return None
-        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2)) if padding else x
-        return jnp.moveaxis(x.reshape(batch, count, chunk, *x.shape[2:]), 1, 0)
+    chunk = _equal_chunks(length, chunk or chunk_positions(batch, length))
+    split = functools.partial(_split, chunk=chunk)
 
     def join(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x, 0, 1).reshape(batch, count * chunk)[:, :length]
+        return jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length]
 
     losses = _losses(split(hidden), table, bias, split(labels), split(weights), split(uniform), z_loss, temperature)
     return TokenLosses(losses.total, *jax.tree.map(lambda x: jax.lax.stop_gradient(join(x)), losses[1:]))
+
+
+def _equal_chunks(length: int, most: int) -> int:
+    """Size of chunks of equal size, at most `most`, that cover `length` positions."""
+    return math.ceil(length / math.ceil(length / most))
+
+
+def _split(x: jax.Array | None, chunk: int) -> jax.Array | None:
+    """[batch, length, …] as [chunks, batch, chunk, …], filled up with zeros: positions without weight."""
+    if x is None:
+        return None
+    batch, length = x.shape[:2]
+    padding = -length % chunk
+    x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2)) if padding else x
+    return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
 
 
 def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -139,38 +145,55 @@ def _losses(hidden, table, bias, labels, weights, uniform, z_loss, temperature) 
 
 
 def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature):
-    vocab = table.shape[0]
-    matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, vocab)
-
-    def whole(d_table: jax.Array) -> jax.Array:
-        # The sum over the chunks stays on each device until the last: sharded otherwise, every chunk would end with an
-        # exchange of a matrix of the vocabulary's size.
-        return constrain(d_table, None, "vocabulary")
+    matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
     def one(carry: Any, chunk: Any) -> tuple[Any, Any]:
-        total, d_table, d_bias = carry
+        total, sums = carry
         hidden, labels, weights, uniform = chunk
         logits = _logits(hidden, matrix, offset)
         losses, normalizer = _chunk_losses(logits, labels, weights, uniform, z_loss, temperature)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
         pull = 1.0 + 2.0 * z_loss * normalizer[..., None]
         d_logits = (jnp.exp(logits - normalizer[..., None]) * pull - is_label).astype(hidden.dtype)
-        # Weights multiply the [positions, hidden] arrays, not the logits.
-        d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights[..., None].astype(hidden.dtype)
-        hidden = hidden * weights[..., None].astype(hidden.dtype)
-        if bias is not None:
-            d_bias = d_bias + jnp.einsum("bl,blv->v", weights, d_logits, preferred_element_type=jnp.float32)[:vocab]
-        # [hidden, vocab], so that the long array is read as it lies: the other order takes twice as long on CPUs.
-        d_table = d_table + whole(jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32))
-        return (total + losses.total, d_table, d_bias), (losses[1:], d_hidden)
+        d_hidden, sums = _add_gradients(sums, hidden, matrix, d_logits, weights)
+        return (total + losses.total, sums), (losses[1:], d_hidden)
 
+    start = (jnp.float32(0), _no_gradients(matrix, bias))
+    (total, sums), (parts, d_hidden) = _over_chunks(one, start, (hidden, labels, weights, uniform))
+    return TokenLosses(total, *parts), (d_hidden, *_finish(sums, table.shape[0]))
+
+
+def _whole(d_table: jax.Array) -> jax.Array:
+    # The sum over the chunks stays on each device until the last: sharded otherwise, every chunk would end with an
+    # exchange of a matrix of the vocabulary's size.
+    return constrain(d_table, None, "vocabulary")
+
+
+def _no_gradients(matrix: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    """Zeros for the gradients of the output matrix, transposed, and of the bias."""
     d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
-    start = (jnp.float32(0), whole(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias)
-    chunks = (hidden, labels, weights, uniform)
-    (total, d_table, d_bias), (parts, d_hidden) = _over_chunks(one, start, chunks)
+    return _whole(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias
+
+
+def _add_gradients(sums: Any, hidden: jax.Array, matrix: jax.Array, d_logits: jax.Array, weights: jax.Array) -> Any:
+    """(a chunk's gradient of its hidden states, the sums of `_no_gradients` with those of this chunk)."""
+    d_table, d_bias = sums
+    # Weights multiply the [positions, hidden] arrays, not the logits.
+    d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights[..., None].astype(hidden.dtype)
+    hidden = hidden * weights[..., None].astype(hidden.dtype)
+    if d_bias is not None:
+        more = jnp.einsum("bl,blv->v", weights, d_logits, preferred_element_type=jnp.float32)
+        d_bias = d_bias + more[: d_bias.size]
+    # [hidden, vocab], so that the long array is read as it lies: the other order takes twice as long on CPUs.
+    d_table = d_table + _whole(jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32))
+    return d_hidden, (d_table, d_bias)
+
+
+def _finish(sums: Any, vocab: int) -> tuple[jax.Array, jax.Array | None]:
+    """The gradients of the table and the bias."""
+    d_table, d_bias = sums
     # The barrier keeps the transposition out of the product, which XLA's CPU compiler cannot do in bfloat16.
-    d_table = jax.lax.optimization_barrier(whole(d_table))[:, :vocab].T
-    return TokenLosses(total, *parts), (d_hidden, d_table, d_bias)
+    return jax.lax.optimization_barrier(_whole(d_table))[:, :vocab].T, d_bias
 
 
 def _backward(_, __, gradients, cotangents):
@@ -184,6 +207,54 @@ def _backward(_, __, gradients, cotangents):
 
 
 _losses.defvjp(_forward, _backward)
+
+
+Head = tuple[Float[Array, "batch length hidden"], Float[Array, "vocab hidden"], Float[Array, " vocab"]]
+"""Features, output matrix and bias, whose product are the logits."""
+
+
+def chunked_divergence(
+    student: Head, teacher: Head, weights: Float[Array, "batch length"], temperature: float, *, chunk: int | None = None
+) -> Float[Array, ""]:
+    """T² Σ w · KL(softmax(teacher / T) ‖ softmax(student / T)) (Hinton et al. 2015, section 2), with gradients for the
+    student's head. The vocabularies are the same; the factor keeps gradients of one size at all temperatures."""
+    batch, length, _ = student[0].shape
+    chunk = _equal_chunks(length, chunk or chunk_positions(batch, length))
+    (ours, *own), (theirs, *other) = student, teacher
+    return _divergence(_split(ours, chunk), *own, _split(theirs, chunk), *other, _split(weights, chunk), temperature)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def _divergence(*arguments) -> jax.Array:
+    return _divergence_forward(*arguments)[0]
+
+
+def _divergence_forward(hidden, table, bias, theirs, their_table, their_bias, weights, temperature):
+    matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
+    their_matrix = _output_matrix(their_table, theirs.dtype)
+    their_offset = _offset(their_bias, their_table.shape[0])
+
+    def one(carry: Any, chunk: Any) -> tuple[Any, jax.Array]:
+        total, sums = carry
+        hidden, theirs, weights = chunk
+        found = jax.nn.log_softmax(_logits(hidden, matrix, offset) / temperature)
+        goal = jax.nn.log_softmax(_logits(theirs, their_matrix, their_offset) / temperature)
+        total += temperature**2 * jnp.sum(weights * jnp.sum(jnp.exp(goal) * (goal - found), axis=-1))
+        d_logits = (temperature * (jnp.exp(found) - jnp.exp(goal))).astype(hidden.dtype)
+        d_hidden, sums = _add_gradients(sums, hidden, matrix, d_logits, weights)
+        return (total, sums), d_hidden
+
+    start = (jnp.float32(0), _no_gradients(matrix, bias))
+    (total, sums), d_hidden = _over_chunks(one, start, (hidden, theirs, weights))
+    return total, (d_hidden, *_finish(sums, table.shape[0]))
+
+
+def _divergence_backward(_, gradients, cotangent):
+    d_hidden, d_table, d_bias = gradients
+    return (d_hidden * cotangent).astype(d_hidden.dtype), d_table * cotangent, d_bias * cotangent, *(None,) * 4
+
+
+_divergence.defvjp(_divergence_forward, _divergence_backward)
 
 
 def _over_chunks(step: Any, carry: Any, chunks: Any) -> tuple[Any, Any]:

@@ -68,6 +68,7 @@ class MaskedLM(MaskFiller):
     """Share of rows cut to a random shorter length, so that the model sees short texts too."""
 
     primary_metric = "mlm_loss"
+    token_losses = ("mlm_loss",)
     answer_params = ("mlm_head",)
 
     def __post_init__(self) -> None:
@@ -106,6 +107,11 @@ class MaskedLM(MaskFiller):
     def packing(self) -> Packing:
         return "packed-eos" if self.full_sentences else "document"
 
+    @property
+    def preference(self) -> Float[Array, " vocab"] | None:
+        """By token, in proportion to what it is chosen to be predicted; None: all alike."""
+        return None
+
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
         # Here and not before: an imported model need not be fit for training.
@@ -143,7 +149,7 @@ class MaskedLM(MaskFiller):
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
             rate=self.mask_rate, slots=self.slots(ids.shape[1]), mask_share=self.mask_share,
-            random_share=self.random_share, vocab_size=v.size,
+            random_share=self.random_share, vocab_size=v.size, preference=self.preference,
             word_start=jnp.asarray(v.word_start) if self.whole_word else None,
             longest_ngram=self.longest_ngram,
         )

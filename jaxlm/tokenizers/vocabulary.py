@@ -26,6 +26,7 @@ class Vocabulary:
     keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
     symbols: name → id of every special symbol, those of an objective ("[R]") included.
     name: where it came from, for error messages.
+    is_stand_in: it is made up, and has only its size in common with what it stands for.
     """
 
     size: int
@@ -44,6 +45,7 @@ class Vocabulary:
     keeps_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     name: str = "the tokenizer"
+    is_stand_in: bool = False
 
     @functools.cached_property
     def _facts(self) -> tuple[object, ...]:
@@ -96,6 +98,7 @@ class Vocabulary:
             size=size, special=special, word_start=~special, sentence_end=np.zeros(size, bool), pad=0,
             unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinel=6 + sentinels, num_sentinels=sentinels,
             symbols={name: number for number, name in enumerate(names)}, name=f"a stand-in vocabulary of {size}",
+            is_stand_in=True,
         )
 
 

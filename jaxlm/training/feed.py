@@ -88,10 +88,10 @@ class Feed:
                 yield from self._placed(itertools.islice(stream, count), stage.batches, rows)
             step = stage.last  # the last stage has no end
 
-    def flops(self, step: int) -> float:
-        """Training FLOPs of `step` (3 × forward)."""
+    def flops(self, step: int, frozen: Any = ()) -> float:
+        """Training FLOPs of `step` (3 × forward, and a teacher's)."""
         stage = stage_after(self._stages, step - 1)
-        return self._objective.step_flops(stage.length, stage.batches.batch_size)
+        return self._objective.step_flops(stage.length, stage.batches.batch_size, frozen)
 
     def change_at(self, step: int) -> str | None:
         """A sentence where the rows of `step` are of another length than those before."""

@@ -113,6 +113,7 @@ class StepLog:
         self._train, self._feed, self._checkpoints, self._writer = experiment.train, feed, checkpoints, writer
         self._learning_rate = make_schedule(experiment.optimizer, experiment.train.steps)
         self._peak = peak_flops(program.mesh.devices.flat[0]) * program.mesh.size
+        self._frozen = program.frozen
         self._first = first
         self._pending: tuple[int, Terms] | None = None
         self._clock, self._clock_step = time.perf_counter(), first
@@ -151,7 +152,7 @@ class StepLog:
         means["learning_rate"] = _on_host(self._learning_rate, step - 1)
         means["tokens_per_second"] = speed * self._feed.tokens_per_step
         if self._peak:
-            means["mfu"] = speed * self._feed.flops(step) / self._peak
+            means["mfu"] = speed * self._feed.flops(step, self._frozen) / self._peak
         if self._writer and due:
             self._writer.write(step, means | {f"eval_{name}": value for name, value in evaluation.items()})
         self.progress.show(step, means)

@@ -50,6 +50,7 @@ RECIPES = {
     "electra_small": (BERT | dict(learning_rate=5e-4), 1_000_000, 128, 128),
     "electra_base": (BERT | dict(learning_rate=2e-4), 766_000, 256, 512),
     "electra_large": (BERT | dict(learning_rate=2e-4), 400_000, 2048, 512),
+    "gpt1": (GPT2 | dict(learning_rate=2.5e-4, b2=0.999, weight_decay=0.01, final_share=0.0), 3_000_000, 64, 512),
     "gpt2": (GPT2 | dict(learning_rate=6e-4), 600_000, 512, 1024),
     "gpt2_medium": (GPT2, 600_000, 512, 1024),
     "gpt2_large": (GPT2, 600_000, 512, 1024),

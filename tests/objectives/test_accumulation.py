@@ -13,12 +13,16 @@ import pytest
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
+from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import Objective, total_loss
+from jaxlm.objectives.base import Frozen, Loaded, Objective, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
@@ -49,13 +53,25 @@ OBJECTIVES = {
         generator_intermediate_size=16,
     ), mask_rate=0.3),
     "causal": CausalLM(model=Gpt2(**ENCODER)),
+    "gpt-1": CausalLM(model=Gpt1(**ENCODER)),
     "spans": SpanCorruption(model=T5(**SIZES, head_dim=8), z_loss=0.01),
+    "distilled": Distillation(model=Distilbert(**ENCODER), teacher="BERT"),
+    "layers": LayerDistillation(model=Bert(**ENCODER), teacher="BERT", teacher_hidden_size=16),
 }
 
 
 @functools.cache
 def bound(name: str) -> Objective:
     return OBJECTIVES[name].bind(VOCABULARY, LENGTH)
+
+
+@functools.cache
+def frozen(name: str) -> Frozen:
+    """The teacher, for an objective that has one: a BERT with other weights."""
+    def load(_: str) -> Loaded:
+        return Loaded(bound("masked"), jax.jit(bound("masked").init)(jax.random.key(5)))
+
+    return bound(name).frozen(load)
 
 
 def text(objective: Objective, seed: int = 0) -> TokenBatch:
@@ -84,7 +100,8 @@ def program(name: str, num_microbatches: int) -> Program:
     train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "make_optimizer", lambda *_: KEEP)
-        return Program(Experiment(bound(name), train=train), bound(name), make_mesh(MeshConfig(1), jax.devices()[:1]))
+        return Program(Experiment(bound(name), train=train), bound(name), make_mesh(MeshConfig(1), jax.devices()[:1]),
+                       frozen(name))
 
 
 @functools.cache
@@ -96,7 +113,7 @@ def params(name: str):
 def step(name: str, num_microbatches: int):
     """(gradients, terms) of one step from the same parameters."""
     own = program(name, num_microbatches)
-    state, terms = own.train_step(own.begin(params(name)), text(bound(name)), ())
+    state, terms = own.train_step(own.begin(params(name)), text(bound(name)), frozen(name))
     assert int(state.step) == 1
     return jax.device_get((state.opt_state, terms))
 
@@ -147,7 +164,7 @@ def test_microbatches_leave_the_coefficients_as_they_are():
 def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
     objective = bound(name)
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(3), text(objective, seed=1)))
-    run = jax.jit(lambda params, example: objective.loss(params, example, jax.random.key(0), False))
+    run = jax.jit(lambda params, example: objective.loss(params, example, jax.random.key(0), False, frozen(name)))
     loss = functools.partial(run, params(name))
     whole = loss(example)
     totals, means = Totals(), []

@@ -12,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     BlockSizes,
     CausalMask,
     FullMask,
+    LocalMask,
     MultiHeadMask,
     QKVLayout,
     SegmentIds,
@@ -39,6 +40,7 @@ def attend(
     mask: Bool[Array, "#batch #heads #queries keys"] | None = None,
     bias: Float[Array, "#batch #heads queries keys"] | None = None,
     causal: bool = False,
+    band: int | None = None,
     scale: float = 1.0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
@@ -48,17 +50,18 @@ def attend(
 
     A query sees the keys of its own segment; without query_segments, every key that is not padding. Segment 0 is
     padding, at the end of a row. mask: True where attention is allowed; combined with the segments by and. causal hides
-    later keys (queries and keys aligned at the start). A query that may see nothing gets a finite, meaningless result.
+    later keys (queries and keys aligned at the start), band those that are `band` places or more before. A query that
+    may see nothing gets a finite, meaningless result.
     kernel: from `choose_kernel`: "xla" (scores in memory) or "cudnn" (fused). `fused_attention` is the TPU's.
     """
-    if kernel == "cudnn" and query_segments is None and mask is None:
+    if kernel == "cudnn" and query_segments is None and mask is None and band is None:
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
         bias = None if bias is None else bias.astype(query.dtype)
         return jax.nn.dot_product_attention(
             query, key, value, bias, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1])
+    visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     if kernel == "cudnn":
         # Documents packed into a row: cuDNN takes their mask as a bias, one number for each query and key.
         bias = None if bias is None else bias.astype(query.dtype)
@@ -138,9 +141,9 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
 
 def visible_keys(
     query_segments: jax.Array | None, key_segments: jax.Array | None, mask: jax.Array | None, causal: bool,
-    queries: int, keys: int,
+    queries: int, keys: int, band: int | None = None,
 ) -> Bool[Array, "#batch #heads #queries keys"] | None:
-    """The mask that segments, causality and an explicit mask make together; None where every key is visible."""
+    """The mask that segments, causality, a band and an explicit mask make together; None where every key is visible."""
     masks = [] if mask is None else [mask]
     if key_segments is not None and query_segments is not None:
         masks.append(query_segments[:, None, :, None] == key_segments[:, None, None, :])
@@ -148,7 +151,14 @@ def visible_keys(
         masks.append(key_segments[:, None, None, :] > 0)
     if causal:
         masks.append(jnp.tri(queries, keys, dtype=bool)[None, None])
+    if band is not None:
+        masks.append(in_band(queries, keys, band))
     return functools.reduce(jnp.logical_and, masks) if masks else None
+
+
+def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "1 1 queries keys"]:
+    """Where a key is less than `band` places before its query, or behind it. first: the place of the first query."""
+    return (first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :] < band)[None, None]
 
 
 def choose_kernel(
@@ -215,6 +225,7 @@ def fused_attention(
     key_segments: Int[Array, "batch keys"] | None,
     causal: bool,
     scale: float,
+    band: int | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
     """`attend` for TPUs, by splash attention, which keeps no scores in memory. Heads come before positions.
 
@@ -225,7 +236,7 @@ def fused_attention(
         # Without segments of their own the queries are of one segment, and so are the keys that are not padding.
         own = jnp.ones((query.shape[0], query.shape[2]), jnp.int32) if query_segments is None else query_segments
         segments = SegmentIds(q=own, kv=key_segments if query_segments is not None else (key_segments > 0).astype(int))
-    on_each_device = functools.partial(_splash, causal=causal)
+    on_each_device = functools.partial(_splash, causal=causal, band=band)
     if (mesh := current_mesh()) is not None:
         heads = ACTIVATION_AXES["heads"]
         heads = heads if query.shape[1] % mesh.shape[heads] == 0 else None
@@ -237,9 +248,11 @@ def fused_attention(
     return on_each_device(query * jnp.asarray(scale, query.dtype), key, value, segments)
 
 
-def _splash(query, key, value, segments, causal):
-    queries, keys = query.shape[2], key.shape[2]
-    mask = CausalMask((queries, keys)) if causal else FullMask((queries, keys))
+def _splash(query, key, value, segments, causal, band):
+    shape = queries, keys = query.shape[2], key.shape[2]
+    mask = CausalMask(shape) if causal else FullMask(shape)
+    if band is not None:
+        mask = LocalMask(shape, (band - 1, 0), 0)
     block_q, block_kv = (max(n for n in (128, 256, 512) if size % n == 0) for size in (queries, keys))
     # Positions along the lanes, since heads of 64 would fill half of them. In the backward pass one block of keys saves
     # adding up the parts of the queries' gradient.

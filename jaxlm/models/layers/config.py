@@ -41,7 +41,10 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class StackConfig(Computation):
-    """The choices in which the stacks of the model families differ. A model's configuration makes one of these."""
+    """The choices in which the stacks of the model families differ. A model's configuration makes one of these.
+
+    band: in every second layer a token sees so many tokens up to itself; for causal stacks. None: everything.
+    """
 
     _: dataclasses.KW_ONLY
     hidden_size: int
@@ -56,6 +59,7 @@ class StackConfig(Computation):
     final_norm: bool = False
     use_bias: bool = True
     causal: bool = False
+    band: int | None = None
     cross_attention: bool = False
     scale_attention: bool = True
     dropout: float = 0.1

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention
+from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention, in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
 
@@ -58,10 +58,14 @@ class MultiHeadAttention(nn.Module):
         source = x if source is None and not cross else source
         keys = cache["key"].shape[1] if source is None else source.shape[1]
         decoding = cache is not None
+        if c.band is not None and decoding:  # its mask says everything, by slots, which are places
+            slots = cache["key"].shape[1]
+            visibility = visibility._replace(mask=visibility.mask & in_band(x.shape[1], slots, c.band, index))
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         kernel = "xla" if decoding else choose_kernel(
             c.attention, x.shape[1], keys, c.head_dim, c.dtype, needs_scores=dropout_key is not None,
-            mask=visibility.mask, bias=visibility.bias, packed=visibility.query_segments is not None,
+            mask=visibility.mask, bias=visibility.bias,
+            packed=visibility.query_segments is not None or c.band is not None,
         )
         heads_first = kernel == "pallas"
 
@@ -84,11 +88,11 @@ class MultiHeadAttention(nn.Module):
             scores = jnp.einsum(places, query, key, preferred_element_type=jnp.float32) * c.attention_scale
             self.sow("collected", "scores", scores)
         if heads_first:
-            y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale).swapaxes(1, 2)
+            y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale, c.band).swapaxes(1, 2)
         else:
             y = attend(
-                query, key, value, **visibility._asdict(), causal=causal, scale=c.attention_scale,
-                dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+                query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
+                scale=c.attention_scale, dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
             )
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)

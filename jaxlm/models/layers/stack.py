@@ -6,6 +6,9 @@ and layer i of a stack is `layers/i`.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,27 +41,34 @@ REMAT_POLICIES = {
 
 
 def run_layers(
-    layer: Layer, params: Sequence[Any], state: State, inputs: Sequence[Any], *, remat: RematPolicy = "none",
-    loop: bool = False,
+    layer: Layer | Sequence[Layer], params: Sequence[Any], state: State, inputs: Sequence[Any], *,
+    remat: RematPolicy = "none", loop: bool = False,
 ) -> tuple[State, list[Any]]:
-    """Runs `state, output = layer(params[i], state, inputs[i])` for each i; returns the state and all outputs.
+    """Runs `state, output = layer(params[i], state, inputs[i])` for each i; returns the state and all outputs. Of
+    several functions, which divide the layers, each i takes the next.
 
     state: any pytree (hidden states; two streams; the two halves of reversible layers). inputs: what differs from
     layer to layer, such as dropout keys and caches. With `loop` the layers are one `jax.lax.scan`, which compiles
     sooner and needs equal shapes in all layers; written out, nothing is copied into and out of the loop's stacks.
     """
+    turns = [layer] if callable(layer) else list(layer)
     if remat != "none":
         # In a loop nothing can be merged with the forward pass, so the barriers against it are left out.
-        layer = jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=not loop)
-    if loop and len(params) > 1:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *zip(params, inputs, strict=True))
-        state, outputs = jax.lax.scan(lambda state, xs: layer(xs[0], state, xs[1]), state, stacked)
-        return state, [jax.tree.map(lambda leaf, i=i: leaf[i], outputs) for i in range(len(params))]
-    outputs = []
-    for own, own_inputs in zip(params, inputs, strict=True):
-        state, output = layer(own, state, own_inputs)
-        outputs.append(output)
-    return state, outputs
+        turns = [jax.checkpoint(one, policy=REMAT_POLICIES[remat], prevent_cse=not loop) for one in turns]
+
+    def run(state: State, xs: Sequence[Any]) -> tuple[State, list[Any]]:
+        outputs = []
+        for one, (own, own_inputs) in zip(itertools.cycle(turns), xs, strict=False):
+            state, output = one(own, state, own_inputs)
+            outputs.append(output)
+        return state, outputs
+
+    each = list(zip(params, inputs, strict=True))
+    if loop and len(each) > len(turns):
+        periods = [each[i : i + len(turns)] for i in range(0, len(each), len(turns))]
+        state, outputs = jax.lax.scan(run, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods))
+        return state, [jax.tree.map(lambda leaf, i=i: leaf[i], one) for i in range(len(periods)) for one in outputs]
+    return run(state, each)
 
 
 class LayerInputs(NamedTuple):
@@ -152,14 +162,15 @@ class Stack(nn.Module):
         and masks that are the same for all queries. collect: return a `Collected` of each layer instead of the caches.
         """
         c = self.config
-        block = Block(c, deterministic, parent=None)
+        kinds = [c] if c.band is None else [dataclasses.replace(c, band=None), c]
+        blocks = [Block(kind, deterministic, parent=None) for kind in kinds]
         params = self._layer_params(x, inputs, caches)
         keys = [None] * c.num_layers
         if not deterministic:
             keys = list(jax.random.split(self.make_rng("dropout"), c.num_layers))
         layer_inputs = list(zip(keys, caches or [None] * c.num_layers, strict=True))
 
-        def layer(params: Any, x: jax.Array, own: Any, positions: jax.Array | None = None):
+        def layer(params: Any, x: jax.Array, own: Any, positions: jax.Array | None = None, block: Block = blocks[-1]):
             key, cache = own
             rngs = None if key is None else {"dropout": key}
             if not collect:
@@ -171,7 +182,8 @@ class Stack(nn.Module):
         last = positions is not None and c.last_layer_at_positions and not collect
         count = c.num_layers - last
         x, outputs = run_layers(
-            layer, params[:count], x, layer_inputs[:count], remat=c.remat, loop=c.loop_layers
+            [functools.partial(layer, block=block) for block in blocks], params[:count], x, layer_inputs[:count],
+            remat=c.remat, loop=c.loop_layers,
         )
         if last:
             def final(params, x, own):

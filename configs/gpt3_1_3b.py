@@ -1,0 +1,29 @@
+"""GPT-3 1.3B (24 layers, width 2,048): the published shape, context and schedule.
+
+Command:     jaxlm pretrain configs/gpt3_1_3b.py --run-dir runs/gpt3_1_3b --data.source "gs://YOUR/text/*.jsonl.zst"
+Hardware:    published: V100 GPUs, whose number is not; see `jaxlm plan configs/gpt3_1_3b.py`
+Parameters:  1,315,723,264 with the published vocabulary of 50,257
+Result:      published, HellaSwag without examples: 54.7 (Brown et al. 2020, appendix H)
+
+The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
+The paper prints 24 heads of 128, which make no width of 2,048; here they are 16.
+Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
+286,000 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion; the
+batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.gpt3 import Gpt3
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.parallel.mesh import MeshConfig
+
+experiment = Experiment(
+    objective=CausalLM(model=Gpt3.published("1.3b", dtype="bfloat16", remat="full", loop_layers=True), plain_stream=True),
+    data=TextData(length=2048, vocab_size=50257),
+    optimizer=OptimizerConfig(
+        learning_rate=2e-4, warmup_steps=358, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
+    ),
+    train=TrainConfig(steps=286_000, batch_size=512, log_every=100, eval_every=2_000, checkpoint_every=1_000),
+    mesh=MeshConfig(data=1, fsdp=-1),
+)

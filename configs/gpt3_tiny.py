@@ -1,0 +1,26 @@
+"""A small GPT-3 (4 layers, width 128, bands of 32 tokens) that learns on a CPU, from the text that every Python carries.
+
+Command:     jaxlm pretrain configs/gpt3_tiny.py --run-dir runs/gpt3_tiny
+             jaxlm generate runs/gpt3_tiny "Return a list of"
+Hardware:    two CPU cores
+Parameters:  1,858,304 with the vocabulary of 8,192 trained here
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.gpt3 import Gpt3
+from jaxlm.objectives.causal_lm import CausalLM
+
+experiment = Experiment(
+    objective=CausalLM(
+        model=Gpt3(
+            vocab_size=8192, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512, max_positions=128,
+            band=32,
+        )
+    ),
+    data=TextData(source="python-docs", length=128, vocab_size=8192),
+    optimizer=OptimizerConfig(
+        learning_rate=3e-3, warmup_steps=50, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1
+    ),
+    train=TrainConfig(steps=300, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
+)

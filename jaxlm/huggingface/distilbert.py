@@ -1,0 +1,88 @@
+"""DistilBERT's names in Transformers: DistilBertForMaskedLM, DistilBertModel."""
+
+from __future__ import annotations
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.export import Template
+
+OURS, THEIRS = "encoder/layers/{layer}", "distilbert.transformer.layer.{layer}"
+TABLE = Table(
+    entries=(
+        *embedding("embeddings/word", "distilbert.embeddings.word_embeddings"),
+        *embedding("embeddings/position", "distilbert.embeddings.position_embeddings"),
+        *norm("embeddings/norm", "distilbert.embeddings.LayerNorm"),
+        *dense(f"{OURS}/attention/query", f"{THEIRS}.attention.q_lin"),
+        *dense(f"{OURS}/attention/key", f"{THEIRS}.attention.k_lin"),
+        *dense(f"{OURS}/attention/value", f"{THEIRS}.attention.v_lin"),
+        *dense(f"{OURS}/attention/out", f"{THEIRS}.attention.out_lin"),
+        *norm(f"{OURS}/attention_norm", f"{THEIRS}.sa_layer_norm"),
+        *dense(f"{OURS}/mlp/wi", f"{THEIRS}.ffn.lin1"),
+        *dense(f"{OURS}/mlp/wo", f"{THEIRS}.ffn.lin2"),
+        *norm(f"{OURS}/mlp_norm", f"{THEIRS}.output_layer_norm"),
+        *dense("mlm_head/dense", "vocab_transform"),
+        *norm("mlm_head/norm", "vocab_layer_norm"),
+        Entry(("mlm_head/bias",), "vocab_projector.bias"),
+    ),
+    prefix="distilbert.",
+    ties={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    ignored=("distilbert.embeddings.position_ids",),
+    heads=("mlm_head",),
+)
+NORM_EPS = 1e-12  # fixed in their class
+
+
+def models(objective: MaskedLM) -> tuple[TransformersModel]:
+    m = objective.model
+    if m.norm_eps != NORM_EPS or m.type_vocab_size:
+        raise UserError(
+            f"DistilBERT's class in Transformers has norms with epsilon {NORM_EPS} and no segment types; a model with "
+            "others cannot be exported."
+        )
+    config = {
+        "model_type": "distilbert",
+        "vocab_size": m.vocab_size,
+        "dim": m.hidden_size,
+        "n_layers": m.num_layers,
+        "n_heads": m.num_heads,
+        "hidden_dim": m.intermediate_size,
+        "max_position_embeddings": m.max_positions,
+        "sinusoidal_pos_embds": False,
+        "activation": m.activation,
+        "dropout": m.dropout,
+        "attention_dropout": m.attention_dropout,
+        "initializer_range": m.init_std,
+        "pad_token_id": symbol(objective.vocabulary, "pad"),
+        "tie_word_embeddings": True,
+    }
+    return (TransformersModel("DistilBertForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
+
+
+def read_objective(source: Source) -> MaskedLM:
+    """Masked LM: a teacher is not part of the folder."""
+    source.refuse("sinusoidal_pos_embds", False)
+    model = Distilbert(
+        vocab_size=source.number("vocab_size", 30522),
+        hidden_size=source.number("dim", 768),
+        num_layers=source.number("n_layers", 6),
+        num_heads=source.number("n_heads", 12),
+        intermediate_size=source.number("hidden_dim", 3072),
+        max_positions=source.number("max_position_embeddings", 512),
+        activation=activation(source, "activation"),
+        dropout=source.number("dropout", 0.1),
+        attention_dropout=source.number("attention_dropout", 0.1),
+        init_std=source.number("initializer_range", 0.02),
+    )
+    return MaskedLM(model=model, next_sentence=False)
+
+
+FAMILY = Family(
+    model_type="distilbert",
+    template=Template(single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")),
+    models=models,
+    read_objective=read_objective,
+    max_length=lambda objective: objective.model.max_positions,
+)

@@ -1,0 +1,36 @@
+"""GPT-1 (Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training")."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxlm.fields import field
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.layers.config import StackConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpt1(Gpt2):
+    """A GPT-1 decoder: GPT-2 with its norms behind attention and feed-forward instead of before, and none at the end.
+    The defaults are the published model.
+
+    Dropout of the embeddings falls on their sum, as in Transformers; the released code drops elements of the whole
+    embedding matrix.
+    """
+
+    vocab_size: int = 40478
+    """Rows of the word embedding, which is also the output matrix; a run sets it from its tokenizer."""
+    max_positions: int = 512
+    """Learned positions: the longest sequence."""
+    dropout: float = field(0.1, recipe=True)
+    """Dropout after the embeddings, the attention output and the feed-forward output."""
+    attention_dropout: float = field(0.1, recipe=True)
+    """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
+    position_init_std: float = 0.02
+    """Standard deviation of the normal that the position embedding is initialized from."""
+    residual_init_scale: float | None = 1.0
+    """Factor on init_std for matrices that write to the residual stream."""
+
+    @property
+    def stack(self) -> StackConfig:
+        return dataclasses.replace(super().stack, norm_placement="post", final_norm=False)

@@ -1,0 +1,131 @@
+"""Distillation of a masked language model into a shallower one (DistilBERT, Sanh et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxlm.corruption.masking import max_predictions
+from jaxlm.data.base import Statistics
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.encoder import Encoder
+from jaxlm.models.layers.stack import at_positions
+from jaxlm.objectives.base import Example, Frozen, Loaded, Params, Term, Terms, adopt
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.teacher import load_teacher, require_equal
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(MaskedLM):
+    """A student learns what its teacher expects at every token: loss = 5 · T² KL(teacher ‖ student) at temperature T
+    + 2 · masked-LM cross-entropy + (1 - cosine of the last hidden states). It begins with layers of its teacher's.
+
+    Rare tokens are masked more often: of each row so many as BERT masks, drawn in proportion to count^-0.7. (The
+    original draws them over the few rows of a batch together.)
+    """
+
+    model: Encoder = field(Distilbert(), weights=True)
+    """The student; as wide as the teacher."""
+    teacher: str = field("", resumable=True)
+    """A run folder or a Transformers folder of a masked language model, with the student's tokenizer."""
+    temperature: float = 2.0
+    """Both softmaxes are taken at this temperature."""
+    soft_weight: float = 5.0
+    """Weight of the teacher's expectations."""
+    mlm_weight: float = 2.0
+    """Weight of the masked tokens."""
+    cosine_weight: float = 1.0
+    """Weight of the direction of the last hidden states."""
+    rarity: float = 0.7
+    """A token that occurs n times in the text is masked in proportion to n^-rarity; 0: all alike."""
+    next_sentence: bool = field(False, weights=True)
+    """Must stay False."""
+    short_rate: float = 0.0
+    """Share of rows cut to a random shorter length."""
+    statistics: Statistics | None = field(None, bound=True)
+    """Set by `bind`: the counts of the corpus's tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.next_sentence:
+            raise UserError("objective.next_sentence is True, but distillation has no such part; set it to False.")
+        if not 0.0 < self.temperature < np.inf or not 0.0 <= self.rarity < np.inf:
+            raise UserError(
+                f"objective.temperature is {self.temperature} and objective.rarity {self.rarity}; the one must be "
+                "above 0, the other at least 0."
+            )
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Statistics | None = None) -> Self:
+        return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
+
+    @property
+    def preference(self) -> Float[Array, " vocab"] | None:
+        if self.statistics is None or not self.rarity:
+            return None
+        return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
+
+    def frozen(self, load: Callable[[str], Loaded]) -> Loaded:
+        teacher = load_teacher(self, load, ("embeddings", "encoder", "mlm_head"))
+        theirs = teacher.objective.model
+        require_equal(self.teacher, theirs, self.model, "hidden_size", "embedding_width", "vocab_size")
+        if theirs.num_layers < self.model.num_layers or theirs.groups is not None:
+            raise UserError(
+                f"the teacher {self.teacher} has {theirs.groups or theirs.num_layers} layers of its own and the "
+                f"student {self.model.num_layers}; lower objective.model.num_layers."
+            )
+        return teacher
+
+    def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
+        """The teacher's embeddings, its head, and layers of its from the first to the last, evenly: 0, 2, 4, 7, 9 and
+        11 of twelve for six."""
+        if source is not None:
+            return super().begin(params, frozen, source)
+        theirs = frozen.params["encoder"]["layers"]
+        chosen = np.linspace(0, len(theirs) - 1, self.model.num_layers).round().astype(int)
+        layers = {str(i): theirs[str(layer)] for i, layer in enumerate(chosen)}
+        return adopt(params, frozen.params | {"encoder": {"layers": layers}})
+
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        ids, mask, teacher = example["input_ids"], example["attention_mask"], frozen.objective.model
+        theirs = jax.lax.stop_gradient(teacher.encode(frozen.params, ids, None, mask))
+        ours = self.model.encode(params, ids, None, mask, dropout_key=key if train else None)
+        features, (table, bias) = self.model.token_features(params, ours), self.model.output_matrix(params)
+        real, weights = mask.astype(jnp.float32), example["masked_weights"]
+        tokens = chunked_cross_entropy(
+            at_positions(features, example["masked_positions"]), table, example["masked_labels"], weights, bias=bias
+        )
+        soft = chunked_divergence(
+            (features, table, bias),
+            (teacher.token_features(frozen.params, theirs), *teacher.output_matrix(frozen.params)),
+            real, self.temperature,
+        )
+        return {
+            "mlm_loss": Term(tokens.total, jnp.sum(weights), self.mlm_weight),
+            "mlm_accuracy": Term.of(tokens.correct, weights),
+            "soft_loss": Term(soft, jnp.sum(real), self.soft_weight),
+            "cosine_loss": Term.of(1.0 - cosine(ours, theirs), real, self.cosine_weight),
+        }
+
+    def flops(self, length: int) -> tuple[float, float]:
+        # The head is at every token, for the teacher's expectations, and again at those that are masked.
+        return self.model.flops(length, length + max_predictions(length, self.mask_rate)), 0.0
+
+    def frozen_flops(self, length: int, frozen: Loaded) -> float:
+        return frozen.objective.model.flops(length, length)
+
+
+def cosine(a: Float[Array, "*shape hidden"], b: Float[Array, "*shape hidden"]) -> Float[Array, "*shape"]:
+    """The cosine of the angle between vectors, float32."""
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    squares = (jnp.sum(a * a, -1) + 1e-12) * (jnp.sum(b * b, -1) + 1e-12)
+    return jnp.sum(a * b, -1) * jax.lax.rsqrt(squares)

@@ -1,0 +1,123 @@
+"""Distillation of an encoder's layers into a smaller one (TinyBERT's general distillation, Jiao et al. 2020)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.bert import Bert
+from jaxlm.models.encoder import Encoder, stack_flops
+from jaxlm.models.heads import LinearHead
+from jaxlm.objectives.base import Example, Frozen, Line, Loaded, Objective, Params, Term, Terms
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.teacher import load_teacher, require_equal
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerDistillation(Objective):
+    """A student computes what its teacher computes, layer by layer: loss = the sum over its layers of the mean squared
+    errors of attention scores before the softmax, and of hidden states, the embeddings' among them, after one linear
+    projection to the teacher's width.
+
+    Of a teacher with b times as many layers, layer i learns the scores of the last of the i-th group of b, and the
+    hidden states behind that group; means are over real tokens. The text is masked and paired as BERT's. No token is
+    predicted, so the student has no masked-LM head; the projection serves training only. (The paper has two
+    projections, one for the embeddings; the released code and this have one.)
+    """
+
+    model: Encoder = field(Bert(num_layers=4, hidden_size=312, intermediate_size=1200), weights=True)
+    """The student; with as many attention heads as the teacher."""
+    teacher: str = field("", resumable=True)
+    """A run folder or a Transformers folder of an encoder, with the student's tokenizer."""
+    teacher_hidden_size: int = field(768, weights=True)
+    """Width of the teacher's hidden states."""
+
+    primary_metric = "hidden_loss"
+
+    @property
+    def text(self) -> MaskedLM:
+        """What makes pairs and masks of the text."""
+        return MaskedLM(model=self.model, vocabulary=self.vocabulary)
+
+    @property
+    def projection(self) -> LinearHead:
+        return LinearHead(self.model.stack, self.teacher_hidden_size)
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+        self.text.bind(vocabulary, length, statistics)
+        return super().bind(vocabulary, length, statistics)
+
+    def raw_length(self, length: int) -> int:
+        return self.text.raw_length(length)
+
+    def frozen(self, load: Callable[[str], Loaded]) -> Loaded:
+        teacher = load_teacher(self, load, ("embeddings", "encoder"))
+        theirs, ours = teacher.objective.model, self.model
+        require_equal(self.teacher, theirs, ours, "num_heads")
+        if theirs.hidden_size != self.teacher_hidden_size:
+            raise UserError(
+                f"the teacher {self.teacher} has hidden_size {theirs.hidden_size}; set objective.teacher_hidden_size "
+                f"to it, which is {self.teacher_hidden_size}."
+            )
+        if theirs.num_layers % ours.num_layers:
+            raise UserError(
+                f"the teacher {self.teacher} has {theirs.num_layers} layers, which do not map onto the student's "
+                f"{ours.num_layers}; choose an objective.model.num_layers that divides them."
+            )
+        if theirs.max_positions < ours.max_positions or theirs.type_vocab_size < 2:
+            raise UserError(
+                f"the teacher {self.teacher} has {theirs.max_positions} positions and {theirs.type_vocab_size} segment "
+                f"types; it needs 2 types and the student's {ours.max_positions} positions."
+            )
+        return teacher
+
+    def init(self, key: jax.Array) -> Params:
+        key_model, key_projection = jax.random.split(key)
+        params = self.model.init(key_model)
+        del params["mlm_head"]
+        return params | {"projection": self.projection.init(key_projection)}
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """As MaskedLM's; what is masked is shown by `describe`, and not asked for."""
+        return self.text.corrupt(key, batch)
+
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        mask, teacher = example["attention_mask"], frozen.objective.model
+        read = example["input_ids"], example["token_type_ids"], mask
+        their_hidden, their_scores = jax.lax.stop_gradient(teacher.encode_all(frozen.params, *read))
+        hidden, scores = self.model.encode_all(params, *read, dropout_key=key if train else None)
+        step = teacher.num_layers // self.model.num_layers
+        real = mask.astype(jnp.float32)
+        pairs = real[:, None, :, None] * real[:, None, None, :]
+        hidden_error, score_error = jnp.float32(0), jnp.float32(0)
+        for ours, theirs in zip(hidden, their_hidden[::step], strict=True):
+            error = self.projection(params["projection"], ours) - theirs.astype(jnp.float32)
+            hidden_error += jnp.sum(jnp.mean(jnp.square(error), axis=-1) * real)
+        for ours, theirs in zip(scores, their_scores[step - 1 :: step], strict=True):
+            score_error += jnp.sum(jnp.square(ours - theirs) * pairs)
+        return {
+            "hidden_loss": Term(hidden_error, jnp.sum(real), 1.0),
+            "attention_loss": Term(score_error, self.model.num_heads * jnp.sum(pairs), 1.0),
+        }
+
+    def flops(self, length: int) -> tuple[float, float]:
+        m = self.model
+        projections = (m.num_layers + 1) * 2 * length * m.hidden_size * self.teacher_hidden_size
+        return stack_flops(m.stack, length) + projections, 0.0
+
+    def frozen_flops(self, length: int, frozen: Loaded) -> float:
+        return stack_flops(frozen.objective.model.stack, length)
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        text, given, _, pair = self.text.describe(batch, example, row)
+        size = int(np.sum(example["attention_mask"][row]))
+        return [text, given, pair, Line(f"imitate {size} states of each layer, {size}² scores of each head", [], [])]

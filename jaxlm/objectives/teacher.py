@@ -1,0 +1,53 @@
+"""Teachers: trained encoders that a distillation reads, and neither trains nor saves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxlm.errors import UserError
+from jaxlm.models.encoder import Encoder
+from jaxlm.objectives.base import Loaded, Objective
+
+
+def load_teacher(objective: Objective, load: Callable[[str], Loaded], needs: tuple[str, ...]) -> Loaded:
+    """The encoder that `objective.teacher` names, with the subtrees `needs` of its parameters; it is computed as the
+    student is (type, kernels). UserError where it is no encoder, lacks one of them, or reads another vocabulary."""
+    path, student = objective.teacher, objective.model
+    if not path:
+        raise UserError(
+            "objective.teacher is empty; give --objective.teacher a run folder or a Transformers folder of the model "
+            "to learn from."
+        )
+    teacher = load(path)
+    if not isinstance(teacher.objective.model, Encoder):
+        raise UserError(
+            f"the teacher {path} is a {type(teacher.objective.model).__name__}; choose an encoder, such as a BERT."
+        )
+    if missing := [name for name in needs if name not in teacher.params]:
+        raise UserError(f"the teacher {path} has no {missing[0]}; choose a model with it, or train one.")
+    ours, theirs = objective.vocabulary, teacher.objective.vocabulary
+    same = ours.size == theirs.size and (
+        ours.is_stand_in or (ours.symbols == theirs.symbols and np.array_equal(ours.word_start, theirs.word_start))
+    )
+    if not same:
+        raise UserError(
+            f"the teacher {path} reads another vocabulary than the student; give the student that one: "
+            f"--data.tokenizer {path}."
+        )
+    model = dataclasses.replace(teacher.objective.model, **student.computation)
+    return Loaded(dataclasses.replace(teacher.objective, model=model), {name: teacher.params[name] for name in needs})
+
+
+def require_equal(path: str, teacher: Any, student: Any, *names: str) -> None:
+    """UserError for the first of the sizes that the teacher's model and the student's do not share."""
+    for name in names:
+        ours, theirs = getattr(student, name), getattr(teacher, name)
+        if ours != theirs:
+            raise UserError(
+                f"the teacher {path} has {name} {theirs} and the student {ours}; they must be the same, so set "
+                f"objective.model.{name} or choose another teacher."
+            )

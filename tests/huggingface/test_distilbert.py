@@ -1,0 +1,164 @@
+"""DistilBERT against DistilBertForMaskedLM: logits, loss and gradients, both ways; its presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from jaxlm.config.presets import load_preset
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.inference.fill_mask import fill_mask
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.masked_lm import MaskedLM
+from tests.huggingface.support import VOCAB, batch, random_params, read_json, real, save_torch, torch_outputs
+
+TOLERANCE = 1e-4
+SIZES = {
+    "gelu": dict(dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=40),
+    "relu": dict(dim=24, n_layers=3, n_heads=3, hidden_dim=40, max_position_embeddings=35, activation="relu"),
+}
+LENGTHS = [(7, False), (7, True), (33, True)]
+
+
+def torch_distilbert(name: str) -> torch.nn.Module:
+    """Random weights; biases and norms too, since zeros and ones would hide a mix-up."""
+    torch.manual_seed(0)
+    config = transformers.DistilBertConfig(**SIZES[name], vocab_size=len(VOCAB))
+    model = transformers.DistilBertForMaskedLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(model, params, ids, mask):
+    return model.predict_tokens(params, model.encode(params, ids, attention_mask=mask))
+
+
+def inputs_of(model, length: int, padded: bool) -> dict[str, np.ndarray]:
+    made = batch(dataclasses.replace(model, type_vocab_size=1), length, padded, seed=length)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int, padded: bool) -> float:
+    inputs = inputs_of(objective.model, length, padded)
+    expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
+    assert np.abs(expected).max() > 0.1  # agreement on zeros would say nothing
+    return float(np.abs(real(logits(objective.model, params, *inputs.values()), inputs) - expected).max())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_import_gives_their_logits(name, tmp_path, vocab_file):
+    theirs = torch_distilbert(name)
+    imported = import_folder(save_torch(theirs, tmp_path / "hf", vocab_file))
+    assert imported.fresh == [] and imported.architecture == "DistilBertForMaskedLM"
+    assert type(imported.objective) is MaskedLM and type(imported.objective.model) is Distilbert
+    for length, padded in LENGTHS:
+        assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE
+    # And out again: every tensor as it was.
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "hf", out))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_distilled_student_is_exported(tmp_path, tokenizer):
+    model = Distilbert(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33)
+    objective = Distillation(model=model, teacher="gone").bind(tokenizer.vocabulary, 33)
+    params = random_params(objective, 1)
+    out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(), max_length=33)
+    theirs, report = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+    assert type(theirs) is transformers.DistilBertForMaskedLM
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for length, padded in LENGTHS:
+        assert difference(objective, params, theirs.eval(), length, padded) < TOLERANCE
+    imported = import_folder(out)
+    assert imported.objective.model == objective.model
+    jax.tree.map(np.testing.assert_array_equal, imported.params, params)
+    words = transformers.AutoTokenizer.from_pretrained(out)
+    assert "token_type_ids" not in words("the cat", "it sat")
+    assert words("the cat", "it sat")["input_ids"] == [
+        2, *tokenizer.encode("the cat"), 3, *tokenizer.encode("it sat"), 3
+    ]
+    answers = fill_mask(objective, params, tokenizer, ["the [MASK] sat"], 3)[0][0]
+    library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)("the [MASK] sat")
+    np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
+
+
+def test_loss_and_gradients(tmp_path, vocab_file):
+    theirs = torch_distilbert("gelu")
+    imported = import_folder(save_torch(theirs, tmp_path / "hf", vocab_file))
+    objective, inputs = imported.objective, inputs_of(imported.objective.model, 20, True)
+    positions, weights = np.array([[1, 4, 9], [2, 6, 0], [0, 0, 0]]), np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0]])
+    labels = np.random.default_rng(0).integers(5, len(VOCAB), positions.shape)
+    example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()} | {
+        "token_type_ids": jnp.zeros(inputs["input_ids"].shape, jnp.int32),
+        "masked_positions": jnp.asarray(positions, jnp.int32), "masked_labels": jnp.asarray(labels, jnp.int32),
+        "masked_weights": jnp.asarray(weights, jnp.float32),
+    }
+
+    @jax.jit
+    @jax.value_and_grad
+    def value_and_gradients(params):
+        return total_loss(objective.loss(params, example, jax.random.key(0), False))
+
+    loss, gradients = value_and_gradients(imported.params)
+    wanted = np.full(inputs["input_ids"].shape, -100)
+    for row, slot in zip(*np.nonzero(weights), strict=True):
+        wanted[row, positions[row, slot]] = labels[row, slot]
+    expected = theirs(**{k: torch.from_numpy(v) for k, v in inputs.items()}, labels=torch.from_numpy(wanted)).loss
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), abs=1e-5)
+    layer = gradients["encoder"]["layers"]["1"]
+    other = theirs.distilbert.transformer.layer[1]
+    words = theirs.distilbert.embeddings.word_embeddings
+    for ours, weight in (
+        (gradients["embeddings"]["word"]["embedding"][1:], words.weight.grad[1:]),
+        (layer["attention"]["query"]["kernel"].T, other.attention.q_lin.weight.grad),
+        (layer["mlp_norm"]["scale"], other.output_layer_norm.weight.grad),
+        (gradients["mlm_head"]["bias"], theirs.vocab_projector.bias.grad),
+    ):
+        np.testing.assert_allclose(ours, weight.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_sinusoids_are_refused(tmp_path, vocab_file):
+    folder = save_torch(torch_distilbert("gelu"), tmp_path / "hf", vocab_file)
+    config = read_json(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(config | {"sinusoidal_pos_embds": True}))
+    with pytest.raises(UserError, match="sinusoidal_pos_embds"):
+        import_folder(folder)
+
+
+@pytest.mark.parametrize("changes", [dict(norm_eps=1e-5), dict(type_vocab_size=2)])
+def test_refuses_what_their_class_cannot_follow(changes, tmp_path, tokenizer):
+    model = Distilbert(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48, **changes)
+    objective = Distillation(model=model).bind(tokenizer.vocabulary, 33)
+    with pytest.raises(UserError, match="epsilon"):
+        export_folder(tmp_path / "out", objective, {}, tokenizer, ModelCard())
+
+
+def test_published_recipe():
+    """The released script's command and defaults; weights are those of SPEC section 12."""
+    experiment = load_preset(str(Path(__file__).parents[2] / "configs" / "distilbert_base.py"))
+    objective, o = experiment.objective, experiment.optimizer
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 66_985_530  # of DistilBertForMaskedLM
+    assert sum(leaf.size for name in ("embeddings", "encoder") for leaf in jax.tree.leaves(shapes[name])) == 66_362_880
+    assert (objective.soft_weight, objective.mlm_weight, objective.cosine_weight) == (5.0, 2.0, 1.0)
+    assert (objective.temperature, objective.rarity, objective.mask_rate) == (2.0, 0.7, 0.15)
+    assert (o.learning_rate, o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm) == (5e-4, 0.9, 0.98, 1e-6, 0.0, 5.0)
+    assert o.schedule == "linear" and o.warmup_steps == 0.05 * experiment.train.steps

@@ -1,0 +1,180 @@
+"""TinyBERT's general distillation: its loss against the formula in NumPy over Transformers' BERTs, its export, teachers
+that do not suit it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.config.presets import load_preset
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.base import Loaded, total_loss
+from jaxlm.objectives.layer_distillation import LayerDistillation
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+from tests.huggingface.support import VOCAB, batch, random_params, real, save_torch, torch_outputs
+
+VOCABULARY = Vocabulary.stand_in(160)
+SIZES = dict(hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32, init_std=0.2, dropout=0.0,
+             attention_dropout=0.0)
+LENGTH = 24
+
+
+@functools.cache
+def teacher(**changes) -> Loaded:
+    sizes = SIZES | dict(num_layers=2, hidden_size=24) | changes
+    objective = MaskedLM(model=Bert(**sizes)).bind(VOCABULARY, LENGTH)
+    return Loaded(objective, jax.jit(objective.init)(jax.random.key(7)))
+
+
+def student(layers: int = 1) -> LayerDistillation:
+    model = Bert(**SIZES, num_layers=layers)
+    return LayerDistillation(model=model, teacher="somewhere", teacher_hidden_size=24).bind(VOCABULARY, LENGTH)
+
+
+def torch_states(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(hidden states, scores before the softmax) of a Transformers BERT; it gives probabilities only, so the scores are
+    computed from its matrices, layer by layer."""
+    hidden = [h.numpy() for h in torch_outputs(model, inputs).hidden_states]
+    heads, scores = model.config.num_attention_heads, []
+    for layer, states in zip(model.encoder.layer, hidden, strict=False):
+        own = layer.attention.self
+
+        def split(linear: torch.nn.Linear, states: np.ndarray = states) -> np.ndarray:
+            y = states @ linear.weight.detach().numpy().T + linear.bias.detach().numpy()
+            return y.reshape(*y.shape[:2], heads, -1)
+
+        query, key = split(own.query), split(own.key)
+        scores.append(np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1]))
+    return hidden, scores
+
+
+def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
+    """Jiao et al. 2020, equations 7 to 9, with layers 2 and 4 of four, and states 0, 2 and 4."""
+    def loaded(name: str, **changes):
+        torch.manual_seed(len(name))
+        sizes = dict(num_attention_heads=2, intermediate_size=32, max_position_embeddings=32, initializer_range=0.2)
+        model = transformers.BertModel(transformers.BertConfig(**sizes, **changes, vocab_size=len(VOCAB))).eval()
+        return model, import_folder(save_torch(model, tmp_path / name, vocab_file))
+
+    large, theirs = loaded("teacher", hidden_size=24, num_hidden_layers=4)
+    small, ours = loaded("student", hidden_size=16, num_hidden_layers=2)
+    quiet = dataclasses.replace(ours.objective.model, dropout=0.0, attention_dropout=0.0)
+    objective = LayerDistillation(model=quiet, teacher="somewhere", teacher_hidden_size=24)
+    objective = objective.bind(dataclasses.replace(ours.tokenizer.vocabulary, keeps_rows=True), LENGTH)
+    frozen = objective.frozen(lambda path: Loaded(theirs.objective, theirs.params))
+    rng = np.random.default_rng(0)
+    kernel, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((16, 24), (24,)))
+    params = {name: ours.params[name] for name in ("embeddings", "encoder")}
+    params |= {"projection": {"kernel": kernel, "bias": bias}}
+    inputs = batch(quiet, LENGTH, True)
+    example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
+    terms = jax.jit(lambda p, e: objective.loss(p, e, jax.random.key(0), True, frozen))(params, example)
+
+    (hidden, scores), (their_hidden, their_scores) = torch_states(small, inputs), torch_states(large, inputs)
+    sizes = inputs["attention_mask"].sum(1)
+    of_hidden = sum(
+        np.mean(np.square(real(h @ kernel + bias - t, inputs)))
+        for h, t in zip(hidden, their_hidden[::2], strict=True)
+    )
+    squares = [
+        [np.sum(np.square((s - t)[row, :, :n, :n])) for row, n in enumerate(sizes)]
+        for s, t in zip(scores, (their_scores[1], their_scores[3]), strict=True)
+    ]
+    of_scores = np.sum(squares) / (2 * np.sum(sizes**2))
+    assert float(terms["hidden_loss"].total / terms["hidden_loss"].weight) == pytest.approx(of_hidden, rel=1e-4)
+    assert float(terms["attention_loss"].total / terms["attention_loss"].weight) == pytest.approx(of_scores, rel=1e-4)
+    assert float(total_loss(terms)) == pytest.approx(of_hidden + of_scores, rel=1e-4)
+
+
+def test_text_is_berts():
+    """Pairs and masks, by the same code as BERT's; empty rows have no weight."""
+    objective = student()
+    tokens = np.random.default_rng(0).integers(107, 160, (8, objective.raw_length(LENGTH))).astype(np.int32)
+    segments = np.ones_like(tokens)
+    segments[3:] = 0
+    rows = TokenBatch(jnp.asarray(np.where(segments, tokens, 0)), jnp.asarray(segments))
+    example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(1), rows))
+    assert example["input_ids"].shape == (8, LENGTH) and example["token_type_ids"].max() == 1
+    assert (example["input_ids"] == VOCABULARY.mask).any() and example["attention_mask"][3:].sum() == 0
+    lines = objective.describe(rows, example, 0)
+    assert "masked" in lines[1].marks and lines[-1].title.startswith("imitate")
+
+
+def test_the_teacher_gets_no_gradient():
+    objective = student()
+    loaded = objective.frozen(lambda path: teacher())
+    assert set(loaded.params) == {"embeddings", "encoder"}
+    inputs = batch(objective.model, LENGTH, True)
+    example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
+
+    @jax.jit
+    def gradients(params, frozen):
+        def loss(params, frozen):
+            own = Loaded(loaded.objective, frozen)
+            return total_loss(objective.loss(params, example, jax.random.key(0), True, own))
+        return jax.grad(loss, (0, 1))(params, frozen)
+
+    ours, theirs = gradients(jax.jit(objective.init)(jax.random.key(0)), loaded.params)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(theirs))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(ours["projection"]))
+    assert np.any(ours["encoder"]["layers"]["0"]["attention"]["query"]["kernel"])
+
+
+def test_export_is_a_bert_without_the_projection(tmp_path, tokenizer):
+    model = Bert(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33, init_std=0.01)
+    objective = LayerDistillation(model=model, teacher="gone").bind(tokenizer.vocabulary, 33)
+    params = random_params(objective, 1)
+    out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
+    theirs, report = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
+    assert type(theirs) is transformers.BertModel and not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert {name.split(".")[0] for name in report["missing_keys"]} == {"pooler"}  # which nothing has trained
+    inputs = batch(objective.model, 21, True)
+    ours = jax.jit(objective.model.encode)(params, *map(jnp.asarray, inputs.values()))
+    expected = real(torch_outputs(theirs.eval(), inputs).last_hidden_state.numpy(), inputs)
+    assert np.abs(real(ours, inputs) - expected).max() < 1e-4
+    # It comes back as a BERT with a fresh head, to be trained on or fine-tuned.
+    imported = import_folder(out)
+    assert type(imported.objective) is MaskedLM and imported.fresh_heads == ["mlm_head"]
+    jax.tree.map(np.testing.assert_array_equal, imported.params["encoder"], params["encoder"])
+
+
+# Counts with a pooler: those of the published weights; the projection is ours.
+@pytest.mark.parametrize(("size", "published", "pooler"), [(4, 14_350_248, 312), (6, 66_955_008, 768)])
+def test_published_sizes(size, published, pooler):
+    experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"tinybert_{size}.py"))
+    shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
+    count = sum(leaf.size for name in ("embeddings", "encoder") for leaf in jax.tree.leaves(shapes[name]))
+    assert count + pooler * pooler + pooler == published
+    assert shapes["projection"]["kernel"].shape == (pooler, 768)
+    o = experiment.optimizer
+    assert (o.learning_rate, o.weight_decay, experiment.train.batch_size, experiment.data.length) == (
+        5e-5, 0.01, 256, 128)
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "words"),
+    [
+        (1, dict(num_heads=4), "has num_heads 4 and the student 2"),
+        (1, dict(hidden_size=32), r"hidden_size 32; set objective\.teacher_hidden_size .* which is 24"),
+        (2, dict(num_layers=3), "3 layers, which do not map onto the student's 2"),
+        (1, dict(max_positions=25), "25 positions and 2 segment types"),
+    ],
+)
+def test_teachers_that_do_not_suit(layers, changes, words):
+    loaded = Loaded(MaskedLM(model=Bert(**(SIZES | dict(num_layers=2, hidden_size=24) | changes))).bind(
+        VOCABULARY, LENGTH), teacher().params)
+    with pytest.raises(UserError, match=words) as error:
+        student(layers).frozen(lambda path: loaded)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,26 @@
+"""GPT-1: the published size, and how its weights begin."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.models.gpt1 import Gpt1
+
+
+def test_parameter_count():
+    """The sum of the released params_shapes.json, which has no norm at the end."""
+    shapes = jax.eval_shape(Gpt1().init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 116_534_784
+    assert set(shapes["decoder"]) == {"layers"}
+
+
+def test_all_weights_begin_alike():
+    """N(0, 0.02) everywhere (Radford et al. 2018, section 4.1): no factor for the residual stream."""
+    model = Gpt1(vocab_size=500, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512)
+    params = jax.jit(model.init)(jax.random.key(0))
+    layer = params["decoder"]["layers"]["1"]
+    for array in (params["embeddings"]["word"]["embedding"], params["embeddings"]["position"]["embedding"],
+                  layer["attention"]["out"]["kernel"], layer["mlp"]["wo"]["kernel"]):
+        assert np.std(array) == pytest.approx(0.02, rel=0.02)

@@ -1,0 +1,222 @@
+"""Distillation: its terms against PyTorch's losses, masks of rare tokens against torch.multinomial, what the student
+begins with, and teachers that do not suit it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxlm.data.base import Statistics
+from jaxlm.errors import UserError
+from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.objectives.base import Loaded, total_loss
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.chunked_loss import chunked_divergence
+from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+
+VOCABULARY = Vocabulary.stand_in(160)
+SIZES = dict(hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32, init_std=0.2, dropout=0.0,
+             attention_dropout=0.0)
+LENGTH = 24
+
+
+@functools.cache
+def teacher(layers: int = 2, **changes) -> Loaded:
+    objective = MaskedLM(model=Bert(**(SIZES | dict(num_layers=layers) | changes))).bind(VOCABULARY, LENGTH)
+    return Loaded(objective, jax.jit(objective.init)(jax.random.key(7)))
+
+
+def student(layers: int = 1, statistics=None, **changes) -> Distillation:
+    model = Distilbert(**SIZES, num_layers=layers)
+    return Distillation(model=model, teacher="somewhere", **changes).bind(VOCABULARY, LENGTH, statistics)
+
+
+def rows(count: int = 6, seed: int = 0) -> TokenBatch:
+    rng = np.random.default_rng(seed)
+    real = np.arange(LENGTH - 2) < rng.integers(4, LENGTH - 1, count)[:, None]
+    tokens = np.where(real, rng.integers(107, 160, (count, LENGTH - 2)), 0)
+    return TokenBatch(jnp.asarray(tokens, jnp.int32), jnp.asarray(real, jnp.int32))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_divergence_is_torchs_and_so_are_its_gradients(chunk):
+    rng = np.random.default_rng(0)
+
+    def head(seed):
+        return [rng.normal(size=shape).astype(np.float32) for shape in ((2, 7, 8), (30, 8), (30,))]
+
+    ours, theirs, weights = head(0), head(1), rng.integers(0, 2, (2, 7)).astype(np.float32)
+    other, asked = tuple(map(jnp.asarray, theirs)), jnp.asarray(weights)
+    found, gradients = jax.value_and_grad(lambda ours: 0.5 * chunked_divergence(ours, other, asked, 2.0, chunk=chunk))(
+        tuple(map(jnp.asarray, ours))
+    )
+
+    own = [torch.from_numpy(x).requires_grad_() for x in ours]
+    chosen = torch.from_numpy(weights) > 0
+
+    def logits(features, table, bias):
+        return (features @ table.T + bias)[chosen] / 2
+
+    expected = 0.5 * 4 * torch.nn.functional.kl_div(
+        logits(*own).log_softmax(-1), logits(*map(torch.from_numpy, theirs)).softmax(-1), reduction="sum"
+    )
+    expected.backward()
+    assert float(found) == pytest.approx(expected.item(), rel=1e-5)
+    for a, b in zip(gradients, own, strict=True):
+        np.testing.assert_allclose(a, b.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_terms_are_those_of_torch():
+    """Sanh et al. 2019, section 3, as the released code weighs them: 5, 2 and 1."""
+    objective, loaded = student(), teacher()
+    params = jax.jit(objective.init)(jax.random.key(0))
+    example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(1), rows()))
+    example = {name: np.array(value) for name, value in example.items()}
+
+    @jax.jit
+    def both(params, example):
+        ids, mask = example["input_ids"], example["attention_mask"]
+        hidden = [m.encode(p, ids, None, mask) for m, p in (
+            (objective.model, params), (loaded.objective.model, loaded.params))]
+        logits = [m.predict_tokens(p, h) for m, p, h in (
+            (objective.model, params, hidden[0]), (loaded.objective.model, loaded.params, hidden[1]))]
+        return *hidden, *logits, objective.loss(params, example, jax.random.key(2), False, loaded)
+
+    *arrays, terms = jax.device_get(both(params, example))
+    real = torch.from_numpy(example["attention_mask"]) > 0
+    ours, theirs, logits, their_logits = (torch.from_numpy(np.array(x))[real] for x in arrays)
+    soft = torch.nn.KLDivLoss(reduction="batchmean")((logits / 2).log_softmax(-1), (their_logits / 2).softmax(-1)) * 4
+    cosine = torch.nn.CosineEmbeddingLoss()(ours, theirs, torch.ones(len(ours)))
+    labels = torch.full(example["input_ids"].shape, -100)
+    for row, slot in zip(*np.nonzero(example["masked_weights"]), strict=True):
+        labels[row, example["masked_positions"][row, slot]] = int(example["masked_labels"][row, slot])
+    mlm = torch.nn.functional.cross_entropy(logits, labels[real])
+    for name, expected in (("soft_loss", soft), ("cosine_loss", cosine), ("mlm_loss", mlm)):
+        assert float(terms[name].total / terms[name].weight) == pytest.approx(expected.item(), rel=1e-4), name
+    assert float(total_loss(terms)) == pytest.approx((5 * soft + 2 * mlm + cosine).item(), rel=1e-4)
+
+
+def test_rare_tokens_are_masked_more_as_torch_multinomial_draws():
+    """The reference: without replacement in proportion to max(count, 1)^-0.7, special symbols never."""
+    counts = np.zeros(160, np.int64)
+    counts[107:160] = np.arange(53) ** 3  # one token that does not occur in the training split
+    objective = student(statistics=Statistics(counts, 0.0))
+    ids = np.array([107, 108, 110, 115, 120, 130, 140, 150, 155, 159] * 2)[: LENGTH - 2]
+    count, size = 4000, len(ids)
+    batch = TokenBatch(jnp.tile(ids.astype(np.int32), (count, 1)), jnp.ones((count, size), jnp.int32))
+    example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(0), batch))
+    assert (example["masked_weights"].sum(1) == round(0.15 * (size + 2))).all()
+    chosen = np.zeros(size + 2)
+    np.add.at(chosen, example["masked_positions"][example["masked_weights"] > 0], 1)
+    assert chosen[0] == chosen[-1] == 0  # [CLS] and [SEP]
+    torch.manual_seed(0)
+    weights = torch.from_numpy(np.maximum(counts[ids], 1.0) ** -0.7)
+    drawn = torch.multinomial(weights.expand(count, -1), round(0.15 * (size + 2)))
+    expected = np.bincount(drawn.numpy().ravel(), minlength=size)
+    deviation = np.sqrt(expected * (1 - expected / count) + 1)
+    assert np.abs(chosen[1:-1] - expected).max() < 6 * deviation.max()
+    assert np.all(np.abs(chosen[1:-1] - expected) < 6 * deviation)
+    assert expected.max() > 5 * expected.min()  # the weights matter
+    # 80 % masks, 10 % as they are, 10 % any token.
+    labels, shown = example["masked_labels"], np.take_along_axis(example["input_ids"], example["masked_positions"], 1)
+    assert np.mean(shown == VOCABULARY.mask) == pytest.approx(0.8, abs=0.02)
+    assert np.mean(shown == labels) == pytest.approx(0.1 + 0.1 / 160, abs=0.015)
+
+
+def test_the_student_begins_with_layers_of_its_teacher():
+    objective = student(layers=3)
+    loaded = objective.frozen(lambda path: teacher(layers=5))
+    assert set(loaded.params) == {"embeddings", "encoder", "mlm_head"}
+    fresh = jax.jit(objective.init)(jax.random.key(0))
+    params = objective.begin(fresh, loaded, None)
+    assert jax.tree.structure(params) == jax.tree.structure(fresh) and "token_type" not in params["embeddings"]
+    for own, theirs in ((0, 0), (1, 2), (2, 4)):
+        jax.tree.map(
+            np.testing.assert_array_equal, params["encoder"]["layers"][str(own)],
+            loaded.params["encoder"]["layers"][str(theirs)],
+        )
+    jax.tree.map(np.testing.assert_array_equal, params["mlm_head"], loaded.params["mlm_head"])
+    # Six of twelve, as in the released code; a model to begin from goes before the teacher.
+    assert np.linspace(0, 11, 6).round().astype(int).tolist() == [0, 2, 4, 7, 9, 11]
+    assert objective.begin(fresh, loaded, Loaded(objective, fresh)) == fresh
+
+
+def test_a_student_that_is_its_teacher_has_no_distance_and_the_teacher_no_gradient():
+    objective = dataclasses.replace(student(), model=teacher(layers=1).objective.model)
+    loaded = objective.frozen(lambda path: teacher(layers=1))
+    example = jax.jit(objective.corrupt)(jax.random.key(2), rows())
+
+    @jax.jit
+    def terms_and_gradients(params, frozen):
+        def loss(params, frozen):
+            terms = objective.loss(params, example, jax.random.key(3), False, Loaded(loaded.objective, frozen))
+            return total_loss(terms), terms
+        (_, terms), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, frozen)
+        return terms, gradients
+
+    terms, (ours, theirs) = terms_and_gradients(loaded.params, loaded.params)
+    assert float(terms["soft_loss"].total) < 1e-3 and float(terms["cosine_loss"].total) < 1e-3
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(theirs)) and np.any(ours["mlm_head"]["bias"])
+
+
+def test_flops():
+    """SPEC: the head is at every token; the teacher's pass counts once."""
+    objective = Distillation()
+    trained, fixed = objective.flops(512)
+    assert fixed == 0
+    loaded = Loaded(MaskedLM(), {})
+    assert objective.step_flops(512, 2, loaded) == 2 * (3 * trained + Bert().flops(512, 512))
+
+
+@pytest.mark.parametrize(
+    ("loaded", "words"),
+    [
+        (teacher(layers=1), "has 1 layers .* and the student 2"),
+        (teacher(hidden_size=32), "hidden_size 32 and the student 16"),
+        (Loaded(teacher().objective, {"embeddings": {}, "encoder": {}}), "has no mlm_head"),
+        (
+            Loaded(dataclasses.replace(teacher().objective, vocabulary=Vocabulary.stand_in(161)), teacher().params),
+            "another vocabulary than the student; .*--data.tokenizer somewhere",
+        ),
+        (Loaded(CausalLM(model=Gpt2(), vocabulary=VOCABULARY), {}), "is a Gpt2; choose an encoder"),
+    ],
+)
+def test_teachers_that_do_not_suit(loaded, words):
+    with pytest.raises(UserError, match=words) as error:
+        student(layers=2).frozen(lambda path: loaded)
+    assert "\n" not in str(error.value)
+
+
+def test_another_tokenizer_of_the_same_size_is_another_vocabulary():
+    real = dataclasses.replace(VOCABULARY, is_stand_in=False)
+    other = dataclasses.replace(real, word_start=~real.word_start)
+    objective = dataclasses.replace(student(), vocabulary=real)
+    loaded = Loaded(dataclasses.replace(teacher().objective, vocabulary=other), teacher().params)
+    with pytest.raises(UserError, match="another vocabulary"):
+        objective.frozen(lambda path: loaded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [(dict(next_sentence=True), "has no such part"), (dict(temperature=0.0), "temperature is 0.0"),
+     (dict(rarity=-1.0), "rarity -1.0")],
+)
+def test_mistakes_are_one_sentence(changes, words):
+    with pytest.raises(UserError, match=words):
+        student(**changes)
+
+
+def test_without_a_teacher_nothing_can_be_distilled():
+    with pytest.raises(UserError, match=r"--objective\.teacher"):
+        Distillation(model=Distilbert(**SIZES)).bind(VOCABULARY, LENGTH).frozen(lambda path: teacher())
