@@ -13,11 +13,15 @@ from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
+from jaxlm.models.word2vec import Word2Vec
+from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 
@@ -27,13 +31,15 @@ class System(NamedTuple):
 
     family: the module of jaxlm.huggingface whose FAMILY exports and imports it; "" where Transformers has no class for
     it. Of several with one model_type, the first is what an import gives. peer: its recipe in jaxlm.analysis.peer, for
-    `jaxlm bench --peer huggingface`; "" where there is none.
+    `jaxlm bench --peer huggingface`; "" where there is none. writer: for a model without a class, the module of
+    jaxlm.huggingface whose `write` makes another format of it.
     """
 
     objective: type
     model: type
     family: str = ""
     peer: str = ""
+    writer: str = ""
 
 
 SYSTEMS = (
@@ -49,6 +55,8 @@ SYSTEMS = (
     System(Distillation, Distilbert, "distilbert"),
     System(LayerDistillation, Bert, "tinybert"),
     System(SpanCorruption, T5, "t5", "span_corruption"),
+    System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
+    System(SkipGram, Word2Vec, writer="word2vec"),
 )
 
 

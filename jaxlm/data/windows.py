@@ -15,7 +15,7 @@ from jaxlm.data.arrays import FlatArray
 from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch
 
-PACKINGS = ("document", "packed", "packed-eos", "stream")
+PACKINGS = ("document", "packed", "packed-eos", "stream", "stream-both-ways")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
 _AT_ONCE = 1 << 20  # offsets read at a time when a split is opened
@@ -80,9 +80,8 @@ def windows_of(
             "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
-    return PackedWindows(
-        split, length, max(pad, 0), None if packing == "packed" else eos, stride if packing == "stream" else None
-    )
+    stride = stride if packing.startswith("stream") else None
+    return PackedWindows(split, length, max(pad, 0), None if packing == "packed" else eos, stride)
 
 
 class DocumentWindows:

@@ -20,7 +20,7 @@ from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
-Kind = Literal["unigram", "bpe", "byte-bpe"]
+Kind = Literal["unigram", "bpe", "byte-bpe", "words"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Normalization = Literal["nmt_nfkc", "identity"]
 NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
@@ -60,7 +60,8 @@ def train_tokenizer(
     texts: documents, or pieces of them; read once and held in memory, so of a large corpus give a sample of some ten
         megabytes (`jaxlm.data.fingerprint.sample`).
     kind: "unigram" (pieces of a language model) or "bpe" (merged pairs of characters), both by SentencePiece;
-        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them).
+        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them); "words" (the most frequent words and
+        punctuation marks, by frequency; all others are [UNK]).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
     character_coverage: share of the characters of the text that get a piece; the others are spelt in bytes.
     normalization: what the tokenizer does to a text first: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
@@ -84,7 +85,9 @@ def train_tokenizer(
     chunks = list(_chunks(texts, keep_lines=kind == "byte-bpe"))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
-    if kind == "byte-bpe":
+    if kind == "words":
+        definition = _train_words(chunks, vocab_size, normalization, symbols)
+    elif kind == "byte-bpe":
         definition = _train_byte_bpe(chunks, vocab_size, normalization, symbols)
     else:
         definition = _train_sentencepiece(chunks, kind, vocab_size, character_coverage, normalization, symbols)
@@ -140,8 +143,34 @@ def _train_byte_bpe(
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
         vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
-        normalizer={"type": "Sequence", "normalizers": NORMALIZERS} if normalization == "nmt_nfkc" else None,
+        normalizer=_normalizer(normalization),
     )
+
+
+def _train_words(
+    chunks: list[str], vocab_size: int, normalization: str, symbols: Sequence[str]
+) -> files.Definition:
+    """The symbols, then the words from the most frequent on; words that are equally frequent in alphabetical order."""
+    special = list(dict.fromkeys((*_FIRST_SYMBOLS.values(), *CONTROL_SYMBOLS, *symbols)))
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
+    counts = collections.Counter(word for chunk in chunks for word, _ in splitter.pre_tokenize_str(chunk))
+    words = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
+    if len(special) + len(words) < vocab_size or vocab_size <= len(special):
+        raise UserError(
+            f"a vocabulary of words has {len(special)} symbols and here at most {len(words)} words, so that it cannot "
+            f"have {vocab_size} ids; choose another data.vocab_size, or give more text."
+        )
+    vocab = {word: number for number, word in enumerate([*special, *words][:vocab_size])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=_FIRST_SYMBOLS["unk"]))
+    model.pre_tokenizer = splitter
+    model.add_special_tokens(special)
+    parts = json.loads(model.to_str()) | {"normalizer": _normalizer(normalization)}
+    return files.json_definition(parts, SYMBOLS, f"the vocabulary of {vocab_size} words")
+
+
+def _normalizer(normalization: str) -> dict[str, Any] | None:
+    """The normalizer of a `tokenizer.json`."""
+    return {"type": "Sequence", "normalizers": NORMALIZERS} if normalization == "nmt_nfkc" else None
 
 
 def _train_sentencepiece(

@@ -27,6 +27,7 @@ class Vocabulary:
     symbols: name → id of every special symbol, those of an objective ("[R]") included.
     name: where it came from, for error messages.
     is_stand_in: it is made up, and has only its size in common with what it stands for.
+    pieces: each id as its library writes it; empty in a stand-in.
     """
 
     size: int
@@ -45,6 +46,7 @@ class Vocabulary:
     keeps_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     name: str = "the tokenizer"
+    pieces: Sequence[str] = dataclasses.field(default=(), repr=False)
     is_stand_in: bool = False
 
     @functools.cached_property
