@@ -26,7 +26,7 @@ def preset(tmp_path_factory):
         (["--objective.vocabulary", "3"], "there is no field --objective.vocabulary"),
         (["--train.steps", "many"], "--train.steps takes a whole number, not 'many'"),
         (["--optimizer.learning-rate", "x"], "--optimizer.learning-rate takes a number, not 'x'"),
-        (["--optimizer.name", "sgd"], "--optimizer.name takes adamw, lamb or adafactor, not 'sgd'"),
+        (["--optimizer.name", "sgd"], "--optimizer.name takes adamw, lamb, adafactor or adagrad, not 'sgd'"),
         (["--train.tensorboard", "maybe"], "--train.tensorboard takes True or False, not 'maybe'"),
         (["--train.steps"], "--train.steps needs a value: a whole number"),
         (["--train.steps=many", "--train.seed", "1"], "--train.steps takes a whole number, not 'many'"),

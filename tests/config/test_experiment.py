@@ -35,7 +35,7 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
 @pytest.mark.parametrize(
     ("experiment", "field", "value", "choices"),
     [
-        (BERT, "optimizer.name", "sgd", "adamw, lamb or adafactor"),
+        (BERT, "optimizer.name", "sgd", "adamw, lamb, adafactor or adagrad"),
         (BERT, "optimizer.schedule", "linaer", "linear, cosine, inverse-sqrt or constant"),
         (BERT, "data.tokenizer_kind", "wordpiece", "unigram, bpe or byte-bpe"),
         (BERT, "objective.model.dtype", "float16", "float32 or bfloat16"),
