@@ -1,4 +1,4 @@
-"""A small ALBERT (4 layers of one set of parameters, width 128) that learns on a CPU, from the text that every Python
+"""A small ALBERT (2 layers of one set of parameters, width 128) that learns on a CPU, from the text that every Python
 carries.
 
 Like bert_tiny it is trained without dropout, from wider weights, and first on rows of 16 tokens. Sentence order is
@@ -18,7 +18,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 experiment = Experiment(
     objective=MaskedLM(
         model=Albert(
-            vocab_size=4096, embedding_size=64, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=512,
+            vocab_size=4096, embedding_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512,
             max_positions=128, dropout=0.0, attention_dropout=0.0, init_std=0.08,
         ),
         next_sentence=False, sentence_order=True, whole_word=True, longest_ngram=3,

@@ -16,6 +16,7 @@ from jaxlm.commands.bench import report
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
@@ -36,6 +37,9 @@ SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
 OBJECTIVES = {
     "bert": MaskedLM(model=Bert(**SIZES, intermediate_size=32)),
     "bert_mlm": MaskedLM(model=Bert(**SIZES, intermediate_size=32), next_sentence=False),
+    "albert": MaskedLM(
+        model=Albert(**SIZES, intermediate_size=32, embedding_size=8), next_sentence=False, sentence_order=True
+    ),
     "electra": ReplacedTokens(model=Electra(
         **SIZES, intermediate_size=32, embedding_size=16, generator_hidden_size=8, generator_num_layers=1,
         generator_num_heads=1, generator_intermediate_size=16,

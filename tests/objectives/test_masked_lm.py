@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
+from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -168,6 +169,11 @@ def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
         (lambda: MaskedLM(mask_rate=0.0), "mask_rate"),
         (lambda: MaskedLM(mask_share=0.9, random_share=0.2), "add up"),
         (lambda: MaskedLM(full_sentences=True), "next_sentence needs rows of one document"),
+        (lambda: MaskedLM(next_sentence=False, sentence_order=True, full_sentences=True), "sentence_order needs rows"),
+        (lambda: MaskedLM(sentence_order=True), "exclude each other"),
+        (lambda: MaskedLM(longest_ngram=0), "longest_ngram 0 must be at least 1"),
+        (lambda: MaskedLM(max_predictions=-1), "max_predictions -1 at least 0"),
+        (lambda: Albert(num_layers=2, num_groups=3), "num_groups 3 is more than num_layers 2"),
         (lambda: MaskedLM(model=Bert(type_vocab_size=1)).bind(Vocabulary.stand_in(300), 32), "needs 2 segment types"),
         (lambda: bound(length=65), "65 is more than the model's 64"),
         (lambda: bound(length=4), "no room"),

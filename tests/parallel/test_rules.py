@@ -16,6 +16,7 @@ from jaxlm.objectives.base import Objective
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.parallel.rules import RULES, partition_spec, path_string, shardings
@@ -70,7 +71,7 @@ def test_every_rule_is_the_first_to_match_some_parameter():
     assert {axis for _, tail in RULES for axis in tail} <= {"fsdp", "tensor", None}
 
 
-@pytest.mark.parametrize("cls", [MaskedLM, ReplacedTokens, CausalLM, SpanCorruption])
+@pytest.mark.parametrize("cls", [MaskedLM, SpanBoundary, ReplacedTokens, CausalLM, SpanCorruption])
 def test_every_large_parameter_of_every_family_is_split(cls):
     """By fsdp and, in the layers, by tensor: nothing that grows with the model stays whole."""
     from jaxlm.tokenizers.vocabulary import Vocabulary
