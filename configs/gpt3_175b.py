@@ -8,8 +8,8 @@ Result:      published, HellaSwag without examples: 78.9 (Brown et al. 2020, app
 The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
 1,536 rows of 2,048 are 3.1 million tokens, where the paper has 3.2, and divide over 512 chips.
 Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
-95,400 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion; the
-batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+95,400 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion,
+and the batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -19,7 +19,9 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(
-    objective=CausalLM(model=Gpt3.published("175b", dtype="bfloat16", remat="full", loop_layers=True), plain_stream=True),
+    objective=CausalLM(
+        model=Gpt3.published("175b", dtype="bfloat16", remat="full", loop_layers=True), plain_stream=True
+    ),
     data=TextData(length=2048, vocab_size=50257),
     optimizer=OptimizerConfig(
         learning_rate=0.6e-4, warmup_steps=119, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1

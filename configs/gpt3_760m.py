@@ -7,8 +7,8 @@ Result:      published, HellaSwag without examples: 51.0 (Brown et al. 2020, app
 
 The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
 Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
-572,000 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion; the
-batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+572,000 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion,
+and the batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -17,7 +17,9 @@ from jaxlm.models.gpt3 import Gpt3
 from jaxlm.objectives.causal_lm import CausalLM
 
 experiment = Experiment(
-    objective=CausalLM(model=Gpt3.published("760m", dtype="bfloat16", remat="full"), plain_stream=True),
+    objective=CausalLM(
+        model=Gpt3.published("760m", dtype="bfloat16", remat="full"), plain_stream=True
+    ),
     data=TextData(length=2048, vocab_size=50257),
     optimizer=OptimizerConfig(
         learning_rate=2.5e-4, warmup_steps=715, schedule="cosine", final_share=0.1, b2=0.95, eps=1e-8, weight_decay=0.1

@@ -20,7 +20,9 @@ from pathlib import Path
 from jaxlm.config.presets import load_config
 from jaxlm.training.metrics import last_evaluation, read_metrics
 
-PRESETS = ("bert_tiny", "gpt2_tiny", "t5_tiny", "electra_tiny")
+PRESETS = ("bert_tiny", "gpt2_tiny", "t5_tiny", "electra_tiny", "gpt1_tiny", "gpt3_tiny", "distilbert_tiny",
+           "tinybert_tiny")
+TAUGHT = ("distilbert_tiny", "tinybert_tiny")  # by a bert_mini, which is trained first
 STORE = ("--data.vocab-size", "8192", "--data.held-out", "0.01")
 
 
@@ -46,9 +48,13 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for name in options.presets:
         preset, run = configs / f"{name}.py", options.out / name
+        flags = []
+        if name in TAUGHT:
+            flags = ["--objective.teacher", str(options.out / "bert_mini")]
+            pretrain(configs / "bert_mini.py", options.source, options.out / "bert_mini")
         start = options.out / f"{name}-start"
-        pretrain(preset, options.source, start, "--train.steps", "1", "--optimizer.learning-rate", "1e-12")
-        seconds = pretrain(preset, options.source, run)
+        pretrain(preset, options.source, start, "--train.steps", "1", "--optimizer.learning-rate", "1e-12", *flags)
+        seconds = pretrain(preset, options.source, run, *flags)
         experiment = load_config(run / "config.json")
         before, after = last_evaluation(start)[1], last_evaluation(run)[1]
         loss = experiment.objective.primary_metric

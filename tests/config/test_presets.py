@@ -51,6 +51,16 @@ RECIPES = {
     "electra_base": (BERT | dict(learning_rate=2e-4), 766_000, 256, 512),
     "electra_large": (BERT | dict(learning_rate=2e-4), 400_000, 2048, 512),
     "gpt1": (GPT2 | dict(learning_rate=2.5e-4, b2=0.999, weight_decay=0.01, final_share=0.0), 3_000_000, 64, 512),
+    # Brown et al. 2020, table 2.1: 0.5, 1, 2 and 3.2 million tokens a step, 300 billion in all.
+    **{
+        f"gpt3_{size}": (GPT2 | dict(learning_rate=rate, warmup_steps=warmup, final_share=0.1), steps, batch, 2048)
+        for size, rate, warmup, steps, batch in (
+            ("125m", 6e-4, 715, 572_000, 256), ("350m", 3e-4, 715, 572_000, 256), ("760m", 2.5e-4, 715, 572_000, 256),
+            ("1_3b", 2e-4, 358, 286_000, 512), ("2_7b", 1.6e-4, 358, 286_000, 512),
+            ("6_7b", 1.2e-4, 179, 143_000, 1024), ("13b", 1e-4, 179, 143_000, 1024),
+            ("175b", 0.6e-4, 119, 95_400, 1536),
+        )
+    },
     "gpt2": (GPT2 | dict(learning_rate=6e-4), 600_000, 512, 1024),
     "gpt2_medium": (GPT2, 600_000, 512, 1024),
     "gpt2_large": (GPT2, 600_000, 512, 1024),

@@ -17,6 +17,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Frozen, Loaded, Objective, total_loss
@@ -54,6 +55,7 @@ OBJECTIVES = {
     ), mask_rate=0.3),
     "causal": CausalLM(model=Gpt2(**ENCODER)),
     "gpt-1": CausalLM(model=Gpt1(**ENCODER)),
+    "bands": CausalLM(model=Gpt3(**(ENCODER | dict(num_layers=2)), band=4)),
     "spans": SpanCorruption(model=T5(**SIZES, head_dim=8), z_loss=0.01),
     "distilled": Distillation(model=Distilbert(**ENCODER), teacher="BERT"),
     "layers": LayerDistillation(model=Bert(**ENCODER), teacher="BERT", teacher_hidden_size=16),

@@ -94,13 +94,13 @@ def use(kernel: str, monkeypatch) -> None:
     monkeypatch.setattr(multi_head, "choose_kernel", lambda *_, **__: kernel)
 
 
-def attend_by(kernel, query, key, value, causal, query_segments=None, key_segments=None):
+def attend_by(kernel, query, key, value, causal, query_segments=None, key_segments=None, band=None):
     """Attention by a kernel, as MultiHeadAttention calls it; heads after positions."""
     if kernel != "pallas":
         return attend(query, key, value, query_segments=query_segments, key_segments=key_segments, causal=causal,
-                      scale=0.125, kernel=kernel)
+                      band=band, scale=0.125, kernel=kernel)
     turned = (x.swapaxes(1, 2) for x in (query, key, value))
-    return fused_attention(*turned, query_segments, key_segments, causal, 0.125).swapaxes(1, 2)
+    return fused_attention(*turned, query_segments, key_segments, causal, 0.125, band).swapaxes(1, 2)
 
 
 def results(kernel, monkeypatch, length, real, **arguments):
@@ -143,6 +143,18 @@ def test_splash_attention_gives_what_scores_in_memory_give(kind, causal, monkeyp
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(theirs).max() > 0.5
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["packed", "whole"])
+def test_bands_of_splash_attention_are_those_of_scores_in_memory(kind, monkeypatch):
+    """GPT-3's; and they differ from no band."""
+    real, arguments = masked(128, kind)
+    expected = results("xla", monkeypatch, 128, real, causal=True, band=20, **arguments)
+    found = results("pallas", monkeypatch, 128, real, causal=True, band=20, **arguments)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+    dense = results("xla", monkeypatch, 128, real, causal=True, **arguments)
+    assert np.abs(dense[0] - expected[0]).max() > 0.1
 
 
 @pytest.mark.parametrize("causal", [False, True])
