@@ -2,7 +2,7 @@
 
 There is no iterator state. Row r of batch k is window number `k * batch_size + r` of an endless sequence in which every
 epoch is a fresh permutation of all windows; so a run starts at step one million as fast as at step 0. In a stream, row
-r of batch k goes on where row r of batch k - 1 ended.
+r of batch k goes on where row r of batch k - 1 ended, or, in every second row of a stream both ways, ends where it began.
 """
 
 from __future__ import annotations
@@ -36,17 +36,24 @@ class Rows(Protocol):
 class Batches:
     """Shuffled batches of `rows`, of batch_size rows over all hosts; or a stream.
 
-    seed: of the shuffle, or of where in the text a stream begins. Raises UserError for values out of range.
+    seed: of the shuffle, or of where in the text a stream begins. both_ways: the odd rows of a stream go back through
+    the text, window by window (the tokens of a window stand in the order of the text). Raises UserError for values out
+    of range.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, stream: bool = False) -> None:
+    def __init__(
+        self, rows: Rows, batch_size: int, seed: int, stream: bool = False, both_ways: bool = False
+    ) -> None:
         if batch_size < 1 or rows.length < 2:
             raise UserError(f"A batch needs 1 row and 2 tokens or more, not {batch_size} rows of {rows.length}.")
         if seed < 0:
             raise UserError(f"The seed must be 0 or more, not {seed}.")
+        if both_ways and batch_size % 2:
+            raise UserError(f"Half of the rows read backward, so train.batch_size must be even, not {batch_size}.")
         self._rows = rows
         self._seed = seed
         self._is_stream = stream
+        self._both_ways = both_ways
         self.batch_size = batch_size
         self.raw_length = rows.length
         self.num_rows = rows.count
@@ -86,7 +93,7 @@ class Batches:
         """The first `count` batches of all windows in one fixed shuffled order, or of a stream, none twice; fewer if
         the windows end. The last batch is filled up with empty rows (segment_ids all 0)."""
         if self._is_stream and self.num_rows >= batch_size:
-            for number in range(min(count, self.num_rows // batch_size)):
+            for number in range(min(count, self.num_rows // self._parts(batch_size))):
                 yield self._rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
             return
         batches = min(count, -(-self.num_rows // batch_size))
@@ -98,15 +105,24 @@ class Batches:
             yield self._rows.read(index)
 
     def _in_stream(self, step: int, wanted: np.ndarray, batch_size: int, seed: int) -> np.ndarray:
-        """Window numbers of the rows `wanted` of a batch of a stream. The text is cut into batch_size parts; row r
-        reads part r, then goes on with part r + 1 without a break."""
-        steps = self.num_rows // batch_size
-        if steps == 0:
+        """Window numbers of the rows `wanted` of a batch of a stream. The text is cut into as many parts as rows read
+        forward; each reads a part, then goes on with the next without a break. A row that reads backward takes the
+        windows of the part of the row before it from the last to the first."""
+        steps = self.num_rows // self._parts(batch_size)
+        if self.num_rows < batch_size:
             raise UserError(
                 f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} "
                 "rows of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
             )
-        return (wanted * steps + step + seed) % (steps * batch_size)
+        if not self._both_ways:
+            return (wanted * steps + step + seed) % (steps * batch_size)
+        part, backward = np.divmod(wanted, 2)
+        place = part * steps + np.where(backward, steps - 1 - step, step)
+        return (place + seed) % (steps * (batch_size // 2))
+
+    def _parts(self, batch_size: int) -> int:
+        """Rows of a stream that read forward."""
+        return batch_size // 2 if self._both_ways else batch_size
 
     def _require_rows(self) -> None:
         if self.num_rows == 0:

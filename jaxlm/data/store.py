@@ -82,11 +82,13 @@ class Store:
         packing: "document": a row holds tokens of one document (see windows.DocumentWindows); "packed": documents
         follow each other without padding; "packed-eos": the same, with one end-of-sequence token after each document;
         "stream": the same unshuffled, row r of each batch going on `stride` tokens (by default raw_length) after row r
-        of the batch before.
+        of the batch before; "stream-both-ways": of the odd rows each goes as far back instead.
         Raises UserError also if the text to train on is too short for a single window.
         """
         windows = windows_of(self.split(split), raw_length, packing, pad=self.pad, eos=self.eos, stride=stride)
-        batches = Batches(windows, rows, seed, stream=packing == "stream")
+        batches = Batches(
+            windows, rows, seed, stream=packing.startswith("stream"), both_ways=packing == "stream-both-ways"
+        )
         if batches.num_rows == 0 and split == "train":
             raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
         return batches

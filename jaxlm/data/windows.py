@@ -15,7 +15,7 @@ from jaxlm.data.arrays import FlatArray
 from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch
 
-PACKINGS = ("document", "packed", "packed-eos", "stream")
+PACKINGS = ("document", "packed", "packed-eos", "stream", "stream-both-ways")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
 _AT_ONCE = 1 << 20  # offsets read at a time when a split is opened
@@ -80,7 +80,7 @@ def windows_of(
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
     return PackedWindows(
-        split, length, max(pad, 0), None if packing == "packed" else eos, stride if packing == "stream" else None
+        split, length, max(pad, 0), None if packing == "packed" else eos, stride if packing.startswith("stream") else None
     )
 
 

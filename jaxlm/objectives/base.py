@@ -23,7 +23,7 @@ Example = dict[str, Array | np.ndarray]
 """Arrays that all have the batch as their first dimension; on the host, as `describe` gets them, numpy's."""
 Memory = Any
 """What a model carries from a batch of a stream to the next: a pytree of arrays whose first dimension is the batch."""
-Packing = Literal["document", "packed", "packed-eos", "stream"]
+Packing = Literal["document", "packed", "packed-eos", "stream", "stream-both-ways"]
 """How the host cuts the token stream into rows; see jaxlm.data.windows."""
 
 
@@ -112,6 +112,10 @@ class Objective:
 
     def raw_length(self, length: int) -> int:
         """Tokens of text in one row when the model's sequences have `length` tokens (`--data.length`)."""
+        return length
+
+    def stride(self, length: int) -> int:
+        """Tokens by which a row of a stream goes on from one batch to the next."""
         return length
 
     def frozen(self, load: Callable[[str], Loaded]) -> Frozen:

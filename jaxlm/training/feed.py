@@ -36,7 +36,7 @@ def stages_of(experiment: Experiment, source: Source, objective: Objective) -> l
     full = Stage(t.short_steps, None, length, batches_of(experiment, source, objective, "train"))
     if not t.short_steps:
         return [full]
-    if objective.packing == "stream":
+    if objective.packing.startswith("stream"):
         raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
     try:
         objective.bind(objective.vocabulary, t.short_length)
@@ -55,7 +55,8 @@ def stage_after(stages: list[Stage], step: int) -> Stage:
 def batches_of(experiment: Experiment, source: Source, objective: Objective, split: str) -> Batches:
     """The batches of `data.length`."""
     t, raw_length = experiment.train, objective.raw_length(experiment.data.length)
-    return source.batches(split, t.batch_size, raw_length, objective.packing, t.seed, stride=experiment.data.length)
+    stride = objective.stride(experiment.data.length)
+    return source.batches(split, t.batch_size, raw_length, objective.packing, t.seed, stride=stride)
 
 
 class Feed:

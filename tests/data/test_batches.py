@@ -275,3 +275,24 @@ def test_a_stream_is_evaluated_from_its_beginning(store):
 def test_a_stream_needs_a_window_for_every_row(store):
     with pytest.raises(UserError, match="give more text"):
         store.batches("train", 100, 10, "stream", 0).batch(0)
+
+
+@pytest.mark.parametrize(("rows", "seed"), [(2, 0), (4, 3)])
+def test_the_odd_rows_of_a_stream_both_ways_go_back(store, rows, seed):
+    """A row that reads backward finds, reversed, the tokens before those that it has read; over an epoch it sees the
+    windows of the row before it, the other way round."""
+    length, stride = 7, 5
+    batches = store.batches("train", rows, length, "stream-both-ways", seed, stride=stride)
+    steps = batches.num_rows // (rows // 2)
+    read = np.stack([batches.batch(step).tokens for step in range(steps)])
+    np.testing.assert_array_equal(read[:, 1::2], read[::-1, ::2])
+    backward = read[:, 1::2, ::-1]
+    for step, here in enumerate(backward[1:]):
+        goes_on = (here[:, : length - stride] == backward[step][:, stride:]).all(axis=1)
+        assert goes_on.sum() >= rows // 2 - 1  # but at the text's beginning, where one goes on at its end
+    both = store.batches("train", rows, length, "stream", seed, stride=stride)
+    assert {tuple(row) for row in read.reshape(-1, length)} <= {
+        tuple(row) for step in range(both.num_rows) for row in both.batch(step).tokens
+    }
+    with pytest.raises(UserError, match="must be even"):
+        store.batches("train", 3, length, "stream-both-ways", seed)
