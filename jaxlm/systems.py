@@ -9,8 +9,10 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
+from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 
@@ -35,6 +37,7 @@ SYSTEMS = (
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(SpanCorruption, T5, "t5", "span_corruption"),
+    System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
 )
 
 

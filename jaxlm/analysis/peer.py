@@ -15,6 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.families import family_of
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.systems import system_of
@@ -74,6 +75,24 @@ def t5_share(objective: SpanCorruption, models: list[Any]) -> None:
         models[0].lm_head.weight = torch.nn.Parameter(weight)
 
 
+def xlnet_inputs(objective: PermutationLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Their masks and targets; their rows all read forward, and find an empty memory."""
+    length = example["input_ids"].shape[1]
+    return {
+        "input_ids": example["input_ids"], "token_type_ids": example["token_type_ids"],
+        "perm_mask": example["known"][:, None, :] >= example["sees"][:, :, None],
+        "target_mapping": np.eye(length)[example["positions"]],
+        "labels": np.where(example["weights"] > 0, example["labels"], IGNORE),
+    }
+
+
+def xlnet_loss(objective: PermutationLM, models: list[Any], inputs: dict[str, Any]) -> Any:
+    masks = {name: inputs[name].float() for name in ("perm_mask", "target_mapping")}
+    rows, length = inputs["input_ids"].shape[0], objective.memory_length
+    memory = [masks["perm_mask"].new_zeros(length, rows, objective.model.hidden_size)] * objective.model.num_layers
+    return models[0](**inputs | masks, mems=memory if length else None).loss
+
+
 def electra_share(objective: ReplacedTokens, models: list[Any]) -> None:
     discriminator, generator = models
     if objective.model.share_embeddings:
@@ -108,6 +127,7 @@ RECIPES = {
     "causal_lm": Recipe(causal_inputs, own_loss),
     "span_corruption": Recipe(t5_inputs, own_loss, t5_share),
     "replaced_tokens": Recipe(electra_inputs, electra_loss, electra_share),
+    "permutation_lm": Recipe(xlnet_inputs, xlnet_loss),
 }
 """By the names that the registry gives."""
 

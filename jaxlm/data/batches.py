@@ -2,7 +2,7 @@
 
 There is no iterator state. Row r of batch k is window number `k * batch_size + r` of an endless sequence in which every
 epoch is a fresh permutation of all windows; so a run starts at step one million as fast as at step 0. In a stream, row
-r of batch k goes on where row r of batch k - 1 ended, or, in every second row of a stream both ways, ends where it began.
+r of batch k goes on where row r of batch k - 1 ended; in a stream both ways every second row ends where it began.
 """
 
 from __future__ import annotations

@@ -79,9 +79,8 @@ def windows_of(
             "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
-    return PackedWindows(
-        split, length, max(pad, 0), None if packing == "packed" else eos, stride if packing.startswith("stream") else None
-    )
+    stride = stride if packing.startswith("stream") else None
+    return PackedWindows(split, length, max(pad, 0), None if packing == "packed" else eos, stride)
 
 
 class DocumentWindows:

@@ -21,12 +21,14 @@ class Template:
         segment id if that is not 0; pair is "cls $A sep $B:1 sep:1" for BERT. Empty: nothing stands around a text.
     inputs: names of the arrays that the model takes.
     needs: roles that the tokenizer must have.
+    padding_side: "left" for a model whose [CLS] stands at the end.
     """
 
     single: str = ""
     pair: str = ""
     inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     needs: tuple[str, ...] = ()
+    padding_side: str = "right"
 
 
 def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Template, max_length: int) -> None:
@@ -48,7 +50,7 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
     config = {
         # The class that takes tokenizer.json as it stands; those of the families rebuild it by their own rules.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length, "padding_side": "right", "truncation_side": "right",
+        "model_max_length": max_length, "padding_side": template.padding_side, "truncation_side": "right",
         "clean_up_tokenization_spaces": False, "model_input_names": list(template.inputs), **symbols,
         "added_tokens_decoder": {
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}

@@ -1,0 +1,20 @@
+"""Rows of a stream that is read both ways (jaxlm.data.batches): the odd rows read backward."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxlm.types import TokenBatch
+
+
+def reads_backward(batch: TokenBatch) -> Int[Array, " batch"]:
+    """1 in the odd rows, 0 in the others."""
+    return jnp.arange(batch.tokens.shape[0], dtype=jnp.int32) % 2
+
+
+def in_reading_order(batch: TokenBatch) -> TokenBatch:
+    """The batch with the odd rows reversed."""
+    backward = reads_backward(batch)[:, None] > 0
+    return TokenBatch(*jax.tree.map(lambda x: jnp.where(backward, x[:, ::-1], x), tuple(map(jnp.asarray, batch))))

@@ -1,0 +1,100 @@
+"""Attention with relative positions and segments, over a memory of earlier text (Transformer-XL, Dai et al. 2019,
+section 3.3; XLNet, Yang et al. 2019, sections 2.3 and 2.4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.dropout import module_key
+
+
+class Queries(NamedTuple):
+    """Where the queries of a stream stand, and what they may see.
+
+    positions: int32 [batch, queries], their places in the row; None where every place has one. is_other: whether query
+    and key are of different segments. visible: whether the query may see the key.
+    """
+
+    positions: Int[Array, "batch queries"] | None
+    is_other: Bool[Array, "batch queries keys"]
+    visible: Bool[Array, "batch queries keys"]
+
+
+def sinusoids(length: int, memory: int, width: int) -> Float[np.ndarray, "2 distances width"]:
+    """[sin, cos] of the distances memory + length, …, 1 - length, and of the same negated, for text read backward."""
+    distance = np.arange(memory + length, -length, -1.0)
+    angle = np.stack([distance, -distance])[..., None] / 10000 ** (np.arange(0, width, 2) / width)
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1).astype(np.float32)
+
+
+def by_key(
+    scores: Float[Array, "batch heads queries distances"], positions: Int[Array, "batch queries"] | None, keys: int
+) -> Float[Array, "batch heads queries keys"]:
+    """From the scores of all distances those of the keys. For a query at i the first key is in column length - i."""
+    batch, heads, queries, distances = scores.shape
+    if positions is None:
+        # Row i has to move i places to the right: as if each row had one column less (Dai et al. 2019, appendix B).
+        flat = scores.reshape(batch, heads, distances, queries)[:, :, 1:]
+        return flat.reshape(batch, heads, queries, distances - 1)[..., :keys]
+    first = distances - keys - positions
+
+    def cut(row: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(row, start, keys, axis=1)
+
+    return jax.vmap(jax.vmap(cut, in_axes=(1, 0), out_axes=1))(scores, first)
+
+
+class RelativeAttention(nn.Module):
+    """Attention of one stream's queries over the memory and the content stream.
+
+    Parameters: `query`, `key`, `value`, `position`, `out` without biases; `content_bias`, `position_bias`,
+    `segment_bias` [heads, head_dim]; `segment` [2, heads, head_dim], of keys in the same segment and in another.
+    """
+
+    config: StackConfig
+    deterministic: bool = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch queries hidden"],
+        source: Float[Array, "batch keys hidden"],
+        distances: Float[Array, "2 distances hidden"],
+        is_backward: Int[Array, " batch"],
+        queries: Queries,
+    ) -> Float[Array, "batch queries hidden"]:
+        """source: memory, then the content stream. distances: `sinusoids`. is_backward: 1 in rows that are read
+        backward."""
+        c = self.config
+
+        def dense(name: str, inputs: jax.Array, features: int = c.num_heads * c.head_dim) -> jax.Array:
+            return nn.Dense(features, use_bias=False, dtype=c.dtype, kernel_init=kernel_init(c), name=name)(inputs)
+
+        def heads(name: str, inputs: jax.Array) -> jax.Array:
+            return dense(name, inputs).reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
+
+        def vectors(name: str, *shape: int) -> jax.Array:
+            shape = (*shape, c.num_heads, c.head_dim)
+            return self.param(name, kernel_init(c), shape, jnp.float32).astype(c.dtype)
+
+        query, key, value = heads("query", x), heads("key", source), heads("value", source)
+        position = heads("position", distances)[is_backward]
+        products = dict(preferred_element_type=jnp.float32)
+        by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position, **products)
+        bias = by_key(by_distance, queries.positions, source.shape[1])
+        by_segment = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2), **products)
+        bias += jnp.where(queries.is_other[:, None], by_segment[1, ..., None], by_segment[0, ..., None])
+        y = attend(
+            query + vectors("content_bias"), key, value, mask=queries.visible[:, None], bias=bias * c.attention_scale,
+            scale=c.attention_scale, dropout_rate=c.attention_dropout,
+            dropout_key=module_key(self, c.attention_dropout, self.deterministic),
+        )
+        return dense("out", y.reshape(*x.shape[:-1], -1), c.hidden_size)

@@ -1,0 +1,210 @@
+"""Permutation language modelling (XLNet, Yang et al. 2019): tokens are predicted in a random order, each from those
+before it in that order, over a stream whose earlier text is in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxlm.corruption.masking import max_predictions
+from jaxlm.corruption.permutation import choose_spans, draw_order
+from jaxlm.corruption.streams import in_reading_order, reads_backward
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.xlnet import UNKNOWN, Xlnet
+from jaxlm.objectives.base import (
+    Example,
+    Frozen,
+    Generator,
+    Line,
+    Memory,
+    Params,
+    Term,
+    Terms,
+    require_share,
+)
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+
+
+class Written(NamedTuple):
+    """What generation carries: the tokens so far, int32 [batch, slots], which of the slots are filled, bool of that
+    shape, and the slot of the next token, int32 scalar."""
+
+    tokens: Array
+    filled: Array
+    index: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PermutationLM(Generator):
+    """Permutation language modelling: loss = mean of -log p(token | those before it in a random order), over a sixth of
+    the tokens, in spans.
+
+    The first half of a row is where the stream goes on, the rest `A [SEP] B [SEP] [CLS]`: A follows that half, B
+    follows A or comes from another row. The next row begins behind the first half, whose hidden states go into the
+    memory. Every second row reads the text backward.
+    """
+
+    model: Xlnet = field(Xlnet(), weights=True)
+    """The network."""
+    predict_share: float = 1 / 6
+    """Share of a row's tokens that are predicted."""
+    random_rate: float = 0.5
+    """Share of rows whose last segment comes from another row."""
+    memory_length: int = 384
+    """Tokens before a row whose hidden states are kept; 0 for none."""
+
+    packing = "stream-both-ways"
+    primary_metric = "plm_loss"
+
+    def __post_init__(self) -> None:
+        require_share("random_rate", self.random_rate)
+        if not 0.0 < self.predict_share <= 1 / 2:
+            raise UserError(f"objective.predict_share is {self.predict_share}; it must be above 0, and at most 0.5.")
+        if self.memory_length < 0:
+            raise UserError(f"objective.memory_length is {self.memory_length}; it must be at least 0.")
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+        vocabulary.require("cls", "sep", "pad", "eos", purpose="permutation language modelling")
+        if length < 16 or length % 2:
+            raise UserError(f"data.length is {length}; permutation language modelling needs an even one of 16 or more.")
+        return super().bind(vocabulary, length, statistics)
+
+    def raw_length(self, length: int) -> int:
+        return length - 3
+
+    def stride(self, length: int) -> int:
+        return length // 2
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """input_ids, token_type_ids (0 up to the first [SEP], 1 up to the second, 2 for [CLS]), known and sees (see
+        corruption.permutation.Order) int32 [batch, length]; positions, labels int32 and weights float32 [batch,
+        predictions]; is_backward int32 [batch]."""
+        v = self.vocabulary
+        assert v is not None, "bind the objective to a vocabulary first"
+        key_rows, key_first, key_second, key_order = jax.random.split(key, 4)
+        is_backward = reads_backward(batch)
+        ids, types, is_text, is_added = self._segments(key_rows, in_reading_order(batch))
+        half, count = ids.shape[1] // 2, max_predictions(ids.shape[1], self.predict_share)
+        special = jnp.asarray(v.special)[ids]
+        starts = jnp.asarray(v.word_start)[ids] | special
+
+        def turned(x: jax.Array) -> jax.Array:  # words begin where they do in the text
+            return jnp.where(is_backward[:, None] > 0, x[:, ::-1], x)
+
+        chosen = jnp.concatenate([
+            turned(choose_spans(key, turned(part), number))
+            for key, part, number in (
+                (key_first, starts[:, :half], count - count // 2), (key_second, starts[:, half:], count // 2)
+            )
+        ], axis=1)
+        order = draw_order(key_order, chosen, is_added, 2)
+        positions = jnp.where(chosen & is_text, jnp.arange(ids.shape[1]), ids.shape[1])
+        positions = jnp.sort(positions, axis=1)[:, :count]
+        weights = (positions < ids.shape[1]).astype(jnp.float32)
+        positions = jnp.where(weights > 0, positions, 0).astype(jnp.int32)
+        return {
+            "input_ids": ids, "token_type_ids": types, "known": order.known, "sees": order.sees,
+            "positions": positions, "labels": jnp.take_along_axis(ids, positions, axis=1), "weights": weights,
+            "is_backward": is_backward,
+        }
+
+    def _segments(self, key: jax.Array, batch: TokenBatch) -> tuple[Array, Array, Array, Array]:
+        """Rows `reused text, A [SEP] B [SEP] [CLS]`: ids, segment types, which tokens are text (and no padding), which
+        are [SEP] or [CLS]; [batch, length] each."""
+        v = self.vocabulary
+        key_cut, key_swap, key_other = jax.random.split(key, 3)
+        rows, raw = batch.tokens.shape
+        cut = jax.random.randint(key_cut, (rows, 1), (raw + 3) // 2 + 1, raw)  # place of the first [SEP]
+        # Another row that reads the same way.
+        other = (jnp.arange(rows) + 2 * jax.random.randint(key_other, (), 1, max(rows // 2, 2))) % rows
+        source = jnp.where(jax.random.bernoulli(key_swap, self.random_rate, (rows,)), other, jnp.arange(rows))
+        place = jnp.broadcast_to(jnp.arange(raw + 3), (rows, raw + 3))
+
+        def segments(x: jax.Array) -> jax.Array:
+            behind = jnp.take_along_axis(x[source], jnp.clip(place - 1, 0, raw - 1), axis=1)
+            return jnp.where(place < cut, jnp.pad(x, ((0, 0), (0, 3))), behind)
+
+        is_added = (place == cut) | (place > raw)
+        symbols = jnp.where(place == raw + 2, v.cls, v.sep)
+        ids = jnp.where(is_added, symbols, segments(batch.tokens)).astype(jnp.int32)
+        types = (place > cut).astype(jnp.int32) + (place == raw + 2)
+        is_row = jnp.any(batch.segment_ids > 0, axis=1, keepdims=True)
+        return ids, types, ~is_added & is_row & (segments(batch.segment_ids) > 0), is_added
+
+    def empty_memory(self, rows: int) -> Memory:
+        return self.model.empty_memory(rows, self.memory_length)
+
+    def stream_loss(
+        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool, frozen: Frozen = ()
+    ) -> tuple[Terms, Memory]:
+        weights, half = example["weights"], example["input_ids"].shape[1] // 2
+        streams = self.model.encode(
+            params, *(example[name] for name in ("input_ids", "token_type_ids", "known", "sees", "positions")),
+            memory=memory, is_backward=example["is_backward"], dropout_key=key if train else None,
+        )
+        table, bias = self.model.output_matrix(params)
+        features = self.model.token_features(params, streams.query)
+        tokens = chunked_cross_entropy(features, table, example["labels"], weights, bias=bias)
+        terms = {
+            "plm_loss": Term(tokens.total, jnp.sum(weights), 1.0), "plm_accuracy": Term.of(tokens.correct, weights),
+        }
+        return terms, tuple(
+            jax.lax.stop_gradient(jnp.concatenate([old, new[:, :half]], axis=1)[:, -self.memory_length :])
+            for old, new in zip(memory, streams.inputs, strict=False)
+        )
+
+    def flops(self, length: int) -> tuple[float, float]:
+        return self.model.flops(length, max_predictions(length, self.predict_share), self.memory_length), 0.0
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        """The row, then for the first, middle and last prediction of its second half what it sees."""
+        v = self.vocabulary
+        assert v is not None
+        ids, known, sees = (np.asarray(example[name][row]) for name in ("input_ids", "known", "sees"))
+        positions = np.asarray(example["positions"][row])[np.asarray(example["weights"][row]) > 0]
+        if not len(positions):
+            return [Line("padding", [], [])]
+        way = "backward" if example["is_backward"][row] else "forward"
+        marks = np.where(v.special[ids], "special", "").astype(object)
+        marks[positions] = "target"
+        lines = [Line(f"read {way}", ids.tolist(), marks.tolist())]
+        order = positions[np.argsort(known[positions])]
+        behind = order[order >= len(ids) // 2]
+        unknown = v.mask if v.mask >= 0 else v.unk
+        for number in sorted({0, len(behind) // 2, len(behind) - 1} if len(behind) else ()):
+            place = behind[number]
+            visible = known < sees[place]
+            kinds = marks.copy()
+            kinds[~visible], kinds[visible & (marks == "target")], kinds[place] = "padding", "span", "masked"
+            lines.append(Line(f"prediction {number + 1}", np.where(visible, ids, unknown).tolist(), kinds.tolist()))
+        return [*lines, Line(f"in order, {len(order)}", ids[order].tolist(), ["target"] * len(order))]
+
+    def prefill(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
+    ) -> tuple[Float[Array, "batch vocab"], Written]:
+        room = ((0, 0), (0, new_tokens))
+        state = Written(jnp.pad(prompts, room), jnp.pad(mask, room), jnp.int32(prompts.shape[1]))
+        return self._next(params, state), state
+
+    def decode(
+        self, params: Params, tokens: Int[Array, " batch"], state: Written
+    ) -> tuple[Float[Array, "batch vocab"], Written]:
+        """Every token sees all others, so that all are computed anew for the next one."""
+        state = Written(
+            state.tokens.at[:, state.index].set(tokens), state.filled.at[:, state.index].set(True), state.index + 1
+        )
+        return self._next(params, state), state
+
+    def _next(self, params: Params, state: Written) -> Float[Array, "batch vocab"]:
+        known = jnp.where(state.filled, 0, UNKNOWN)
+        positions = jnp.full((state.tokens.shape[0], 1), jnp.minimum(state.index, state.tokens.shape[1] - 1))
+        query = self.model.encode(params, state.tokens, known=known, positions=positions).query
+        return self.model.predict_tokens(params, query[:, 0])

@@ -1,0 +1,219 @@
+"""XLNet against XLNetLMHeadModel: logits both ways, with memory, orders and segments; the same greedy continuations."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.config.presets import load_preset
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.xlnet import FAMILY
+from jaxlm.inference.generate import generate
+from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.permutation_lm import PermutationLM
+from jaxlm.tokenizers.export import export
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
+from jaxlm.training.program import gradients
+from jaxlm.types import TokenBatch
+from tests.huggingface.support import read_json
+
+TOLERANCE = 1e-4
+CONFIGS = {
+    "a": dict(d_model=32, n_layer=2, n_head=4, d_inner=64, ff_activation="gelu", mem_len=24),
+    "b": dict(d_model=24, n_layer=3, n_head=3, d_inner=40, ff_activation="gelu_new", layer_norm_eps=1e-5, mem_len=5),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    texts = [" ".join(f"{a}{b}s the tree, {b}{a}" for a in "abcdefgh") + "." for b in "klmnopqrst"]
+    return train_tokenizer(texts, tmp_path_factory.mktemp("bpe"), kind="byte-bpe", vocab_size=420)
+
+
+def torch_xlnet(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> transformers.XLNetLMHeadModel:
+    """Random weights; biases and norms too, since zeros and ones would hide a mix-up."""
+    torch.manual_seed(seed)
+    v = tokenizer.vocabulary
+    symbols = dict(pad_token_id=v.pad, bos_token_id=v.bos, eos_token_id=v.eos)
+    config = transformers.XLNetConfig(**(CONFIGS[name] | symbols | dict(vocab_size=v.size, dropout=0.0) | changes))
+    model = transformers.XLNetLMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> Path:
+    model.save_pretrained(folder)
+    export(tokenizer, folder, FAMILY.template, 40)
+    return folder
+
+
+def rows(vocabulary, length: int, memory: int, model: Xlnet, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random ids, segments, orders, places to predict, and a memory of every layer."""
+    rng = np.random.default_rng(seed)
+    known = rng.integers(0, length, (3, length))
+    return {
+        "input_ids": rng.integers(0, vocabulary.size, (3, length)),
+        "token_type_ids": np.sort(rng.integers(0, 3, (3, length)), axis=1),
+        "known": known, "sees": known + rng.integers(0, 2, (3, length)),
+        "positions": np.stack([rng.permutation(length)[:4] for _ in range(3)]),
+        "memory": tuple(
+            rng.normal(size=(3, memory, model.hidden_size)).astype(np.float32) for _ in range(model.num_layers)
+        ) if memory else (),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def ours(model, params, inputs):
+    streams = model.encode(params, **inputs)
+    return model.predict_tokens(params, streams.query), model.predict_tokens(params, streams.content), streams.inputs
+
+
+def compare(model: Xlnet, params, theirs, vocabulary, length: int, memory: int) -> None:
+    """The logits of both streams, and the hidden states that a memory keeps."""
+    inputs = rows(vocabulary, length, memory, model)
+    query, content, states = ours(model, params, inputs)
+    fed = dict(
+        input_ids=torch.tensor(inputs["input_ids"]), token_type_ids=torch.tensor(inputs["token_type_ids"]),
+        perm_mask=torch.tensor(inputs["known"][:, None, :] >= inputs["sees"][:, :, None]).float(),
+        mems=[torch.tensor(layer).transpose(0, 1) for layer in inputs["memory"]] or None, use_mems=True,
+    )
+    mapping = torch.tensor(np.eye(length, dtype=np.float32)[inputs["positions"]])
+    with torch.no_grad():
+        two, one = theirs(**fed, target_mapping=mapping), theirs(**fed)
+    assert two.logits.abs().max() > 0.3  # agreement on zeros would say nothing
+    assert np.abs(query - two.logits.numpy()).max() < TOLERANCE
+    assert np.abs(content - one.logits.numpy()).max() < TOLERANCE
+    for mine, new in zip(states, two.mems, strict=True):
+        kept = min(length, theirs.config.mem_len)
+        np.testing.assert_allclose(mine[:, length - kept :], new[-kept:].transpose(0, 1), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_import_gives_their_logits(name, tokenizer, tmp_path):
+    theirs = torch_xlnet(name, tokenizer)
+    imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
+    assert imported.fresh == [] and imported.architecture == "XLNetLMHeadModel"
+    assert imported.objective.memory_length == CONFIGS[name]["mem_len"]
+    for length, memory in ((7, 0), (10, 24)):
+        compare(imported.objective.model, imported.params, theirs, tokenizer.vocabulary, length, memory)
+    # And out again: a folder that Transformers loads as it is.
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert type(again) is transformers.XLNetLMHeadModel
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for key, value in theirs.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+    assert import_folder(out).objective.model == imported.objective.model
+
+
+@pytest.mark.parametrize("is_backward", [0, 1])
+def test_rows_both_ways_are_the_two_halves_of_their_bidirectional_batch(is_backward, tokenizer, tmp_path):
+    """With `bi_data` the second half of a batch has its distances negated."""
+    theirs = torch_xlnet("a", tokenizer)
+    imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
+    theirs.transformer.bi_data = True
+    ids = np.random.default_rng(0).integers(0, tokenizer.vocabulary.size, (4, 9))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    flags = np.repeat([0, 1], 2)
+    _, content, _ = ours(imported.objective.model, imported.params, dict(
+        input_ids=ids, is_backward=flags, positions=np.zeros((4, 1), int)
+    ))
+    assert np.abs(content - expected)[flags == is_backward].max() < TOLERANCE
+
+
+def test_the_loss_and_gradients_of_a_training_step_are_theirs(tokenizer, tmp_path):
+    """Two rows of a stream, one read each way, after a memory that is not empty."""
+    theirs = torch_xlnet("a", tokenizer).train()
+    theirs.transformer.bi_data = True
+    imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
+    objective = PermutationLM(model=imported.objective.model, memory_length=24).bind(tokenizer.vocabulary, 32)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(120, tokenizer.vocabulary.size - 110, (2, objective.raw_length(32))).astype(np.int32)
+    example = objective.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
+    memory = tuple(rng.normal(size=layer.shape).astype(np.float32) for layer in objective.empty_memory(2))
+    example = jax.device_get(example)
+    found, terms, carried = jax.jit(functools.partial(gradients, objective, frozen=()))(
+        imported.params, example, memory, key=jax.random.key(0)
+    )
+    output = theirs(
+        input_ids=torch.tensor(example["input_ids"]), token_type_ids=torch.tensor(example["token_type_ids"]).long(),
+        perm_mask=torch.tensor(example["known"][:, None, :] >= example["sees"][:, :, None]).float(),
+        target_mapping=torch.tensor(np.eye(32, dtype=np.float32)[example["positions"]]),
+        labels=torch.tensor(np.where(example["weights"] > 0, example["labels"], -100)).long(),
+        mems=[torch.tensor(layer).transpose(0, 1) for layer in memory], use_mems=True,
+    )
+    output.loss.backward()
+    assert float(terms["loss"].total) == pytest.approx(float(output.loss.detach()), abs=TOLERANCE)
+    table = FAMILY.models(objective)[0].table
+    named = dict(theirs.named_parameters())
+    for name, gradient in table.to_transformers(jax.device_get(found)):
+        np.testing.assert_allclose(gradient, named[name].grad.numpy(), atol=TOLERANCE, err_msg=name)
+    # Their memory keeps whole rows where no reuse_len is set; ours the first half, behind what was there.
+    for mine, new, old in zip(carried, output.mems, memory, strict=True):
+        np.testing.assert_array_equal(mine[:, :8], old[:, 16:])
+        np.testing.assert_allclose(mine[:, 8:16], new[-32 + 8 :][:8].transpose(0, 1), atol=1.0)
+        assert mine.shape == (2, 24, 32)
+
+
+def test_greedy_continuations_are_theirs(tokenizer, tmp_path):
+    theirs = torch_xlnet("a", tokenizer, seed=2)
+    imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, tokenizer.vocabulary.size, n).tolist() for n in (3, 9, 1, 14)]
+    wanted = []
+    for prompt in prompts:
+        with torch.no_grad():
+            out = theirs.generate(
+                torch.tensor([prompt]), max_new_tokens=6, do_sample=False, use_mems=False, eos_token_id=None,
+            )
+        wanted.append(out[0, len(prompt) :].tolist())
+    assert len({tuple(row) for row in wanted}) > 2  # the prompts matter
+    assert generate(imported.objective, imported.params, prompts, max_new_tokens=6, stop_ids=()) == wanted
+
+
+def test_tokenizer(tokenizer, tmp_path):
+    """`A <sep> <cls>`, `A <sep> B <sep> <cls>`, padded on the left, as in XLNetTokenizer."""
+    objective = PermutationLM(model=Xlnet(hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8))
+    objective = objective.bind(tokenizer.vocabulary, 32)
+    params = jax.device_get(jax.jit(objective.init)(jax.random.key(0)))
+    out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
+    theirs, v = transformers.AutoTokenizer.from_pretrained(out), tokenizer.vocabulary
+    first, second = "aks the tree,", "ka"
+    a, b = tokenizer.encode(first), tokenizer.encode(second)
+    assert theirs(first)["input_ids"] == [*a, v.sep, v.cls]
+    pair = theirs(first, second)
+    assert pair["input_ids"] == [*a, v.sep, *b, v.sep, v.cls]
+    assert pair["token_type_ids"] == [0] * (len(a) + 1) + [1] * (len(b) + 1) + [2]
+    assert theirs([first, second], padding=True)["input_ids"][1][0] == v.pad
+
+
+@pytest.mark.parametrize("key, value", [("attn_type", "uni"), ("same_length", True), ("clamp_len", 5), ("d_head", 3)])
+def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
+    folder = save(torch_xlnet("a", tokenizer), tmp_path / "hf", tokenizer)
+    (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {key: value}))
+    with pytest.raises(UserError, match=key):
+        import_folder(folder)
+
+
+# Published sizes; counts of XLNetLMHeadModel.
+@pytest.mark.parametrize(("size", "parameters"), [("base", 116_750_336), ("large", 360_300_800)])
+def test_published_recipes(size, parameters):
+    experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"xlnet_{size}.py"))
+    shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
+    o, t, objective = experiment.optimizer, experiment.train, experiment.objective
+    assert (o.name, o.schedule, o.weight_decay, o.clip_norm) == ("adamw", "linear", 0.01, 1.0)
+    assert (experiment.data.length, objective.memory_length, objective.stride(512)) == (512, 384, 256)
+    assert round(objective.predict_share * 512) == 85 and t.short_steps == 0
