@@ -9,11 +9,13 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
+from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_corruption import SpanCorruption
 
 
@@ -22,13 +24,15 @@ class System(NamedTuple):
 
     family: the module of jaxlm.huggingface whose FAMILY exports and imports it; "" where Transformers has no class for
     it. Of several with one model_type, the first is what an import gives. peer: its recipe in jaxlm.analysis.peer, for
-    `jaxlm bench --peer huggingface`; "" where there is none.
+    `jaxlm bench --peer huggingface`; "" where there is none. writer: for a model without a class, the module of
+    jaxlm.huggingface whose `write` makes another format of it.
     """
 
     objective: type
     model: type
     family: str = ""
     peer: str = ""
+    writer: str = ""
 
 
 SYSTEMS = (
@@ -38,6 +42,7 @@ SYSTEMS = (
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(SpanCorruption, T5, "t5", "span_corruption"),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
+    System(SkipGram, Word2Vec, writer="word2vec"),
 )
 
 

@@ -81,7 +81,7 @@ def xlnet_inputs(objective: PermutationLM, example: dict[str, np.ndarray]) -> di
     return {
         "input_ids": example["input_ids"], "token_type_ids": example["token_type_ids"],
         "perm_mask": example["known"][:, None, :] >= example["sees"][:, :, None],
-        "target_mapping": np.eye(length)[example["positions"]],
+        "target_mapping": np.eye(length)[example["positions"]] * example["weights"][..., None],
         "labels": np.where(example["weights"] > 0, example["labels"], IGNORE),
     }
 
@@ -162,6 +162,9 @@ def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any,
         # The learning rate is scaled by each parameter's size and given from outside; the other defaults are ours too.
         adafactor = Adafactor(parameters, lr=config.learning_rate, scale_parameter=True, relative_step=False)
         return adafactor, "Transformers' Adafactor"
+    if config.name == "adagrad":
+        adagrad = torch.optim.Adagrad(parameters, config.learning_rate, initial_accumulator_value=1.0, eps=config.eps)
+        return adagrad, "Adagrad"
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

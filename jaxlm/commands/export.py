@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:
         loss += f" at step {evaluated:,}"
-    print(f"Wrote step {step:,}{loss} to {out}; its README.md says how Transformers loads it.")
+    print(f"Wrote step {step:,}{loss} to {out}; its README.md says how it is loaded.")
     return 0
 
 

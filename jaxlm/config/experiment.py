@@ -19,8 +19,9 @@ from jaxlm.parallel.mesh import MeshConfig
 class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 
-    name: Literal["adamw", "lamb", "adafactor"] = "adamw"
-    """adamw (decoupled weight decay), lamb (for very large batches), adafactor (factored second moments, as in T5)."""
+    name: Literal["adamw", "lamb", "adafactor", "adagrad"] = "adamw"
+    """adamw (decoupled weight decay), lamb (for very large batches), adafactor (factored second moments, as in T5),
+    adagrad (ELMo, vectors of words)."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
     warmup_steps: int = 10_000

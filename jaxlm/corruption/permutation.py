@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 MAX_SPAN = 5
 """The longest span; lengths have probabilities proportional to 1 / length."""

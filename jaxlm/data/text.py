@@ -48,7 +48,7 @@ class TextData:
     """`auto` trains one on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
 
     tokenizer_kind: Kind = "unigram"
-    """What `auto` trains: SentencePiece, unigram or BPE, or byte-level BPE as GPT-2 and RoBERTa have it."""
+    """What `auto` trains: SentencePiece, unigram or BPE; byte-level BPE as GPT-2 and RoBERTa have it; or whole words."""
 
     vocab_size: int = 8192
     """Size of the vocabulary that `auto` trains."""
@@ -72,8 +72,8 @@ class TextData:
             raise UserError("--data.tokenizer is empty; give `auto` or a tokenizer's folder or file.")
         if self.tokenizer_kind not in KINDS:
             raise UserError(f"--data.tokenizer-kind must be one of {', '.join(KINDS)}, not {self.tokenizer_kind!r}.")
-        if not 512 <= self.vocab_size <= 1 << 20:
-            raise UserError(f"--data.vocab-size must be between 512 and {1 << 20:,}, not {self.vocab_size:,}.")
+        if not 512 <= self.vocab_size <= 1 << 22:
+            raise UserError(f"--data.vocab-size must be between 512 and {1 << 22:,}, not {self.vocab_size:,}.")
         if not 0 <= self.held_out <= 0.5:
             raise UserError(f"--data.held-out is a share between 0 and 0.5, not {self.held_out}.")
         if self.workers < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from jaxlm import systems
@@ -33,6 +34,15 @@ def family_named(model_type: str, where: str) -> Family:
             f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {', '.join(known)}."
         )
     return known[model_type]
+
+
+def writer_of(objective: Any) -> Callable[..., None] | None:
+    """The function that writes an objective's parameters in a format of their own: (folder, objective, params,
+    tokenizer)."""
+    system = systems.system_of(objective)
+    if system is None or not system.writer:
+        return None
+    return importlib.import_module(f"jaxlm.huggingface.{system.writer}").write
 
 
 def _load(module: str) -> Family:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
-from jaxlm.huggingface.families import family_named, family_of
+from jaxlm.huggingface.families import family_named, family_of, writer_of
 from jaxlm.huggingface.family import Source, TransformersModel, read_config
 from jaxlm.huggingface.table import Params, get, listed, paths, put, subtrees, within
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
@@ -67,9 +67,13 @@ def export_folder(
     trained on, special symbols included, for the tokenizer; the longest that it takes when not given. Everything is
     written beside `out` under another name and renamed at the end, so that `out` is whole or not there. UserError:
     `out` exists and is not empty, the disk is full, the objective has no Transformers class, parameters or tokenizer do
-    not fit it.
+    not fit it. A model that Transformers has no class for is written in the format of its kind, if there is one.
     """
     out = local_folder(out, "Transformers folders").absolute()
+    if write := writer_of(objective):
+        with _new_folder(out) as temporary:
+            write(temporary, objective, params, tokenizer)
+        return out
     family = family_of(objective)
     vocabulary = tokenizer.vocabulary
     if objective.vocabulary is None:

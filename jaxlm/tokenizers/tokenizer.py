@@ -73,7 +73,7 @@ class Tokenizer:
         self._special = {token["content"] for token in facts.get("added_tokens") or [] if token["special"]}
         self._special |= set(self._definition.symbols.values())
         types = _types(facts.get("pre_tokenizer")) | _types(facts.get("decoder"))
-        self._style = "wordpiece" if facts["model"].get("type") == "WordPiece" else (
+        self._style = "wordpiece" if facts["model"].get("type") in ("WordPiece", "WordLevel") else (
             "bytes" if "ByteLevel" in types else "marks"
         )
         if _ids(self._plain, "so far") == _ids(self._plain, "so") + _ids(self._plain, " far"):
@@ -93,7 +93,7 @@ class Tokenizer:
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentinel=sentinels[0] if count else -1,
             num_sentinels=count, symbols={piece: numbers[piece] for piece in sorted(self._special & numbers.keys())},
-            name=self._definition.name, **ids,
+            name=self._definition.name, pieces=tuple(self._pieces), **ids,
         )
 
     @classmethod

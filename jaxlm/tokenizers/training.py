@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
-Kind = Literal["unigram", "bpe", "byte-bpe"]
+Kind = Literal["unigram", "bpe", "byte-bpe", "words"]
 KINDS: tuple[str, ...] = get_args(Kind)
 NUM_SENTINELS = 100
 # `<extra_id_0>` has the highest id of its block, as in T5.
@@ -56,7 +56,8 @@ def train_tokenizer(
     texts: documents, or pieces of them; read once and held in memory, so of a large corpus give a sample of some ten
         megabytes (`jaxlm.data.fingerprint.sample`).
     kind: "unigram" (pieces of a language model) or "bpe" (merged pairs of characters), both by SentencePiece;
-        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them).
+        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them); "words" (the most frequent words and
+        punctuation marks, by frequency; all others are [UNK]).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
     character_coverage: share of the characters of the text that get a piece; the others are spelt in bytes.
     symbols: names of further special symbols, such as "[R]", for an objective that needs them.
@@ -75,7 +76,9 @@ def train_tokenizer(
     chunks = list(_chunks(texts, keep_lines=kind == "byte-bpe"))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
-    if kind == "byte-bpe":
+    if kind == "words":
+        definition = _train_words(chunks, vocab_size, symbols)
+    elif kind == "byte-bpe":
         definition = _train_byte_bpe(chunks, vocab_size, symbols)
     else:
         definition = _train_sentencepiece(chunks, kind, vocab_size, character_coverage, symbols)
@@ -130,6 +133,24 @@ def _train_byte_bpe(chunks: list[str], vocab_size: int, symbols: Sequence[str]) 
     return files.byte_bpe(
         vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}"
     )
+
+
+def _train_words(chunks: list[str], vocab_size: int, symbols: Sequence[str]) -> files.Definition:
+    """The symbols, then the words from the most frequent on; words that are equally frequent in alphabetical order."""
+    special = list(dict.fromkeys((*_FIRST_SYMBOLS.values(), *CONTROL_SYMBOLS, *symbols)))
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
+    counts = collections.Counter(word for chunk in chunks for word, _ in splitter.pre_tokenize_str(chunk))
+    words = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
+    if len(special) + len(words) < vocab_size or vocab_size <= len(special):
+        raise UserError(
+            f"a vocabulary of words has {len(special)} symbols and here at most {len(words)} words, so that it cannot "
+            f"have {vocab_size} ids; choose another data.vocab_size, or give more text."
+        )
+    vocab = {word: number for number, word in enumerate([*special, *words][:vocab_size])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=_FIRST_SYMBOLS["unk"]))
+    model.pre_tokenizer = splitter
+    model.add_special_tokens(special)
+    return files.json_definition(json.loads(model.to_str()), SYMBOLS, f"the vocabulary of {vocab_size} words")
 
 
 def _train_sentencepiece(

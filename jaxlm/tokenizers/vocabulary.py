@@ -24,6 +24,7 @@ class Vocabulary:
     keeps_rows: the model it belongs to was imported, and keeps its embedding's rows, however many are spare.
     symbols: name → id of every special symbol, those of an objective ("[R]") included.
     name: where it came from, for error messages.
+    pieces: each id as its library writes it; empty in a stand-in.
     """
 
     size: int
@@ -41,6 +42,7 @@ class Vocabulary:
     keeps_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     name: str = "the tokenizer"
+    pieces: Sequence[str] = dataclasses.field(default=(), repr=False)
 
     def require(self, *symbols: str, purpose: str) -> None:
         """Raises UserError unless every symbol ("mask", "sep", "sentinel", ...) exists."""

@@ -15,7 +15,7 @@ LENGTH, COUNT = 48, 8
 
 
 def official_spans(rng: np.random.Generator, word_start: np.ndarray, count: int) -> np.ndarray:
-    """The official procedure for one row, token by token (zihangdai/xlnet: mask_alpha 6, mask_beta 1, 1 to 5 tokens)."""
+    """The official procedure for one row, token by token (mask_alpha 6, mask_beta 1, spans of 1 to 5 tokens)."""
     length = len(word_start)
     chosen = np.zeros(length, bool)
     shares = 1.0 / np.arange(1, 6)

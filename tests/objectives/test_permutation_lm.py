@@ -143,5 +143,5 @@ def test_values_out_of_range_are_refused(changes, message):
 
 @pytest.mark.parametrize("length", [8, 33])
 def test_lengths_that_do_not_suit_are_refused(length):
-    with pytest.raises(UserError, match="data.length"):
+    with pytest.raises(UserError, match=r"data\.length"):
         OBJECTIVE.bind(V, length)

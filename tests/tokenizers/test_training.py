@@ -181,3 +181,16 @@ def test_long_lines_are_cut_and_nothing_is_lost():
     words = set(text.replace("x" * 10_000, "").split())
     assert all(set(line.split()) <= words for line in lines if "xx" not in line)
     assert "".join(_chunks([text], keep_lines=True)) == text
+
+
+def test_words_by_frequency(tmp_path):
+    """Words and punctuation marks after the symbols, the most frequent first; what is left out is [UNK]."""
+    tokenizer = train_tokenizer(["b a, b c\nb a, d"], tmp_path / "words", kind="words", vocab_size=111)
+    v = tokenizer.vocabulary
+    assert v.pieces[107:] == ("b", ",", "a", "c") and v.word_start[107:].all() and not v.word_start[:107].any()
+    assert tokenizer.encode("d b,a [MASK]")[:4] == [v.unk, 107, 108, 109]
+    assert tokenizer.encode_with_symbols("b [MASK] a") == [107, v.mask, 109]
+    assert tokenizer.decode([107, 109]) == "b a"
+    assert Tokenizer.load(tmp_path / "words") == tokenizer
+    with pytest.raises(UserError, match="at most 5 words"):
+        train_tokenizer(["b a, b c\nb a, d"], tmp_path / "more", kind="words", vocab_size=113)

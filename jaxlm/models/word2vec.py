@@ -1,0 +1,45 @@
+"""word2vec (Mikolov et al. 2013): two tables of vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxlm.models.layers.config import Computation, check_sizes
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Word2Vec(Computation):
+    """Two vectors for each word, as a value. The defaults are the size of the published Google News vectors.
+
+    Parameters: `word/embedding`, the vectors that are kept, and `output/embedding`.
+    """
+
+    vocab_size: int = 3_000_000
+    """Rows of both tables; a run sets it from its tokenizer."""
+    hidden_size: int = 300
+    """Width of the vectors."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+    def bind(self, vocabulary: Vocabulary) -> Self:
+        """A copy with as many rows as the vocabulary needs."""
+        return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size))
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters, float32: the first table uniform in ±0.5 / width, the second zero."""
+        shape, limit = (self.vocab_size, self.hidden_size), 0.5 / self.hidden_size
+        word = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+        return {"word": {"embedding": word}, "output": {"embedding": jnp.zeros(shape, jnp.float32)}}
+
+    def vectors(self, params: Params) -> Float[Array, "vocab hidden"]:
+        """The vectors of all words."""
+        return params["word"]["embedding"]

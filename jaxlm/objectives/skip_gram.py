@@ -1,0 +1,131 @@
+"""Skip-gram and continuous bag of words with negative sampling (word2vec, Mikolov et al. 2013)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxlm.corruption.context import contexts, draw_noise, keep_probabilities, noise_slots, subsample
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.word2vec import Word2Vec
+from jaxlm.objectives.base import Example, Frozen, Line, Objective, Params, Term, Terms
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipGram(Objective):
+    """Skip-gram with negative sampling: loss = mean over pairs of a word and one of its context of -log σ(h·u) -
+    Σ log σ(-h·n), where h is the input vector of the context's word, u the output vector of the word, n those of noise
+    words. With `bag_of_words`, h is the mean of the whole context, and there is one such term a word."""
+
+    model: Word2Vec = field(Word2Vec(), weights=True)
+    """The vectors."""
+    bag_of_words: bool = False
+    """Predict a word from the mean of its context (CBOW) instead of from each word of it."""
+    window: int = 5
+    """Largest number of words of context on each side; each word draws its own from 1 to this."""
+    negatives: int = 5
+    """Noise words for each prediction."""
+    noise_power: float = 0.75
+    """Power of a word's count to which its probability as noise is proportional."""
+    threshold: float = 1e-3
+    """Words whose share of the text is above this are left out now and then; 0 keeps all."""
+    statistics: Any = field(None, bound=True)
+    """Set by `bind`: the token counts of the text, all alike where it is not known yet."""
+
+    primary_metric = "noise_loss"
+
+    def __post_init__(self) -> None:
+        for name in ("window", "negatives"):
+            if getattr(self, name) < 1:
+                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("noise_power", "threshold"):
+            if getattr(self, name) < 0:
+                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 0.")
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+        bound = super().bind(vocabulary, length, statistics)
+        return dataclasses.replace(bound, statistics=statistics)
+
+    def _counts(self) -> np.ndarray:
+        """int64 [vocab]: 0 for special symbols, which are neither words nor context."""
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        size = self.vocabulary.size
+        counts = np.ones(size, np.int64) if self.statistics is None else self.statistics.token_counts[:size]
+        return np.where(self.vocabulary.special, 0, counts)
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
+        """words int32 [batch, length], after subsampling; context int32 and weights float32 [batch, length,
+        neighbours]; noise int32 [batch, length, neighbours (1 for a bag of words), negatives]; attention_mask int32
+        [batch, length], 1 at the tokens that were kept."""
+        key_keep, key_window, key_noise = jax.random.split(key, 3)
+        counts = self._counts()
+        keep = np.where(counts > 0, keep_probabilities(counts, self.threshold), 0.0)
+        tokens = jnp.asarray(batch.tokens)
+        kept = jnp.where(batch.segment_ids > 0, jnp.asarray(keep)[tokens], 0.0)
+        words, sizes = subsample(key_keep, tokens, kept)
+        context, is_context = contexts(key_window, words, sizes, self.window)
+        slots = jnp.asarray(noise_slots(counts, self.noise_power))
+        shape = (*words.shape, 1 if self.bag_of_words else 2 * self.window, self.negatives)
+        return {
+            "words": words, "context": context, "weights": is_context.astype(jnp.float32),
+            "noise": draw_noise(key_noise, slots, shape),
+            "attention_mask": (jnp.arange(words.shape[1]) < sizes[:, None]).astype(jnp.int32),
+        }
+
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        weights, words = example["weights"], example["words"]
+        vectors = params["word"]["embedding"][example["context"]]
+        if self.bag_of_words:
+            total, count = jnp.einsum("blcd,blc->bld", vectors, weights), jnp.sum(weights, axis=2)
+            mean = total / jnp.maximum(count, 1.0)[..., None]
+            # As in the C code, each word of the context gets the gradient of the mean, and not its share of it.
+            vectors = (total + jax.lax.stop_gradient(mean - total))[:, :, None]
+            weights = (count > 0).astype(jnp.float32)[..., None]
+        output = params["output"]["embedding"]
+        # Noise that is the word itself is passed over.
+        is_noise = (example["noise"] != words[:, :, None, None]).astype(jnp.float32)
+        true = jnp.einsum("blcd,bld->blc", vectors, output[words])
+        noise = jnp.einsum("blcd,blcnd->blcn", vectors, output[example["noise"]])
+        losses = jax.nn.softplus(-true) + jnp.sum(jax.nn.softplus(noise) * is_noise, axis=-1)
+        return {
+            "noise_loss": Term.of(losses, weights, 1.0),
+            "rank_accuracy": Term.of(true > jnp.max(jnp.where(is_noise > 0, noise, -jnp.inf), axis=-1), weights),
+        }
+
+    def neighbours(self, params: Params, word: int, count: int) -> tuple[list[int], Float[np.ndarray, " count"]]:
+        """The words whose vectors have the largest cosine with a word's, and the cosines."""
+        vectors = np.asarray(self.model.vectors(params))
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        cosines = vectors @ vectors[word]
+        cosines[: len(self._counts())][self._counts() == 0] = -np.inf
+        order = np.argsort(-cosines, kind="stable")
+        order = order[order != word][:count]
+        return order.tolist(), cosines[order]
+
+    def flops(self, length: int) -> tuple[float, float]:
+        predictions = length * (1 if self.bag_of_words else self.window + 1)  # the mean number of words in a context
+        return 2.0 * predictions * (1 + self.negatives) * self.model.hidden_size, 0.0
+
+    def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        """The row, what subsampling left of it, and three words with their contexts and noise."""
+        assert self.vocabulary is not None
+        text = np.asarray(batch.tokens[row])[np.asarray(batch.segment_ids[row]) > 0].tolist()
+        size = int(np.sum(example["attention_mask"][row]))
+        words = np.asarray(example["words"][row])[:size].tolist()
+        marks = ["special" if self.vocabulary.special[i] else "" for i in text]
+        lines = [Line("text", text, marks), Line("kept", words, [""] * size)]
+        for place in sorted({0, size // 2, size - 1} if size else ()):
+            used = np.flatnonzero(example["weights"][row, place])
+            context = np.asarray(example["context"][row, place])[used]
+            noise = np.unique(np.asarray(example["noise"][row, place])[0 if self.bag_of_words else used])
+            lines.append(Line("word", [words[place], *context.tolist()], ["target"] + ["span"] * len(context)))
+            lines.append(Line("not", noise.tolist(), ["random"] * len(noise)))
+        return lines
