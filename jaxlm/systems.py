@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
+from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -43,6 +45,7 @@ SYSTEMS = (
     System(SpanCorruption, T5, "t5", "span_corruption"),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
     System(SkipGram, Word2Vec, writer="word2vec"),
+    System(BidirectionalLM, Elmo),
 )
 
 
