@@ -44,6 +44,7 @@ class BidirectionalLM(Objective):
 
     packing = "stream-both-ways"
     primary_metric = "lm_loss"
+    token_losses = ("lm_loss", "forward_loss", "backward_loss")
 
     def __post_init__(self) -> None:
         if self.noise_words < 0:
