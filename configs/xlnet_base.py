@@ -4,8 +4,8 @@ the batches of 2,048 rows that the official README trains with, at half its lear
 Command:     jaxlm pretrain configs/xlnet_base.py --run-dir runs/xlnet_base --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: not said; here see `jaxlm plan configs/xlnet_base.py`
 Parameters:  116,750,336 with the published vocabulary of 32,000
-Result:      published, MNLI dev after fine-tuning, one model: 86.8 (zihangdai/xlnet, README; the released checkpoint, whose
-             text was that of the large model)
+Result:      published, MNLI dev after fine-tuning, one model: 86.8 (zihangdai/xlnet, README; of the released
+             checkpoint, whose text was that of the large model)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

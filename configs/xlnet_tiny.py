@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/xlnet_tiny.py --run-dir runs/xlnet_tiny
              jaxlm generate runs/xlnet_tiny "Return a list of"
 Hardware:    two CPU cores
-Parameters:  958,208 with the vocabulary of 4,096 trained here
+Parameters:  958,080 with the vocabulary of 4,096 trained here
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

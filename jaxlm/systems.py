@@ -8,6 +8,7 @@ from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
+from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
@@ -15,6 +16,7 @@ from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.layer_distillation import LayerDistillation
@@ -57,6 +59,7 @@ SYSTEMS = (
     System(SpanCorruption, T5, "t5", "span_corruption"),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
     System(SkipGram, Word2Vec, writer="word2vec"),
+    System(BidirectionalLM, Elmo),
 )
 
 

@@ -164,7 +164,7 @@ def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any,
         adafactor = Adafactor(parameters, lr=config.learning_rate, scale_parameter=True, relative_step=False)
         return adafactor, "Transformers' Adafactor"
     if config.name == "adagrad":
-        adagrad = torch.optim.Adagrad(parameters, config.learning_rate, initial_accumulator_value=1.0, eps=config.eps)
+        adagrad = torch.optim.Adagrad(parameters, config.learning_rate, initial_accumulator_value=config.eps, eps=0.0)
         return adagrad, "Adagrad"
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},

@@ -36,7 +36,7 @@ class OptimizerConfig:
     b2: float = 0.999
     """Decay rate of the second moment (adamw, lamb)."""
     eps: float = 1e-6
-    """Epsilon, added outside the square root (adamw, lamb)."""
+    """Epsilon, added outside the square root (adamw, lamb); what the sums of squares begin at (adagrad)."""
     bias_correction: bool = True
     """Adam's bias correction (adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = 0.01

@@ -1,5 +1,5 @@
-"""Words and their contexts (word2vec, Mikolov et al. 2013: "Distributed Representations of Words and Phrases", section 2),
-as its C code draws them."""
+"""Words and their contexts (word2vec, Mikolov et al. 2013, "Distributed Representations of Words and Phrases", section
+2), as its C code draws them."""
 
 from __future__ import annotations
 

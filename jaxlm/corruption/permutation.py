@@ -1,5 +1,5 @@
-"""Permutation language modelling (XLNet, Yang et al. 2019, sections 2.2 and 2.3): which tokens are predicted, and in which
-order."""
+"""Permutation language modelling (XLNet, Yang et al. 2019, sections 2.2 and 2.3): which tokens are predicted, and in
+which order."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TextData:
     """`auto` trains one on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
 
     tokenizer_kind: Kind = "unigram"
-    """What `auto` trains: SentencePiece, unigram or BPE; byte-level BPE as GPT-2 and RoBERTa have it; or whole words."""
+    """What `auto` trains: SentencePiece, unigram or BPE; byte-level BPE as GPT-2 and RoBERTa have it; whole words."""
 
     vocab_size: int = 8192
     """Size of the vocabulary that `auto` trains."""

@@ -63,6 +63,7 @@ class PermutationLM(Generator):
 
     packing = "stream-both-ways"
     primary_metric = "plm_loss"
+    token_losses = ("plm_loss",)
 
     def __post_init__(self) -> None:
         require_share("random_rate", self.random_rate)

@@ -43,10 +43,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     lamb: You et al. 2020, algorithm 2; biases and norms go without the trust ratio.
     adafactor: Shazeer & Stern 2018 as T5 uses it: factored second moments with decay 1 - step^-0.8, updates clipped to
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
-    adagrad: Duchi et al. 2011, with sums of squares that begin at 1, as ELMo's; no weight decay.
+    adagrad: Duchi et al. 2011, with sums of squares that begin at `eps`; no weight decay.
     """
     if config.name == "adagrad":
-        update = optax.scale_by_rss(initial_accumulator_value=1.0, eps=config.eps)
+        update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
     elif config.name == "adafactor":
         update = optax.chain(
             optax.scale_by_factored_rms(decay_rate=0.8),

@@ -32,7 +32,7 @@ def test_names_and_shapes_are_those_of_the_classes(system):
 def test_import_finds_the_family_by_model_type():
     for system in EXPORTED:
         dense = dict(band=0) if system.model is Gpt3 else {}  # bands have no class
-    objective = system.objective(model=system.model(**dense))
+        objective = system.objective(model=system.model(**dense))
         assert family_named(family_of(objective).model_type, "here").template == family_of(objective).template
     with pytest.raises(UserError, match="here holds a model of the family 'llama'"):
         family_named("llama", "here")

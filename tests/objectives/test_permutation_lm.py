@@ -14,6 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch
 
 LENGTH, ROWS = 32, 6
@@ -73,11 +74,11 @@ def test_rows_are_two_segments_of_the_stream():
 def test_a_prediction_depends_on_what_comes_before_it_alone():
     """Tokens are changed one by one; a prediction changes exactly where the order says that it may."""
     example = corrupt()(jax.random.key(1), batch())
-    names = ("token_type_ids", "known", "sees", "positions")
+    names, fresh = ("token_type_ids", "known", "sees", "positions"), params()
 
     @jax.jit
     def predicted(ids):
-        return MODEL.encode(params(), ids, *(example[name][:1] for name in names)).query[0]
+        return MODEL.encode(fresh, ids, *(example[name][:1] for name in names)).query[0]
 
     ids = example["input_ids"][:1]
     before, weights = predicted(ids), np.asarray(example["weights"][0]) > 0
@@ -121,6 +122,22 @@ def test_the_memory_is_read_and_no_gradient_flows_into_it():
         return sum(jnp.sum(x) for x in OBJECTIVE.stream_loss(params, example, memory, jax.random.key(0), True)[1])
 
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(jax.grad(carried)(params())))
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 3])
+def test_microbatches_give_the_gradients_and_memories_of_the_whole(num_microbatches):
+    """Rows of both directions, one of them padding, so that the parts have unequal numbers of targets."""
+    text = batch()
+    text.segment_ids[2] = 0
+    example = corrupt()(jax.random.key(0), text)
+    memory = jax.tree.map(lambda x: x + 0.5, OBJECTIVE.empty_memory(ROWS))
+    step = jax.jit(functools.partial(gradients, OBJECTIVE, frozen=()), static_argnames="num_microbatches")
+    whole, parts = (
+        step(params(), example, memory, key=jax.random.key(0), num_microbatches=count)
+        for count in (1, num_microbatches)
+    )
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_rows_of_padding_have_no_weight():

@@ -19,6 +19,7 @@ from jaxlm.models.word2vec import Word2Vec
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch
 
 V, WINDOW, NEGATIVES, LENGTH, ROWS = Vocabulary.stand_in(140), 3, 2, 20, 6
@@ -88,6 +89,23 @@ def test_a_pass_is_that_of_the_c_code(bag):
     assert {V.unk, *np.flatnonzero(V.special)}.isdisjoint(np.unique(example["noise"]))
     kept = example["attention_mask"] > 0
     assert not V.special[example["words"][kept]].any() and kept[3].sum() == 0
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_microbatches_give_the_gradients_of_the_whole(bag):
+    objective = OBJECTIVES[bag]
+    example = jax.jit(objective.corrupt)(jax.random.key(0), batch())
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
+        jax.eval_shape(objective.init, jax.random.key(0)),
+    )
+    step = jax.jit(functools.partial(gradients, objective), static_argnames="num_microbatches")
+    whole, parts = (
+        step(params, example, (), jax.random.key(0), (), num_microbatches=count) for count in (1, 3)
+    )
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_fresh_vectors_know_nothing():

@@ -1,0 +1,24 @@
+"""ELMo small (2 × biLSTM of 1,024 cells, width 128): the published size; the schedule is that of the original.
+
+Command:     jaxlm pretrain configs/elmo_small.py --run-dir runs/elmo_small --data.source "gs://YOUR/text/*.jsonl.zst"
+Hardware:    published: three GTX 1080 for two weeks (the original size); here see `jaxlm plan configs/elmo_small.py`
+Parameters:  115,951,055, of which 13,593,296 without the softmax over 793,471 words
+Result:      none is cited here of this size
+
+Half of the rows read forward, half backward. The official code multiplies the loss by 20 before the gradients, with
+sums of squares that begin at 1 and gradients clipped to 10; without the factor that is 1/400 and 0.5.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.elmo import Elmo
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+
+experiment = Experiment(
+    objective=BidirectionalLM(model=Elmo.published("small")),
+    data=TextData(length=20, tokenizer_kind="words", vocab_size=793_471),
+    optimizer=OptimizerConfig(
+        name="adagrad", learning_rate=0.2, warmup_steps=0, schedule="constant", eps=1 / 400, clip_norm=0.5
+    ),
+    train=TrainConfig(steps=1_000_840, batch_size=768, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)

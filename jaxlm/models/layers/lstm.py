@@ -1,0 +1,56 @@
+"""LSTM with a projection (Sak et al. 2014) and clipped states, as ELMo has it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Params = dict[str, Any]
+
+
+class LstmState(NamedTuple):
+    """What a layer carries from token to token."""
+
+    cell: Float[Array, "batch cells"]
+    hidden: Float[Array, "batch hidden"]
+
+
+def init_lstm(key: jax.Array, inputs: int, cells: int, hidden: int) -> Params:
+    """Fresh parameters, float32: `kernel` [inputs + hidden, 4 · cells] of the input gate, the candidate, the forget
+    gate and the output gate, `bias`, and `projection/kernel`."""
+    key_kernel, key_projection = jax.random.split(key)
+    glorot = nn.initializers.glorot_uniform()
+    return {
+        "kernel": glorot(key_kernel, (inputs + hidden, 4 * cells), jnp.float32),
+        "bias": jnp.zeros(4 * cells, jnp.float32),
+        "projection": {"kernel": glorot(key_projection, (cells, hidden), jnp.float32)},
+    }
+
+
+def run_lstm(
+    params: Params, x: Float[Array, "batch length inputs"], state: LstmState, clip: float
+) -> tuple[Float[Array, "batch length hidden"], LstmState]:
+    """(hidden states after each token, the state after the last). 1 is added to the forget gate; cells and projected
+    states are clipped to ±clip, before the output gate and after the product; 0 turns that off."""
+    kernel, width = params["kernel"].astype(x.dtype), x.shape[-1]
+    projection = params["projection"]["kernel"].astype(x.dtype)
+    # The inputs' part of the product is one for all tokens.
+    gates = x @ kernel[:width] + params["bias"].astype(x.dtype)
+
+    def clipped(value: jax.Array) -> jax.Array:
+        return jnp.clip(value, -clip, clip) if clip else value
+
+    def step(state: LstmState, gates: jax.Array) -> tuple[LstmState, jax.Array]:
+        gates = (gates + state.hidden @ kernel[width:]).astype(jnp.float32)
+        into, candidate, forget, out = jnp.split(gates, 4, axis=-1)
+        cell = jax.nn.sigmoid(forget + 1.0) * state.cell + jax.nn.sigmoid(into) * jnp.tanh(candidate)
+        cell = clipped(cell)
+        hidden = clipped((jax.nn.sigmoid(out) * jnp.tanh(cell)).astype(x.dtype) @ projection)
+        return LstmState(cell, hidden), hidden
+
+    state, hidden = jax.lax.scan(step, state, gates.swapaxes(0, 1))
+    return hidden.swapaxes(0, 1), state

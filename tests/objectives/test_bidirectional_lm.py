@@ -1,0 +1,199 @@
+"""ELMo: words from characters, both directions over a stream, carried states, the sampled softmax, published sizes."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxlm.config.presets import load_preset
+from jaxlm.corruption.sampled import draw_words, expected_counts, log_uniform
+from jaxlm.data.base import Statistics
+from jaxlm.errors import UserError
+from jaxlm.models.elmo import BEGIN_WORD, END_TEXT, END_WORD, PAD_WORD, Elmo, scalar_mix, spell
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import gradients
+from jaxlm.types import TokenBatch
+
+V, LENGTH, ROWS = Vocabulary.stand_in(150), 6, 8
+COUNTS = np.random.default_rng(0).permutation(150)
+OBJECTIVE = BidirectionalLM(
+    model=Elmo(hidden_size=8, cell_size=12, filter_widths=3, num_highways=1, dropout=0.0), noise_words=20
+).bind(V, LENGTH, Statistics(COUNTS, 0.0))
+FROZEN = jax.tree.map(jnp.asarray, OBJECTIVE.frozen(None))
+
+
+@functools.cache
+def params():
+    shapes, rng = jax.eval_shape(OBJECTIVE.init, jax.random.key(0)), np.random.default_rng(1)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
+
+
+def stream(length: int, steps: int) -> np.ndarray:
+    """Tokens of `steps` windows: [steps, rows, length + 1]; the odd rows go back through the text."""
+    text = np.random.default_rng(2).integers(107, 150, (ROWS // 2, steps * length + 1)).astype(np.int32)
+    windows = np.stack([text[:, k * length : (k + 1) * length + 1] for k in range(steps)])
+    return np.stack([windows, windows[::-1]], axis=2).reshape(steps, ROWS, length + 1)
+
+
+@functools.cache
+def step():
+    @jax.jit
+    def run(params, tokens, memory):
+        example = OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, jnp.ones_like(tokens)))
+        return OBJECTIVE.stream_loss(params, example, memory, jax.random.key(0), False, FROZEN)
+
+    return run
+
+
+def test_windows_of_a_stream_give_the_states_and_losses_of_one_long_window():
+    long, whole = step()(params(), stream(3 * LENGTH, 1)[0], OBJECTIVE.empty_memory(ROWS))
+    memory, totals = OBJECTIVE.empty_memory(ROWS), {}
+    for tokens in stream(LENGTH, 3):
+        terms, memory = step()(params(), tokens, memory)
+        totals = {name: totals.get(name, 0.0) + term.total for name, term in terms.items()}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), memory, whole)
+    for name, term in long.items():
+        assert float(totals[name]) == pytest.approx(float(term.total), rel=1e-5)
+    assert abs(long["forward_loss"].total - long["backward_loss"].total) > 1e-2
+    assert long["lm_loss"].weight == ROWS * 3 * LENGTH
+
+
+def test_each_direction_knows_only_what_it_has_read():
+    tokens = stream(LENGTH, 1)[0]
+    memory = OBJECTIVE.empty_memory(ROWS)
+    example = jax.device_get(OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens))))
+    np.testing.assert_array_equal(example["forward_labels"], tokens[::2, 1:])
+    np.testing.assert_array_equal(example["backward_ids"], tokens[1::2, :0:-1])
+    np.testing.assert_array_equal(example["backward_labels"], tokens[1::2, -2::-1])
+    # A changed word changes the states of all that is read after it, and of nothing before.
+    before = run_words(params(), "backward", example["backward_ids"], memory)
+    changed = example["backward_ids"].copy()
+    changed[:, 3] = 107 + (changed[:, 3] - 106) % 40
+    difference = np.abs(run_words(params(), "backward", changed, memory) - before).max(axis=(0, 2))
+    assert (difference[:3] == 0).all() and (difference[3:] > 1e-5).all()
+
+
+def run_words(params, direction, ids, memory):
+    words = OBJECTIVE.model.word_vectors(params, FROZEN["characters"][ids])
+    return np.asarray(OBJECTIVE.model.run(params[direction], words, memory[direction])[0][-1])
+
+
+def test_words_come_from_their_characters():
+    """The convolutions and highways in PyTorch."""
+    ids = np.arange(100, 112)
+    found = OBJECTIVE.model.word_vectors(params(), FROZEN["characters"][ids])
+    own = jax.tree.map(torch.tensor, jax.device_get(params()))
+    x = own["characters"]["embedding"][torch.tensor(np.asarray(FROZEN["characters"][ids])).long()].transpose(1, 2)
+    features = torch.cat([
+        torch.relu(torch.nn.functional.conv1d(x, f["kernel"].permute(2, 1, 0), f["bias"]).amax(dim=2))
+        for f in own["filters"].values()
+    ], dim=1)
+    highway = own["highways"]["0"]
+    carry = torch.sigmoid(features @ highway["carry"]["kernel"] + highway["carry"]["bias"])
+    new = torch.relu(features @ highway["transform"]["kernel"] + highway["transform"]["bias"])
+    features = carry * new + (1 - carry) * features
+    expected = features @ own["token_projection"]["kernel"] + own["token_projection"]["bias"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_spelling():
+    vocabulary = Vocabulary(size=4, special=np.zeros(4, bool), word_start=np.ones(4, bool), eos=0, pieces=(
+        "</s>", "é", "a" * 60, "b"))
+    table = spell(vocabulary)
+    assert table.shape == (4, 50)
+    assert table[0, :4].tolist() == [BEGIN_WORD, END_TEXT, END_WORD, PAD_WORD]
+    assert table[1, :5].tolist() == [BEGIN_WORD, 0xC3, 0xA9, END_WORD, PAD_WORD]
+    assert table[2].tolist() == [BEGIN_WORD, *[97] * 48, END_WORD]
+
+
+def test_the_sampled_softmax_is_its_formula():
+    tokens = stream(LENGTH, 1)[0]
+    example = OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
+    memory = OBJECTIVE.empty_memory(ROWS)
+    terms, _ = OBJECTIVE.stream_loss(params(), example, memory, jax.random.key(0), True, FROZEN)
+    example = jax.device_get(example)
+    shares = np.empty(150)
+    shares[np.argsort(-COUNTS)] = log_uniform(150)  # rank 0 is the most frequent word
+    expected = expected_counts(shares, 20)
+    table, bias = (np.asarray(params()["softmax"][part], float) for part in ("embedding", "bias"))
+    for name in ("forward", "backward"):
+        features = run_words(params(), name, example[f"{name}_ids"], memory)
+        noise = example[f"{name}_noise"]
+        assert (noise == noise[0]).all() and len(set(noise[0].tolist())) == 20
+        total = 0.0
+        for row, place in np.ndindex(ROWS // 2, LENGTH):
+            label = example[f"{name}_labels"][row, place]
+            logits = [table[i] @ features[row, place] + bias[i] - np.log(expected[i])
+                      for i in [label, *(i for i in noise[0] if i != label)]]
+            total += np.log(np.sum(np.exp(logits))) - logits[0]
+        assert float(terms[f"{name}_loss"].total) == pytest.approx(total, rel=1e-4)
+
+
+def test_noise_words_are_drawn_log_uniformly_without_replacement():
+    """Against draws one after another, repeats passed over, as TensorFlow's sampler makes them."""
+    shares, rng, count = log_uniform(40), np.random.default_rng(0), 12
+    assert shares.sum() == pytest.approx(1.0) and (np.diff(shares) < 0).all()
+    draws = 3000
+    ours = jax.jit(jax.vmap(lambda key: draw_words(key, jnp.asarray(shares), count)))(
+        jax.random.split(jax.random.key(0), draws)
+    )
+    ours = np.bincount(np.asarray(ours).ravel(), minlength=40) / draws
+    theirs = np.zeros(40)
+    for _ in range(draws):
+        theirs[rng.choice(40, count, replace=False, p=shares)] += 1 / draws
+    np.testing.assert_allclose(ours, theirs, atol=5 * np.sqrt(0.5 / draws))
+    np.testing.assert_allclose(expected_counts(shares, count), theirs, atol=0.03)
+    assert expected_counts(shares, count).sum() == pytest.approx(count)
+
+
+def test_microbatches_give_the_gradients_and_states_of_the_whole():
+    tokens = stream(LENGTH, 1)[0]
+    batch = TokenBatch(tokens, np.where(np.arange(ROWS)[:, None] == 5, 0, np.ones_like(tokens)))
+    example = OBJECTIVE.corrupt(jax.random.key(0), batch)
+    memory = jax.tree.map(lambda x: x + 0.1, OBJECTIVE.empty_memory(ROWS))
+    run = jax.jit(functools.partial(gradients, OBJECTIVE), static_argnames="num_microbatches")
+    whole, parts = (
+        run(params(), example, memory, jax.random.key(0), FROZEN, num_microbatches=count) for count in (1, 2)
+    )
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_layers_to_mix():
+    """Word vectors twice, then both directions; a padded row gives what it gives alone."""
+    model, rng = OBJECTIVE.model, np.random.default_rng(4)
+    characters = (FROZEN["characters"][rng.integers(107, 150, (2, 6))])
+    layers = model.encode(params(), characters, jnp.array([6, 4]))
+    assert layers.shape == (3, 2, 6, 16)
+    np.testing.assert_array_equal(layers[0, ..., :8], layers[0, ..., 8:])
+    alone = model.encode(params(), characters[1:, :4], jnp.array([4]))
+    np.testing.assert_allclose(layers[:, 1, :4], alone[:, 0], atol=1e-6)
+    mixed = scalar_mix(jnp.array([0.0, 1.0, -1.0]), jnp.float32(2.0), layers)
+    weights = np.exp([0.0, 1.0, -1.0]) / np.exp([0.0, 1.0, -1.0]).sum()
+    np.testing.assert_allclose(mixed, 2 * np.tensordot(weights, np.asarray(layers), 1), atol=1e-5)
+
+
+def test_more_noise_than_words_is_refused():
+    with pytest.raises(UserError, match="noise_words is 200"):
+        BidirectionalLM(model=OBJECTIVE.model, noise_words=200).bind(V, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("elmo", 93_600_848), ("elmo_medium", 28_027_728), ("elmo_small", 13_593_296)]
+)
+def test_published_sizes_and_recipe(name, parameters):
+    """Counts without the softmax, as published; SPEC: Adagrad at 0.2, 3 × 128 rows of 20 words in each direction."""
+    experiment = load_preset(f"configs/{name}.py")
+    shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
+    count = {key: sum(leaf.size for leaf in jax.tree.leaves(value)) for key, value in shapes.items()}
+    assert sum(count.values()) - count["softmax"] == parameters
+    assert count["softmax"] == 793_471 * (experiment.objective.model.hidden_size + 1)
+    o, t = experiment.optimizer, experiment.train
+    assert (o.name, o.learning_rate, o.eps, o.clip_norm) == ("adagrad", 0.2, 1 / 20**2, 10 / 20)
+    assert (t.batch_size, experiment.data.length, experiment.objective.noise_words) == (2 * 3 * 128, 20, 8192)
