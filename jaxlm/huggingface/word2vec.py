@@ -24,11 +24,11 @@ vectors = KeyedVectors.load_word2vec_format("{NAME}")
 
 
 def write(folder: Path, objective: SkipGram, params: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Writes the vectors of all words, and how to load them, into a folder. Special symbols are left out."""
+    """Writes the vectors of all words, and how to load them, into a folder. Special symbols and [UNK] are left out."""
     vectors = np.asarray(objective.model.vectors(params), np.float32)
-    special = tokenizer.vocabulary.special
-    words = [(i, piece) for i, piece in enumerate(tokenizer.vocabulary.pieces)
-             if piece and not special[i] and not any(char.isspace() for char in piece)]
+    v = tokenizer.vocabulary
+    words = [(i, piece) for i, piece in enumerate(v.pieces)
+             if piece and not v.special[i] and i != v.unk and not any(char.isspace() for char in piece)]
     with (folder / NAME).open("w", encoding="utf-8", newline="\n") as file:
         file.write(f"{len(words)} {vectors.shape[1]}\n")
         for number, piece in words:

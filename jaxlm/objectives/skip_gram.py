@@ -55,11 +55,12 @@ class SkipGram(Objective):
         return dataclasses.replace(bound, statistics=statistics)
 
     def _counts(self) -> np.ndarray:
-        """int64 [vocab]: 0 for special symbols, which are neither words nor context."""
+        """int64 [vocab]: 0 for special symbols and for [UNK], which are neither words nor context."""
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         size = self.vocabulary.size
         counts = np.ones(size, np.int64) if self.statistics is None else self.statistics.token_counts[:size]
-        return np.where(self.vocabulary.special, 0, counts)
+        is_word = ~self.vocabulary.special & (np.arange(size) != self.vocabulary.unk)
+        return np.where(is_word, counts, 0)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """words int32 [batch, length], after subsampling; context int32 and weights float32 [batch, length,

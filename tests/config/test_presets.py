@@ -12,6 +12,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.data.base import random_tokens
 from jaxlm.errors import UserError
+from jaxlm.objectives.base import Loaded
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
@@ -114,13 +115,22 @@ def test_t5_1_1_is_pretrained_without_dropout_and_1_0_with_it():
 def test_a_tiny_preset_trains_in_bfloat16(name):
     """With a vocabulary of a multiple of 128 and a loss of one chunk, where XLA's CPU lacks some products."""
     flags = ["--objective.model.dtype", "bfloat16", "--train.batch-size", "4", "--data.length", "32"]
+    teacher_flags = ["--objective.teacher", "a run of bert_mini"]
+    flags += {"distilbert_tiny": teacher_flags, "tinybert_tiny": teacher_flags,
+              "elmo_tiny": ["--objective.noise-words", "512"]}.get(name, [])
     experiment = override(preset(name), flags, "")
     vocabulary = Vocabulary.stand_in(1024)
     objective = experiment.objective.bind(vocabulary, 32)
     assert objective.model.vocab_size == 1024
-    program = Program(experiment, objective, make_mesh(experiment.mesh, jax.devices()[:1]))
+
+    def teacher(_: str) -> Loaded:
+        own = preset("bert_mini").objective.bind(vocabulary, 32)
+        return Loaded(own, jax.jit(own.init)(jax.random.key(1)))
+
+    frozen = objective.frozen(teacher)
+    program = Program(experiment, objective, make_mesh(experiment.mesh, jax.devices()[:1]), frozen)
     tokens = random_tokens(4, objective.raw_length(32), vocabulary)
-    state, terms = program.train_step(program.init(0), TokenBatch(tokens, np.ones_like(tokens)), ())
+    state, terms = program.train_step(program.init(0), TokenBatch(tokens, np.ones_like(tokens)), frozen)
     assert int(state.step) == 1 and np.isfinite(float(terms["loss"].total))
 
 

@@ -23,7 +23,7 @@ from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch
 
 V, WINDOW, NEGATIVES, LENGTH, ROWS = Vocabulary.stand_in(140), 3, 2, 20, 6
-COUNTS = np.where(V.special, 0, 10_000 // np.maximum(np.arange(140) - 105, 1))
+COUNTS = np.where(V.special | (np.arange(140) == V.unk), 0, 10_000 // np.maximum(np.arange(140) - 105, 1))
 OBJECTIVES = {
     bag: SkipGram(model=Word2Vec(140, 8), bag_of_words=bag, window=WINDOW, negatives=NEGATIVES, threshold=1e-2).bind(
         V, LENGTH, Statistics(COUNTS, 0.0)
