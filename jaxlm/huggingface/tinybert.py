@@ -6,9 +6,13 @@ import dataclasses
 
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import TransformersModel, symbol
+from jaxlm.huggingface.table import Table
 from jaxlm.objectives.layer_distillation import LayerDistillation
 
-TABLE = dataclasses.replace(bert.table(next_sentence=False), entries=bert.ENCODER, ties={}, private=("projection",))
+TABLE = Table(
+    entries=tuple(dataclasses.replace(entry, theirs=entry.theirs.removeprefix("bert.")) for entry in bert.ENCODER),
+    private=("projection",),
+)
 
 
 def models(objective: LayerDistillation) -> tuple[TransformersModel]:
