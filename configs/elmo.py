@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/elmo.py --run-dir runs/elmo --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: three GTX 1080 for two weeks (the original size); here see `jaxlm plan configs/elmo.py`
-Parameters:  500,651,471, of which 93,600,848 without the softmax over 793,471 words
+Parameters:  500,651,471; of which 93,600,848 without the softmax over 793,471 words
 Result:      published, NER (CoNLL 2003, F1) with it as input: 92.22 ± 0.10 (allennlp.org/elmo)
 
 Half of the rows read forward, half backward. The official code multiplies the loss by 20 before the gradients, with

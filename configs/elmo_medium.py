@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/elmo_medium.py --run-dir runs/elmo_medium --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: three GTX 1080 for two weeks (the original size); here see `jaxlm plan configs/elmo_medium.py`
-Parameters:  231,949,775, of which 28,027,728 without the softmax over 793,471 words
+Parameters:  231,949,775; of which 28,027,728 without the softmax over 793,471 words
 Result:      none is cited here of this size
 
 Half of the rows read forward, half backward. The official code multiplies the loss by 20 before the gradients, with

@@ -6,7 +6,7 @@ Their gradient steps are of one word each; a batch has the mean of many thousand
 Command:     jaxlm pretrain configs/word2vec.py --run-dir runs/word2vec --data.source "gs://YOUR/text/*.jsonl.zst"
              jaxlm export runs/word2vec vectors
 Hardware:    published: one machine, 12 threads; here see `jaxlm plan configs/word2vec.py`
-Parameters:  1,800,000,000, of which the 900,000,000 of the input vectors are exported
+Parameters:  1,800,000,000; of which the 900,000,000 of the input vectors are exported
 Result:      none is published of these settings in this size; that script, at width 500, is said to answer almost 78 %
              of the questions of questions-words.txt (tmikolov/word2vec, demo-train-big-model-v1.sh)
 """
