@@ -77,14 +77,20 @@ def t5_share(objective: SpanCorruption, models: list[Any]) -> None:
 
 
 def xlnet_inputs(objective: PermutationLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Their masks and targets; their rows all read forward, and find an empty memory."""
-    length = example["input_ids"].shape[1]
+    """Their masks and targets; the rows that read backward stand behind the others."""
+    order, length = np.argsort(example["is_backward"], kind="stable"), example["input_ids"].shape[1]
+    example = {name: array[order] for name, array in example.items()}
     return {
         "input_ids": example["input_ids"], "token_type_ids": example["token_type_ids"],
         "perm_mask": example["known"][:, None, :] >= example["sees"][:, :, None],
         "target_mapping": np.eye(length)[example["positions"]] * example["weights"][..., None],
         "labels": np.where(example["weights"] > 0, example["labels"], IGNORE),
     }
+
+
+def xlnet_share(_: PermutationLM, models: list[Any]) -> None:
+    """The second half of a batch is read backward."""
+    models[0].transformer.bi_data = True
 
 
 def xlnet_loss(objective: PermutationLM, models: list[Any], inputs: dict[str, Any]) -> Any:
@@ -128,7 +134,7 @@ RECIPES = {
     "causal_lm": Recipe(causal_inputs, own_loss),
     "span_corruption": Recipe(t5_inputs, own_loss, t5_share),
     "replaced_tokens": Recipe(electra_inputs, electra_loss, electra_share),
-    "permutation_lm": Recipe(xlnet_inputs, xlnet_loss),
+    "permutation_lm": Recipe(xlnet_inputs, xlnet_loss, xlnet_share),
 }
 """By the names that the registry gives."""
 

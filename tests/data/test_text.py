@@ -173,7 +173,7 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     ("field", "value"),
     [
         ("text_field", ""), ("length", 4), ("tokenizer", ""), ("tokenizer_kind", "word"), ("normalization", "nfc"),
-        ("vocab_size", 100), ("vocab_size", 1 << 22), ("held_out", -0.1), ("held_out", 0.9),
+        ("vocab_size", 100), ("vocab_size", 1 << 23), ("held_out", -0.1), ("held_out", 0.9),
         ("held_out", float("nan")), ("workers", -1),
     ],
 )

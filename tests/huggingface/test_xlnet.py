@@ -12,12 +12,14 @@ import pytest
 import torch
 import transformers
 
+from jaxlm.analysis.peer import RECIPES
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.xlnet import FAMILY
 from jaxlm.inference.generate import generate
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -164,6 +166,21 @@ def test_the_loss_and_gradients_of_a_training_step_are_theirs(tokenizer, tmp_pat
     for mine, new, old in zip(carried, output.mems, memory, strict=True):
         np.testing.assert_array_equal(mine[:, :8], old[:, 16:])
         np.testing.assert_allclose(mine[:, 16:], new[:8].transpose(0, 1), atol=TOLERANCE)
+
+
+def test_the_peer_of_a_benchmark_has_the_same_loss(tokenizer, tmp_path):
+    theirs = torch_xlnet("a", tokenizer).train()
+    imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
+    objective = PermutationLM(model=imported.objective.model, memory_length=8).bind(tokenizer.vocabulary, 32)
+    tokens = np.random.default_rng(0).integers(120, 300, (4, 29)).astype(np.int32)
+    example = objective.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
+    run = jax.jit(functools.partial(objective.stream_loss, key=jax.random.key(0), train=False))
+    terms, _ = run(imported.params, example, objective.empty_memory(4))
+    recipe = RECIPES["permutation_lm"]
+    recipe.share(objective, [theirs])
+    inputs = recipe.inputs(objective, jax.device_get(example))
+    found = recipe.loss(objective, [theirs], {name: torch.tensor(x.astype(np.int64)) for name, x in inputs.items()})
+    assert float(found.detach()) == pytest.approx(float(total_loss(terms)), abs=TOLERANCE)
 
 
 def test_greedy_continuations_are_theirs(tokenizer, tmp_path):
