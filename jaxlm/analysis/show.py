@@ -39,8 +39,8 @@ def show(
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
     real = float(np.mean(np.asarray(batch.segment_ids) > 0))
     console.print(
-        f"{type(objective).__name__}, step {step}: rows of {batch.tokens.shape[1]} tokens of text "
-        f"({real:.1%} real in this batch) become"
+        f"{type(objective).__name__}, step {step}: rows of {stage.length} tokens, made of {batch.tokens.shape[1]} "
+        f"tokens of text each ({real:.1%} real in this batch)"
     )
     for name, value in example.items():
         console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)

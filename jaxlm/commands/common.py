@@ -36,6 +36,8 @@ def read_config(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespac
         parser.print_help()
         raise SystemExit(0)
     options, rest = parser.parse_known_args(arguments)
+    if {"-h", "--help"} & set(rest):
+        print(parser.format_help())  # the fields follow
     from jaxlm.config.flags import override
     from jaxlm.config.presets import load_preset
 

@@ -171,7 +171,10 @@ def _check_params(params: Params, template: Params, models: tuple[TransformersMo
     private = {subtree for model in models for subtree in model.table.private}
     wanted = {path for path in shapes if not any(within(path, subtree) for subtree in private)}
     if named != wanted:
-        raise AssertionError(f"the table of {models[0].architecture} does not match its model: {named ^ wanted}")
+        raise UserError(
+            f"{models[0].architecture} of Transformers cannot be filled: {listed(sorted(named ^ wanted))} is in one of "
+            "it and this configuration only, so this model cannot be exported."
+        )
 
 
 @contextlib.contextmanager

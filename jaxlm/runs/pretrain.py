@@ -13,7 +13,8 @@ import jax
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.fields import marks_of
-from jaxlm.objectives.base import Loaded
+from jaxlm.huggingface.table import listed, paths, subtrees, within
+from jaxlm.objectives.base import Loaded, Params
 from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
@@ -156,12 +157,23 @@ def initial_state(
     state = program.begin(begun)
     if begun is not params:
         if source is not None:
-            fresh = f"; it has no {', '.join(source.fresh)}, which start from random weights" if source.fresh else ""
-            report(f"Beginning from the weights and the tokenizer of {metadata['imported_from']}{fresh}")
+            remark = unshared(params, source)
+            report(f"Beginning from the weights and the tokenizer of {metadata['imported_from']}{remark}")
         # Kept, so that a run that is killed before its next checkpoint does not start anew from random weights.
         checkpoints.save_params(state.params, metadata)
         checkpoints.wait()
     return state, Totals()
+
+
+def unshared(params: Params, source: LoadedModel) -> str:
+    """Which parameters only the run has, and which only the source: the end of a line, "" where both have the same."""
+    own = set(paths(params))
+    theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
+    lacking, unused = listed(subtrees(own - theirs, own)), listed(subtrees(theirs - own, theirs))
+    return (
+        (f"; it has no {lacking}, which start from random weights" if lacking else "")
+        + (f"; this model has no {unused}, which are left out" if unused else "")
+    )
 
 
 def schedule_remarks(experiment: Experiment, first: int, steps_before: int | None) -> list[str]:

@@ -6,6 +6,7 @@ It imports no jax, so that processes that only tokenise start fast.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -41,6 +42,17 @@ class Vocabulary:
     keeps_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     name: str = "the tokenizer"
+
+    @functools.cached_property
+    def _facts(self) -> tuple[object, ...]:
+        values = [getattr(self, item.name) for item in dataclasses.fields(self)]
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self._facts == other._facts
+
+    def __hash__(self) -> int:  # what is compiled for one vocabulary serves any other that is equal to it
+        return hash(self._facts)
 
     def require(self, *symbols: str, purpose: str) -> None:
         """Raises UserError unless every symbol ("mask", "sep", "sentinel", ...) exists."""

@@ -43,10 +43,10 @@ def train(
     first, evaluation = int(state.step), {}
     with _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches:
         for step in range(first + 1, t.steps + 1):
-            if change := feed.change_at(step):
-                log.progress.note(change)
             state, terms = program.train_step(state, next(batches), program.frozen)
             log.add(step, terms)
+            if change := feed.change_at(step):  # after the line of the step before it
+                log.progress.note(change)
 
             stopping = stop(step)
             evaluating, saving = _due(t, step, stopping)

@@ -5,12 +5,18 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
+from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
+from jaxlm.data.base import random_tokens
 from jaxlm.errors import UserError
+from jaxlm.parallel.mesh import make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
+from jaxlm.training.program import Program
+from jaxlm.types import TokenBatch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.py"))
@@ -91,6 +97,20 @@ def test_t5_1_1_is_pretrained_without_dropout_and_1_0_with_it():
     dropout = {name: preset(name).objective.model.dropout for name in PRESETS if name.startswith("t5_")}
     assert dropout.pop("t5_tiny") == 0.0
     assert dropout == {name: 0.0 if "1_1" in name else 0.1 for name in dropout}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_tiny")])
+def test_a_tiny_preset_trains_in_bfloat16(name):
+    """With a vocabulary of a multiple of 128 and a loss of one chunk, where XLA's CPU lacks some products."""
+    flags = ["--objective.model.dtype", "bfloat16", "--train.batch-size", "4", "--data.length", "32"]
+    experiment = override(preset(name), flags, "")
+    vocabulary = Vocabulary.stand_in(1024)
+    objective = experiment.objective.bind(vocabulary, 32)
+    assert objective.model.vocab_size == 1024
+    program = Program(experiment, objective, make_mesh(experiment.mesh, jax.devices()[:1]))
+    tokens = random_tokens(4, objective.raw_length(32), vocabulary)
+    state, terms = program.train_step(program.init(0), TokenBatch(tokens, np.ones_like(tokens)), ())
+    assert int(state.step) == 1 and np.isfinite(float(terms["loss"].total))
 
 
 def test_only_a_name_that_ends_in_py_is_executed(tmp_path, monkeypatch):

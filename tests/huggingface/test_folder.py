@@ -88,7 +88,7 @@ def test_private_parameters_are_left_out(tmp_path, params, tokenizer, monkeypatc
     with pytest.raises(UserError, match="WithPrivateHead with the model Bert has no class in Transformers"):
         export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
     monkeypatch.setattr(folder_module, "family_of", lambda _: family(()))
-    with pytest.raises(AssertionError, match="boundary_head"):
+    with pytest.raises(UserError, match="BertForPreTraining of Transformers cannot be filled: boundary_head/kernel is"):
         export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
     monkeypatch.setattr(folder_module, "family_of", lambda _: family(("boundary_head",)))
     out = export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
@@ -157,6 +157,9 @@ def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokeniz
     fewer = dataclasses.replace(SMALL, vocab_size=40)
     with pytest.raises(UserError, match="ids but the model only 40"):
         objective = MaskedLM(model=fewer)
+        export_folder(tmp_path / "out", objective, random_params(objective, 0), tokenizer, ModelCard())
+    with pytest.raises(UserError, match=r"cannot be filled: embeddings/token_type/embedding is"):
+        objective = MaskedLM(model=dataclasses.replace(SMALL, type_vocab_size=0))
         export_folder(tmp_path / "out", objective, random_params(objective, 0), tokenizer, ModelCard())
     with pytest.raises(UserError, match="MaskedLM with the model Encoder has no class in Transformers"):
         export_folder(tmp_path / "out", MaskedLM(model=Encoder()), params, tokenizer, ModelCard())

@@ -140,8 +140,9 @@ def test_a_run_that_has_parameters_of_its_own_takes_no_others(preset, finished, 
     assert begin(preset, second, finished / ".." / finished.name, "--train.steps", "2") == 0
 
 
-def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path):
-    """Masked LM alone first, then with next-sentence prediction: what both have is the source's."""
+def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path, capsys):
+    """Masked LM alone first, then with next-sentence prediction: what both have is the source's. And the other way
+    round: what only the source has is left out. One line says so."""
     plain, run = tmp_path / "plain", tmp_path / "run"
     flags = ["--train.steps", "2", "--objective.next-sentence"]
     assert main(["pretrain", str(preset), "--run-dir", str(plain), *flags, "False"]) == 0
@@ -149,3 +150,10 @@ def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path):
     theirs, ours = jaxlm.load(str(plain)).params, first_params(run)
     assert set(ours) - set(theirs) == {"pooler", "nsp_head"}
     assert_same_arrays({name: ours[name] for name in theirs}, theirs)
+    said = capsys.readouterr().out
+    assert f"tokenizer of {plain}; it has no nsp_head, pooler, which start from random weights\n" in said
+    back = tmp_path / "back"
+    assert begin(preset, back, run, *flags, "False") == 0
+    assert set(first_params(back)) == set(theirs)
+    said = capsys.readouterr().out
+    assert f"tokenizer of {run}; this model has no nsp_head, pooler, which are left out\n" in said

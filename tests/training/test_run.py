@@ -46,13 +46,17 @@ def test_short_rows_first(preset, tmp_path, capsys):
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     flags = [str(preset), "--train.short-steps", "6", "--train.short-length", "16"]
     assert main(["pretrain", *flags, "--run-dir", str(whole)]) == 0
-    assert "batches of 16 x 16 for 6 steps, then 8 x 32" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "batches of 16 x 16 for 6 steps, then 8 x 32" in said
+    # Lines come when they are five seconds apart: that of step 6 is not there, the last one is.
+    assert said.index("step 1/12") < said.index("From step 7 on, rows have 32 tokens") < said.index("step 12/12")
     for steps in (5, 12):
         assert stopped_after(steps, ["pretrain", *flags, "--run-dir", str(pieces)]) == 0
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
     assert main(["pretrain", *flags, "--run-dir", str(pieces), "--train.short-steps", "5"]) == 2
     assert "train.short_steps" in capsys.readouterr().err
-    for step, rows in ((5, "rows of 13 tokens"), (6, "rows of 29 tokens")):  # --step counts from 0
+    # --step counts from 0.
+    for step, rows in ((5, "rows of 16 tokens, made of 13"), (6, "rows of 32 tokens, made of 29")):
         assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
         assert rows in capsys.readouterr().out
     assert main(["export", str(whole), str(tmp_path / "out")]) == 0
@@ -61,6 +65,27 @@ def test_short_rows_first(preset, tmp_path, capsys):
     assert main(["pretrain", *ended]) == 0
     said = capsys.readouterr().out
     assert "batches of 16 x 16, 1 cpu" in said and "All 6 steps read rows of 16 tokens" in said
+
+
+def test_a_change_of_rows_is_told_after_the_step_before_it(preset, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxlm.training.progress.SECONDS_BETWEEN_LINES", 0.0)
+    flags = ["--train.short-steps", "3", "--train.short-length", "16", "--train.log-every", "1", "--train.steps", "4"]
+    assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), *flags]) == 0
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    told = next(number for number, line in enumerate(lines) if line.startswith("From step 4 on, rows have 32"))
+    assert (lines[told - 1], lines[told + 1]) == ("step 3/4", "step 4/4")
+
+
+def test_microbatches_log_the_first_step_of_the_whole_batch(preset, tmp_path):
+    """The loss of the same weights, and the norm of their gradients, in one part and in four."""
+    logged = []
+    for parts in ("1", "4"):
+        run = tmp_path / parts
+        flags = ["--train.accumulate", parts, "--objective.model.dropout", "0", "--train.steps", "1"]
+        assert main(["pretrain", str(preset), "--run-dir", str(run), *flags]) == 0
+        logged.append(metrics(run)[0])
+    for name in ("loss", "grad_norm"):
+        assert logged[1][name] == pytest.approx(logged[0][name], rel=1e-5)
 
 
 def stopped_after(step: int, arguments: list[str]) -> int:
