@@ -12,6 +12,7 @@ import typeguard
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import field, settings
+from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import MeshConfig
 
 
@@ -79,7 +80,7 @@ class TrainConfig:
 class Experiment:
     """The whole configuration of a run. Presets in configs/ build one; flags override its fields."""
 
-    objective: Any
+    objective: Objective
     data: TextData = TextData()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()

@@ -20,6 +20,8 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 
 PROMPT_MULTIPLE = 32
 """Prompts are padded to a multiple of this, so that a session does not compile anew for each length."""
+LONGEST = 8192
+"""Tokens of a prompt, or new ones: models with relative positions take any number, the machine does not."""
 LEAST_TEMPERATURE = 1e-6
 """Below it, logits divided by it leave float32's range; above 0 it always takes the likeliest token anyway."""
 
@@ -131,8 +133,8 @@ def _check(
     vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, top_k: int,
     top_p: float, seed: int, stops: list[int],
 ) -> None:
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+    if not 1 <= max_new_tokens <= LONGEST:
+        raise UserError(f"max_new_tokens is {max_new_tokens}; it must lie between 1 and {LONGEST}.")
     if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
         raise UserError(
             f"temperature is {temperature}; it must be 0 (the likeliest token) or at least {LEAST_TEMPERATURE}, and "
@@ -152,6 +154,8 @@ def _check(
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if len(prompt) == 0:
             raise UserError(f"{which} is empty; give at least one token to continue.")
+        if len(prompt) > LONGEST:
+            raise UserError(f"{which} has {len(prompt)} tokens; the most is {LONGEST}, so shorten it.")
         if not all(0 <= token < vocabulary.size for token in prompt):
             raise UserError(f"{which} holds an id that is not in {vocabulary.name}, whose ids end at "
                             f"{vocabulary.size - 1}.")

@@ -13,6 +13,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.json import CLASSES, differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, field
+from jaxlm.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learn:
+class Learn(Objective):
     """What is learnt."""
 
     model: Model = field(Model(), weights=True)
@@ -95,6 +96,6 @@ def test_flags_keep_what_no_flag_sets(capsys):
 
 def test_types_are_checked_in_tuples_too():
     for bad, name in ((Learn(model=Model(rates=(1, "x"))), "objective.model.rates"),
-                      (Learn(model=3), "objective.model"), (Learn(rate="x"), "objective.rate")):
+                      (Learn(model=3), "objective.model"), (Learn(rate="x"), "objective.rate"), ((), "objective")):
         with pytest.raises(UserError, match=f"^{name} is .*; it must be "):
             Experiment(objective=bad).validate()
