@@ -1,9 +1,11 @@
-"""Folders that are written and read with the system's own calls."""
+"""What a user may give as a path: one of this machine, or an address in a bucket."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from etils import epath
 
 from jaxlm.errors import UserError
 
@@ -17,3 +19,16 @@ def local_folder(path: str | os.PathLike[str], what: str) -> Path:
             "copy it."
         )
     return Path(path)
+
+
+def any_path(path: str | os.PathLike[str]) -> epath.Path:
+    """A path on a disk or in a bucket. UserError for an address that no installed package reads."""
+    try:
+        found = epath.Path(path).expanduser()
+        if "://" in str(found):
+            found.exists()
+    except Exception as error:  # each package has its own
+        raise UserError(
+            f"{path} cannot be opened ({error}); give a path of this machine, or install what reads it."
+        ) from error
+    return found

@@ -23,6 +23,7 @@ from etils import epath
 from jaxlm.data import python_docs
 from jaxlm.data.readers import Cutter, Piece, kind_of, read_file
 from jaxlm.errors import UserError
+from jaxlm.paths import any_path
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 _WILD = re.compile(r"[*?\[]")
@@ -99,7 +100,7 @@ def _split(source: str) -> list[str]:
 
 def _files(item: str) -> list[str]:
     """The files that a path, a folder or a glob stands for, sorted. Globs and folders leave out other kinds of file."""
-    path = epath.Path(item).expanduser()
+    path = any_path(item)
     if path.is_dir():
         found = [file for file in _walk(path) if kind_of(file)]
         if not found:

@@ -19,6 +19,7 @@ from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
+from jaxlm.paths import any_path
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
 from jaxlm.tokenizers.training import KINDS, Kind, train_tokenizer
@@ -158,7 +159,7 @@ def _progress(total: int, report: Report) -> Callable[[int], None]:
 
 def cache_folder(chosen: str = "") -> epath.Path:
     """The folder `chosen`, else $JAXLM_CACHE, else ~/.cache/jaxlm; on a disk or in a bucket."""
-    return epath.Path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE).expanduser()
+    return any_path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE)
 
 
 def compilation_cache() -> str:

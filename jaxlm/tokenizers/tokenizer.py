@@ -19,6 +19,7 @@ import tokenizers
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.paths import any_path
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -107,7 +108,7 @@ class Tokenizer:
             vocabulary has no capital letter.
         Raises UserError if there is none, or it is damaged or of an unknown kind.
         """
-        return cls(files.read(epath.Path(path), lowercase))
+        return cls(files.read(any_path(path), lowercase))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
