@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     from jaxlm.errors import UserError
 
     _choose_cpu_without_accelerator()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         if arguments[0] not in COMMANDS:
             import difflib
@@ -47,12 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"jaxlm: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("jaxlm: interrupted.", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of the output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of a file that nobody looked at before
+        if error.filename is None:
+            raise
+        print(f"jaxlm: {error.filename} cannot be read or written ({error.strerror}).", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxlm: interrupted.", file=sys.stderr)
+        return 130
 
 
 def _choose_cpu_without_accelerator() -> None:

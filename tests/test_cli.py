@@ -73,10 +73,14 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrain", preset, "--run-dir", other], "holds other files (notes.txt"),
         (["pretrain", preset, "--run-dir", other / "notes.txt"], "is a file"),
         (["pretrain", preset, "--run-dir", "/proc/run"], "cannot make the run folder /proc/run"),
+        (["pretrain", preset, "--run-dir", tmp_path / "a[1]"], "a[1] has one of the characters *, ? and [ in it"),
         (["pretrain", preset, "--run-dir", "gs://bucket/run"], "gs://bucket/run is not a local folder; runs are"),
         (["import", other, "gs://bucket/run"], "gs://bucket/run is not a local folder; runs are"),
         (["export", "gs://bucket/run", other], "gs://bucket/run is not a local folder; runs are"),
         (["tokenizer", "train", other, "gs://bucket/vocabulary"], "is not a local folder; tokenizers are"),
+        (["show", preset, "--data.source", "gs://bucket/x.txt"], "gs://bucket/x.txt cannot be opened"),
+        (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be opened"),
+        (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
         (["pretrian", preset], "did you mean pretrain?"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing does not exist"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
@@ -125,3 +129,10 @@ def test_help_imports_nothing_heavy():
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "jaxlm.cli", "nonsense"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
+    out = f"{tmp_path}/vocabulary-\udcff"
+    text = preset.parent / "text.txt"
+    assert main(["tokenizer", "train", str(text), out, "--kind", "byte-bpe", "--vocab-size", "512"]) == 0
+    assert "vocabulary-\\udcff" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import glob
 import json
 import os
 import sys
@@ -20,7 +21,9 @@ METADATA = ("data", "tokenizer", "source", "unigram_entropy", "configuration", "
 
 def create(folder: Path) -> None:
     """Makes the folder. UserError when it is a file, holds other files but no run, or holds a symbolic link, by which
-    a run folder from elsewhere could make jaxlm write outside it."""
+    a run folder from elsewhere could make jaxlm write outside it, or when its path reads as a pattern."""
+    if glob.has_magic(str(folder.absolute())):  # Orbax would look for its checkpoints in whatever matches
+        raise UserError(f"{folder.absolute()} has one of the characters *, ? and [ in it; choose another --run-dir.")
     try:
         if folder.is_file():
             raise UserError(f"{folder} is a file; --run-dir needs a folder.")
