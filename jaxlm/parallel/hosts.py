@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
@@ -30,6 +33,9 @@ SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROC
 # Seconds for which the coordinator outlives the last goodbye.
 GRACE = 1.0
 
+# Seconds without a sign of life after which a process is lost, and for which one that has ended waits for the others.
+LOST_AFTER, LEAVE_WITHIN = 30, 300
+
 
 def join_processes() -> None:
     """Starts jax.distributed where JAXLM_CLUSTER=1 or the environment names a cluster: a TPU slice on GKE, several TPU
@@ -39,6 +45,9 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # jax would abort the others with a stack of C++ frames; `_watch` ends them with a sentence. The loss of process 0,
+    # where the coordinator is, still ends them in jax's way, at once.
+    jax.config.update("jax_enable_recoverability", True)
     if "JAX_COORDINATOR_ADDRESS" in os.environ and "JAX_PROCESS_ID" in os.environ:
         try:
             count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
@@ -47,16 +56,20 @@ def join_processes() -> None:
                 "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too; the last two "
                 "are whole numbers."
             ) from None
-        jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
+        jax.distributed.initialize(
+            os.environ["JAX_COORDINATOR_ADDRESS"], count, index, heartbeat_timeout_seconds=LOST_AFTER
+        )
     else:
         try:
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=LOST_AFTER)
         except ValueError as error:  # it has found no cluster, or half of one
             raise UserError(
                 f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
                 "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
             ) from error
-    atexit.register(_leave_processes)
+    leaving = threading.Event()
+    threading.Thread(target=_watch, args=(leaving,), daemon=True).start()
+    atexit.register(_leave_processes, leaving)
 
 
 def _is_one_of_several() -> bool:
@@ -73,11 +86,42 @@ def _is_one_of_several() -> bool:
     return told.get(CLUSTER, "") not in ("", "0") or "JAX_COORDINATOR_ADDRESS" in told
 
 
-def _leave_processes() -> None:
-    """Ends jax.distributed. Left to itself process 0 stops the coordinator the moment that all have said goodbye, and a
-    process that is slower to hang up takes the closed connection for a failure and aborts. There is no public way to
-    the coordinator, hence the private module."""
+def _watch(leaving: threading.Event) -> None:
+    """Ends this process with one sentence when another is lost, whatever it waits for. There is no public way to ask
+    who is there without all processes asking at the same time, hence the private module."""
     state = distributed.global_state
+    everyone = range(state.num_processes)
+    while not leaving.wait(1.0):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has ended: so do we
+            lost = set(everyone) - set(state.client.get_live_nodes(everyone))
+            if lost and not leaving.is_set():
+                names = " and ".join(map(str, sorted(lost)))
+                print(
+                    f"jaxlm: process {names} of {len(everyone)} has ended or cannot be reached, so this one ends too; "
+                    "see its output, then start the same command again on every host.", file=sys.stderr, flush=True,
+                )
+                os._exit(1)
+
+
+@contextlib.contextmanager
+def naming_lost_processes() -> Iterator[None]:
+    """Where several processes run, what fails may fail since another one is lost: leaves `_watch` time to say so."""
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() > 1 and not isinstance(error, UserError):
+            time.sleep(LOST_AFTER + 5)
+        raise
+
+
+def _leave_processes(leaving: threading.Event) -> None:
+    """Ends jax.distributed, once all have done their work. Left to itself process 0 stops the coordinator the moment
+    that all have said goodbye, and a process that is slower to hang up takes the closed connection for a failure and
+    aborts."""
+    leaving.set()
+    state = distributed.global_state
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        state.client.wait_at_barrier("jaxlm leaves", LEAVE_WITHIN * 1000)
     coordinator, state.service = state.service, None
     jax.distributed.shutdown()
     if coordinator is not None:

@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import marks_of
 from jaxlm.huggingface.table import listed, paths, subtrees, within
 from jaxlm.objectives.base import Loaded, Params
-from jaxlm.parallel.hosts import main_first
+from jaxlm.parallel.hosts import main_first, naming_lost_processes
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.paths import local_folder
@@ -47,7 +47,7 @@ def pretrain(
     if source is not None:
         source = source._replace(params=jax.device_get(source.params))  # they go to where the mesh wants them
         experiment = with_model_of(experiment, source, str(init_from))
-    with contextlib.ExitStack() as stack:
+    with naming_lost_processes(), contextlib.ExitStack() as stack:
         def hold() -> None:
             run_folder.create(folder)
             stack.enter_context(run_folder.lock(folder))

@@ -25,8 +25,9 @@ def started(monkeypatch):
     calls: list[tuple] = []
     for name in (*KNOWN, "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(hosts.atexit, "register", lambda function: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
+    monkeypatch.setattr(hosts.atexit, "register", lambda *arguments: None)
+    monkeypatch.setattr(hosts, "_watch", lambda leaving: None)
     return calls
 
 
@@ -89,7 +90,7 @@ def test_two_of_the_three_variables_are_a_mistake(started, monkeypatch, count):
 
 
 def test_a_cluster_that_jax_cannot_find_is_one_sentence(started, monkeypatch):
-    def nothing_found(*arguments):
+    def nothing_found(*arguments, **options):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setenv(hosts.CLUSTER, "1")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxlm.parallel.hosts import local_rows
+from jaxlm.parallel.hosts import LOST_AFTER, local_rows
 from tests.training.support import Command, metrics, saved_steps, write_preset
 
 
@@ -78,6 +79,21 @@ def test_what_two_have_saved_one_goes_on_with(preset, tmp_path):
     assert "Stopped by a signal" in both[2].output
     assert "checkpoint of step 18 is damaged" in both[2].output and "resumed at step 16" in both[2].output
     assert (run / "damaged-checkpoint-18").is_dir()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named(preset, tmp_path):
+    """Within LOST_AFTER seconds and some for this machine, in one sentence."""
+    run = tmp_path / "run"
+    first, second = pair(tmp_path, ["pretrain", preset, "--run-dir", run, "--train.steps", 1_000_000])
+    first.wait_until(lambda: (run / "metrics.jsonl").exists() and metrics(run))
+    second.kill()
+    start = time.monotonic()
+    assert first.wait(timeout=120) == 1, first.output
+    assert time.monotonic() - start < LOST_AFTER + 15
+    assert "jaxlm: process 1 of 2 has ended or cannot be reached" in first.output
+    assert "Traceback" not in first.output and "stack trace" not in first.output, first.output
+    assert len(first.output.splitlines()) < 15, first.output
 
 
 def test_a_mistake_ends_both(preset, tmp_path):
