@@ -12,17 +12,22 @@ from jaxlm.errors import UserError
 
 def local_folder(path: str | os.PathLike[str], what: str) -> Path:
     """The path of a folder on a disk. UserError for an address such as gs://bucket/run, of which `Path` would make
-    gs:/bucket/run below the working directory. what: "runs", ..., for the message."""
-    if "://" in os.fspath(path):
+    gs:/bucket/run below the working directory, and for a name that is not UTF-8, which Orbax does not take. what:
+    "runs", ..., for the message."""
+    name = os.fspath(path)
+    if "://" in name:
         raise UserError(
             f"{path} is not a local folder; {what} are read and written locally, so give a folder of this machine and "
             "copy it."
         )
+    if name.encode("utf-8", "ignore").decode() != name:
+        raise UserError(f"the name {path} is not UTF-8, which {what} need; choose another folder.")
     return Path(path)
 
 
 def any_path(path: str | os.PathLike[str]) -> epath.Path:
-    """A path on a disk or in a bucket. UserError for an address that no installed package reads."""
+    """A path on a disk or in a bucket. UserError for an address that no installed package reads, and for what is there
+    but is neither a file nor a folder."""
     try:
         found = epath.Path(path).expanduser()
         if "://" in str(found):
@@ -31,4 +36,6 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
         raise UserError(
             f"{path} cannot be opened ({error}); give a path of this machine, or install what reads it."
         ) from error
+    if "://" not in str(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
+        raise UserError(f"{path} is neither a file nor a folder; write what it gives to a file.")
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -66,6 +68,8 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
     broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
     broken.write_text("import no_such_module\n")
     empty.write_text("experiment = 3\n")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     for arguments, words in (
         (["pretrain", preset.parent / "tinny.py"], "did you mean"),
         (["pretrain", broken], "cannot be run: ModuleNotFoundError"),
@@ -78,6 +82,8 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["import", other, "gs://bucket/run"], "gs://bucket/run is not a local folder; runs are"),
         (["export", "gs://bucket/run", other], "gs://bucket/run is not a local folder; runs are"),
         (["tokenizer", "train", other, "gs://bucket/vocabulary"], "is not a local folder; tokenizers are"),
+        (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
+        (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
         (["show", preset, "--data.source", "gs://bucket/x.txt"], "gs://bucket/x.txt cannot be opened"),
         (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be opened"),
         (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
@@ -132,7 +138,7 @@ def test_the_module_is_the_command():
 
 
 def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
-    out = f"{tmp_path}/vocabulary-\udcff"
-    text = preset.parent / "text.txt"
-    assert main(["tokenizer", "train", str(text), out, "--kind", "byte-bpe", "--vocab-size", "512"]) == 0
-    assert "vocabulary-\\udcff" in capsys.readouterr().out
+    text = shutil.copy(preset.parent / "text.txt", tmp_path / "text-\udcff.txt")
+    arguments = ["tokenizer", "train", str(text), str(tmp_path / "out"), "--kind", "byte-bpe", "--vocab-size", "512"]
+    assert main(arguments) == 0
+    assert "text-\\udcff.txt" in capsys.readouterr().out
