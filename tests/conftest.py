@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import jaxtyping
@@ -36,3 +37,12 @@ if importlib.util.find_spec("beartype"):
 
     floors = ["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"]
     jaxtyping.install_import_hook(floors, "tests.typecheck.typechecked")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many inputs the fuzzer tried, and what became of them."""
+    ends = [r for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", "") == "teardown"]
+    found = [dict(report.user_properties)["fuzzed"] for report in ends if "fuzzed" in dict(report.user_properties)]
+    if found:
+        total = sum(map(Counter, found), Counter())
+        terminalreporter.write_line(f"{total.total():,} inputs: " + ", ".join(f"{n:,} {k}" for k, n in total.items()))
