@@ -106,10 +106,12 @@ def test_a_preset_of_another_name_is_suggested(preset, capsys, monkeypatch):
 
 def test_help_of_the_fields(preset, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")  # as wide as the terminal
-    with pytest.raises(SystemExit) as stop:
-        main(["pretrain", str(preset), "--help"])
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
+    for command in ("plan", "pretrain"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, str(preset), "--help"])
+        assert stop.value.code == 0
+        said = capsys.readouterr().out
+        assert ("--topology" in said) == (command == "plan")
     for words in ("--objective.mask-rate", "--objective.model.hidden-size", "--train.checkpoint-every", "--mesh.fsdp",
                   "--data.source", "Share of tokens that"):
         assert words in said

@@ -7,12 +7,11 @@ the TPU compiler's estimate of its time. Several topologies, and the default sel
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlm.commands.common import Parser
+from jaxlm.commands.common import config_parser, read_config
 
 if TYPE_CHECKING:
     from jaxlm.analysis.plan import Plan
@@ -24,21 +23,13 @@ KINDS = {
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser(
-        "jaxlm plan", description=__doc__, add_help=False, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("config", help="a preset (configs/bert_base.py) or a run folder")
+    parser = config_parser("jaxlm plan", __doc__)
     parser.add_argument("--topology", default=None,
                         help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between")
     parser.add_argument("--hlo", default=None, type=Path, metavar="FILE",
                         help="write the compiled module's text (of one topology)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
-    if not arguments or arguments[0] in ("-h", "--help"):
-        parser.print_help()
-        return 0
-    options, rest = parser.parse_known_args(arguments)
-
+    options, experiment = read_config(parser, arguments)
     from jaxlm.analysis import plan as planning
 
     topologies = options.topology.split(",") if options.topology else planning.TOPOLOGIES
@@ -46,10 +37,6 @@ def main(arguments: list[str]) -> int:
         parser.error("--hlo needs one --topology")
     planning.require_compiler()
     planning.prepare_environment()
-    from jaxlm.config.flags import override
-    from jaxlm.config.presets import load_preset
-
-    experiment = override(load_preset(options.config), rest, f"jaxlm plan {options.config}")
     vocabulary = planning.run_vocabulary(options.config)
     if len(topologies) == 1:
         result = planning.plan(experiment, topologies[0], vocabulary, options.hlo)

@@ -187,7 +187,9 @@ def test_without_the_compiler_one_sentence_says_what_to_install(monkeypatch, cap
 
 def test_a_plan_opens_no_accelerator():
     code = (
-        "import os, jax; from jaxlm.analysis.plan import prepare_environment; "
+        "import os, jax; from jax._src import xla_bridge; from jaxlm.config.presets import load_preset; "
+        "load_preset('configs/t5_tiny.py'); assert not xla_bridge.backends_are_initialized(); "
+        "from jaxlm.analysis.plan import prepare_environment; "
         "prepare_environment(); print(jax.config.jax_platforms, os.environ['JAX_PLATFORMS'])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
