@@ -57,6 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"jaxlm: {error.filename} cannot be read or written ({error.strerror}).", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:  # numpy's, or XLA's
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        what = str(error).partition("\n")[0][:200]
+        print(f"jaxlm: memory does not suffice ({what}); lower --train.batch-size or a size.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("jaxlm: interrupted.", file=sys.stderr)
         return 130

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
@@ -28,14 +30,26 @@ def local_folder(path: str | os.PathLike[str], what: str) -> Path:
 def any_path(path: str | os.PathLike[str]) -> epath.Path:
     """A path on a disk or in a bucket. UserError for an address that no installed package reads, and for what is there
     but is neither a file nor a folder."""
-    try:
+    with reading(path):
         found = epath.Path(path).expanduser()
         if "://" in str(found):
             found.exists()
-    except Exception as error:  # each package has its own
-        raise UserError(
-            f"{path} cannot be opened ({error}); give a path of this machine, or install what reads it."
-        ) from error
     if "://" not in str(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
         raise UserError(f"{path} is neither a file nor a folder; write what it gives to a file.")
     return found
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever a library raises over what it reads at `path` becomes a UserError: each has its own exceptions, and
+    damage shows anywhere."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        what = error.strerror or error
+        raise UserError(f"{error.filename or path} cannot be read ({what}); check its permissions.") from error
+    except Exception as error:
+        what = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{path} cannot be read ({what}); is it whole, and what it should be?") from error

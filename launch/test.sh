@@ -2,6 +2,7 @@
 # Makes the environment with everything that the tests need, then runs them. Arguments go to pytest:
 #   ./launch/test.sh                     the suite
 #   ./launch/test.sh -m slow             the long checks
+#   ./launch/test.sh -m fuzz             a thousand odd inputs
 #   ./launch/test.sh tests/data -k gz    a part
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
@@ -12,4 +13,4 @@ make_environment test,tpu torch==2.13.0
 export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 "$BIN/ruff" check .
 # Neighbours share what they have compiled, so they stay with one worker until the other has nothing left.
-exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" --dist worksteal -m "not slow" "$@"
+exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" --dist worksteal -m "not slow and not fuzz" "$@"

@@ -42,6 +42,7 @@ def preset(tmp_path_factory):
         (["--optimizer.warmup-steps", "-1"], "optimizer.warmup_steps is -1"),
         (["--objective.mask-rate", "1.5"], "objective.mask_rate is 1.5"),
         (["--objective.model.num-heads", "3"], "num_heads"),
+        (["--objective.model.num-layers", "3000000000"], "num_layers is 3000000000; it must be at most 1,000"),
         (["--data.length", "4"], "length must be 8 or more"),
         (["--data.length", "64"], "more than the model's 32 positions"),
         (["--data.source", "no/such/file.txt"], "no/such/file.txt"),
@@ -84,8 +85,8 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["tokenizer", "train", other, "gs://bucket/vocabulary"], "is not a local folder; tokenizers are"),
         (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
         (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
-        (["show", preset, "--data.source", "gs://bucket/x.txt"], "gs://bucket/x.txt cannot be opened"),
-        (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be opened"),
+        (["show", preset, "--data.source", "gs://bucket/x.txt"], "gs://bucket/x.txt cannot be read (Please install"),
+        (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be read"),
         (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
         (["pretrian", preset], "did you mean pretrain?"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing does not exist"),
@@ -144,3 +145,18 @@ def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
     arguments = ["tokenizer", "train", str(text), str(tmp_path / "out"), "--kind", "byte-bpe", "--vocab-size", "512"]
     assert main(arguments) == 0
     assert "text-\\udcff.txt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("RESOURCE_EXHAUSTED: no room"), RuntimeError()])
+def test_memory_that_does_not_suffice_is_one_sentence(error, preset, capsys, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("jaxlm.analysis.show.show", fail)
+    if not str(error):  # any other is a mistake of ours
+        with pytest.raises(RuntimeError):
+            main(["show", str(preset)])
+        return
+    assert main(["show", str(preset)]) == 2
+    said = capsys.readouterr().err
+    assert "memory does not suffice" in said and "no room" in said and said.count("\n") == 1

@@ -7,7 +7,6 @@ it is, it is streamed: `Corpus.pieces()` never holds more than a few megabytes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import glob
@@ -23,7 +22,7 @@ from etils import epath
 from jaxlm.data import python_docs
 from jaxlm.data.readers import Cutter, Piece, kind_of, read_file
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path
+from jaxlm.paths import any_path, reading
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 _WILD = re.compile(r"[*?\[]")
@@ -57,7 +56,7 @@ def open_corpus(source: str, text_field: str = "text") -> Corpus:
     """Finds what a source names. Raises UserError if something is not there."""
     parts: list[Callable[[], Iterator[Piece]]] = []
     stats: list[str] = []
-    with _readable(source):
+    with reading(source):
         items = _split(source)
     for item in items:
         if item == "python-docs":
@@ -70,23 +69,12 @@ def open_corpus(source: str, text_field: str = "text") -> Corpus:
             parts.append(functools.partial(_texts, opened.texts))
             stats.extend(opened.stats)
         else:
-            with _readable(item):
+            with reading(item):
                 files = _files(item)
             for path in files:
                 parts.append(functools.partial(read_file, path, text_field))
                 stats.append(_stat(path, text_field))
     return Corpus(source, tuple(parts), tuple(stats))
-
-
-@contextlib.contextmanager
-def _readable(item: str) -> Iterator[None]:
-    """UserError for a folder that may not be searched."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or item} cannot be read ({error.strerror or error}); check its permissions."
-        ) from error
 
 
 def _split(source: str) -> list[str]:
@@ -157,7 +145,7 @@ def _real(path: str | epath.Path) -> str:
 
 
 def _stat(path: str, text_field: str) -> str:
-    with _readable(path):
+    with reading(path):
         stat = epath.Path(path).stat()
         time = stat.mtime if "://" in path else os.stat(path).st_mtime_ns
         if "://" not in path and not os.path.isfile(path):

@@ -25,6 +25,7 @@ import zstandard
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.paths import reading
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 PIECE = 1 << 16  # characters
@@ -185,7 +186,7 @@ class _Streams(io.RawIOBase):
 
 def _not_utf8(path: str) -> UserError:
     """Reads the file again to say where it is not UTF-8."""
-    with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
+    with reading(path), epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
         offset = 0
         for number, line in enumerate(stream, 1):
             try:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
+from jaxlm.paths import reading
 from jaxlm.tokenizers.export import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -119,10 +120,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} has no config.json: it is neither a folder that Transformers saved nor a run that has begun."
         )
-    try:
+    with reading(file):
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}); copy the folder again.") from error
     if isinstance(config, dict) and {"objective", "train"} <= config.keys():
         raise UserError(
             f"{folder} is a run of jaxlm, of which `jaxlm export` makes a Transformers folder once it has a checkpoint."

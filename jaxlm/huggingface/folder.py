@@ -23,7 +23,7 @@ from jaxlm.huggingface.family import Source, TransformersModel, read_config
 from jaxlm.huggingface.table import Params, get, listed, paths, put, subtrees, within
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
 from jaxlm.objectives.base import Objective
-from jaxlm.paths import local_folder
+from jaxlm.paths import local_folder, reading
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -118,8 +118,10 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
     if family not in (None, found.model_type):
         raise UserError(f"{folder} holds a model of the family {found.model_type!r}; {family!r} is wanted here.")
     with Weights(folder) as weights:
-        source = Source(folder, config, weights.shapes)
-        objective = found.read_objective(source)
+        with reading(folder / "config.json"):
+            source = Source(folder, config, weights.shapes)
+            objective = found.read_objective(source)
+            architecture = next(iter(config.get("architectures") or [""]))
         tokenizer = Tokenizer.load(folder)
         _check_tokenizer(folder, objective, tokenizer.vocabulary)
         objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
@@ -131,7 +133,6 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
     fresh = sorted(set(paths(template)) - set(paths(params)))
     for path, leaf in _initialize(objective, fresh, seed).items():
         put(params, path, leaf)
-    architecture = next(iter(config.get("architectures") or [""]))
     return Imported(objective, _in_order(params, template), tokenizer, fresh, found.model_type, architecture)
 
 

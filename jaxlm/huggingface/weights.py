@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy, which safetensors then gives out)
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jaxlm.errors import UserError
+from jaxlm.paths import reading
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -55,7 +56,7 @@ class Weights:
     def read(self, name: str) -> np.ndarray:
         """One tensor, as float32. UserError for a tensor that holds no floating-point numbers."""
         file = self._files[name]
-        with _as_user_error(file):
+        with reading(file):
             stored = self._open[file].get_slice(name).get_dtype()
             if stored not in FLOATS:
                 raise UserError(f"{file}: {name} is stored as {stored}; only floating-point weights can be read.")
@@ -77,21 +78,19 @@ class Weights:
                 )
             raise UserError(f"{self.folder} has no {SINGLE} (or {INDEX}); is it a folder that Transformers saved?")
         for name, file in self._files.items():
-            with _as_user_error(file):
+            with reading(file):
                 self.shapes[name] = tuple(self._open[file].get_slice(name).get_shape())
 
     def _names_in(self, file: Path) -> list[str]:
         if file not in self._open:
-            with _as_user_error(file):
+            with reading(file):
                 self._open[file] = self._stack.enter_context(safe_open(file, framework="numpy"))
         return list(self._open[file].keys())
 
     def _read_index(self) -> dict[str, Path]:
         file = self.folder / INDEX
-        try:
+        with reading(file):
             mapping = json.loads(file.read_text(encoding="utf-8"))["weight_map"].items()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} is not an index of safetensors shards; copy the folder again.") from error
         files: dict[str, Path] = {}
         for name, shard in mapping:
             # An index from elsewhere must not lead to files outside its folder.
@@ -132,11 +131,3 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard
             "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _as_user_error(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is not a whole safetensors file ({error}); copy it again.") from error

@@ -115,7 +115,4 @@ def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, metadata: 
     write_json(folder / "data.json", metadata)
     if own_tokenizer(folder) is None:
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of a start that did no step
-        try:
-            tokenizer.save(folder / "tokenizer")
-        except OSError as error:
-            raise UserError(f"cannot write {folder / 'tokenizer'}: {error.strerror}.") from error
+        tokenizer.save(folder / "tokenizer")

@@ -54,15 +54,6 @@ class Definition:
 
 def read(path: epath.Path, lowercase: bool | None) -> Definition:
     """The definition at `path`, a file or folder in any of the forms that `Tokenizer.load` names."""
-    try:
-        return _read(path, lowercase)
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or path} cannot be read ({error.strerror or error}); check its permissions."
-        ) from error
-
-
-def _read(path: epath.Path, lowercase: bool | None) -> Definition:
     if not path.exists():
         raise UserError(f"there is no tokenizer at {path}; give a tokenizer's file or folder.")
     if path.is_dir():

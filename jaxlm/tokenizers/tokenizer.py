@@ -20,7 +20,7 @@ import tokenizers
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path
+from jaxlm.paths import any_path, reading
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
 from jaxlm.tokenizers.normalizer import normalize
@@ -31,6 +31,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 # decides; short segments keep the sums right.
 _LONG = {SENTENCEPIECE: sentencepiece_json.EXACT, JSON: 1 << 16}
 _GROUP = 1 << 22
+_MOST_IDS = 1 << 24
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 _sentinel = re.compile(r"<extra_id_(\d+)>")
 # Punctuation whose last sign but quotes and brackets ends a sentence, in any script.
@@ -77,7 +78,9 @@ class Tokenizer:
     def _load_json(self) -> None:
         facts = json.loads(self._definition.data)
         numbers = self._plain.get_vocab(with_added_tokens=True)
-        self._pieces = [""] * (max(numbers.values()) + 1)
+        if (largest := max(numbers.values())) >= _MOST_IDS:
+            raise ValueError(f"it has the id {largest:,}")
+        self._pieces = [""] * (largest + 1)
         for piece, number in numbers.items():
             self._pieces[number] = piece
         self._special = {token["content"] for token in facts.get("added_tokens") or [] if token["special"]}
@@ -122,7 +125,8 @@ class Tokenizer:
             whether it has no capital letter.
         Raises UserError if there is none, or it is damaged or of an unknown kind.
         """
-        return cls(files.read(any_path(path), lowercase))
+        with reading(path):
+            return cls(files.read(any_path(path), lowercase))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:

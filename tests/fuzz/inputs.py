@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import strategies as st
 
 ODD_TEXT = (
-    "", " ", "\n", "\0", "x", "-1", "0", "3000000000", "1e400", "nan", "None", "[]", "{}", "%s", "--", "-x", "é",
+    "", " ", "\n", "\0", "x", "-1", "0", "3000000000", "1e400", "nan", "None", "[]", "{}", "%s", "---", "-x", "é",
     "\u202e", "\udc80", "\ud800\udc00", "a\udcffb", "a" * 5000, "../..", "~nobody-of-that-name/x", "[MASK]",
     "<extra_id_0>",
 )

@@ -116,7 +116,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 def test_tokenizers_of_transformers(fuzzer, models, data, name, model):
     with fuzzer.scratch() as folder:
         for each in TOKENIZERS:
-            shutil.copy(next(models[f"{model}-hf"].rglob(each)), folder / each)
+            shutil.copy(min(models[f"{model}-hf"].rglob(each)), folder / each)
         (folder / name).write_bytes(data.draw(inputs.json_file((folder / name).read_bytes())))
         fuzzer.run("show", models[f"{model}.py"], "--data.tokenizer", folder)
 
@@ -185,7 +185,7 @@ def test_presets(fuzzer, models, data, model):
 def test_transformers_folders(fuzzer, models, data, model, name, command):
     with fuzzer.scratch() as folder:
         hf = shutil.copytree(models[f"{model}-hf"], folder / "hf")
-        file = next(hf.rglob(name))
+        file = min(hf.rglob(name))
         change = inputs.safetensors_file if name == "model.safetensors" else inputs.json_file
         file.write_bytes(data.draw(change(file.read_bytes())))
         fuzzer.run(*{
@@ -211,7 +211,8 @@ def test_flags(fuzzer, models, data, model, command):
     names = [s.name.replace("_", "-") for s in fields_of(load_preset(str(preset)))]
     flag = st.sampled_from([*names, *OPTIONS[command]]).map(lambda name: f"--{name}")
     pair = st.tuples(flag, inputs.odd_text | inputs.odd_value.map(str))
-    words = data.draw(st.lists(pair | inputs.odd_text.map(lambda text: (text,)), min_size=1, max_size=3))
+    pair |= st.tuples(flag, st.sampled_from(("1", "2", "16", "0.5", "True", "False", "3000000000")))
+    words = data.draw(st.lists(pair, min_size=1, max_size=2) | inputs.odd_text.map(lambda text: [(text,)]))
     with fuzzer.scratch() as folder, contextlib.chdir(folder):
         given_before = (command, preset, *COMMANDS[command], "--data.tokenizer", models[model])
         fuzzer.run(*given_before, *(word for pair in words for word in pair))
@@ -258,7 +259,7 @@ PATHS = ("source", "tokenizer", "config", "run-dir", "init-from", "export", "exp
 def test_paths(fuzzer, models, data, which):
     preset, run, hf, text = models["bert.py"], models["bert"], models["bert-hf"], models["text.txt"]
     with fuzzer.scratch() as folder, contextlib.chdir(folder):
-        path = data.draw(st.sampled_from(odd_paths(folder)).filter(lambda path: path != "--"))  # argparse drops it
+        path = data.draw(st.sampled_from(odd_paths(folder)))
         words = {
             "source": ["show", preset, f"--data.source={path}", "--data.tokenizer", run],
             "tokenizer": ["show", preset, f"--data.tokenizer={path}"], "config": ["show", path],

@@ -104,9 +104,10 @@ def check_sizes(config: Any) -> None:
     for item in dataclasses.fields(config):
         name, value = item.name, getattr(config, item.name)
         if name.endswith(("_size", "_layers", "_heads", "_dim", "_positions", "_groups")) and isinstance(value, int):
-            min = 0 if name == "type_vocab_size" else 1
-            if value < min and not isinstance(value, bool):
-                raise UserError(f"objective.model.{name} is {value}; it must be at least {min}.")
+            min, max = int(name != "type_vocab_size"), 1000 if name.endswith("_layers") else 1 << 24
+            if not min <= value <= max and not isinstance(value, bool):
+                bound = f"at least {min}" if value < min else f"at most {max:,}"
+                raise UserError(f"objective.model.{name} is {value}; it must be {bound}.")
         if name.endswith("dropout") and not 0.0 <= value < 1.0:
             raise UserError(f"objective.model.{name} is {value}; it must be in [0, 1).")
         if name == "norm_eps" and not 0.0 < value < math.inf:
