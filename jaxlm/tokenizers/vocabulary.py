@@ -60,17 +60,6 @@ class Vocabulary:
     def __hash__(self) -> int:  # what is compiled for one vocabulary serves any other that is equal to it
         return hash(self._facts)
 
-    @functools.cached_property
-    def _facts(self) -> tuple[object, ...]:
-        values = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return tuple(v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self._facts == other._facts
-
-    def __hash__(self) -> int:  # what is compiled for one vocabulary serves any other that is equal to it
-        return hash(self._facts)
-
     def require(self, *symbols: str, purpose: str) -> None:
         """Raises UserError unless every symbol ("mask", "sep", "sentinel", ...) exists."""
         missing = [symbol for symbol in symbols if getattr(self, symbol) < 0]
