@@ -55,6 +55,8 @@ class Distillation(MaskedLM):
     statistics: Statistics | None = field(None, bound=True)
     """Set by `bind`: the counts of the corpus's tokens."""
 
+    token_losses = ()  # rare tokens are asked for more often, so that the unigram entropy is no baseline
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.next_sentence:

@@ -67,6 +67,7 @@ class SpanBoundary(MaskFiller):
     """Set by `bind`: token counts of the corpus, by which random tokens are drawn; without them evenly."""
 
     primary_metric = "mlm_loss"
+    token_losses = ("mlm_loss",)
     answer_params = ("mlm_head",)
 
     def __post_init__(self) -> None:
