@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -118,10 +120,14 @@ class TextData:
         if is_finished(folder):
             return Store(folder)
         report(f"Tokenising {self.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
-        return build_store(
+        store = build_store(
             folder, corpus.pieces(), text, tokenizer, self.held_out, source=self.source, workers=self.workers,
             progress=_progress(text.bytes, report),
         )
+        # glibc keeps some 100 MB of what the threads that trained the tokenizer and made the store have freed.
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        return store
 
     def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> TokenBatch:
         """Full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""

@@ -18,7 +18,7 @@ from jaxlm.types import TokenBatch
 PACKINGS = ("document", "packed", "packed-eos", "stream", "stream-both-ways")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # documents whose offsets are kept in memory: 64 MB
-_AT_ONCE = 1 << 20  # offsets read at a time when a split is opened
+_AT_ONCE = 1 << 17  # offsets read at a time when a split is opened
 _NUMBERS = 1 << 30  # of documents, in rows
 
 

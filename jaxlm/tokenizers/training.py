@@ -177,7 +177,7 @@ def _train_sentencepiece(
     lines: list[str], kind: str, vocab_size: int, character_coverage: float, normalization: str,
     symbols: Sequence[str],
 ) -> files.Definition:
-    alphabet, lines = _spell(lines, character_coverage)
+    alphabet = _spell(lines, character_coverage)
     # A symbol that every vocabulary has is not made twice.
     control = [name for name in dict.fromkeys((*CONTROL_SYMBOLS, *symbols)) if name not in _FIRST_SYMBOLS.values()]
     fixed = len(_FIRST_SYMBOLS) + len(control) + 256
@@ -204,8 +204,8 @@ def _train_sentencepiece(
     return files.Definition(files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}")
 
 
-def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]:
-    """The alphabet of the vocabulary, and the lines with boundaries in place of all other characters.
+def _spell(lines: list[str], character_coverage: float) -> str:
+    """The alphabet of the vocabulary; boundaries take the place of all other characters in `lines`.
 
     SentencePiece's own count stops at the coverage even within the characters that it is told to keep.
     """
@@ -221,9 +221,11 @@ def _spell(lines: list[str], character_coverage: float) -> tuple[str, list[str]]
             alphabet.add(char)
             covered += count
     others = str.maketrans({char: _BOUNDARY for char in counts if char not in alphabet and char != " "})
+    for number, line in enumerate(lines):  # in place: a copy would be held beside it
+        lines[number] = line.translate(others)
     # The last line makes sure that the alphabet stays short of covering all, at which the count would stop as well.
-    spelt = [line.translate(others) for line in lines]
-    return "".join(sorted(alphabet)), [*spelt, *[_BOUNDARY * 100] * (1 + total // 10_000_000)]
+    lines += [_BOUNDARY * 100] * (1 + total // 10_000_000)
+    return "".join(sorted(alphabet))
 
 
 def _run_trainer(lines: list[str], vocab_size: int, settings: dict[str, Any]) -> bytes:

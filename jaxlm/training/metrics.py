@@ -62,8 +62,12 @@ class MetricsWriter:
                 temporary.replace(self.path)
             self.file = self.path.open("a", encoding="utf-8")
             if tensorboard:
+                # tensorboardX imports torch where it can, for what is not used here: 170 MB.
+                torch = sys.modules.setdefault("torch", None)
                 from tensorboardX import SummaryWriter
 
+                if torch is None:
+                    del sys.modules["torch"]
                 self.events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
         except OSError as error:
             raise self._error(error) from error
