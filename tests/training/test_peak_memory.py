@@ -79,9 +79,9 @@ def _peaks(folder: Path, size: float) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_memory_until_the_first_step_is_that_of_a_small_text():
-    """1.5 GB: tokenizer, token store and batches; then what jax takes to compile initialisation and step."""
+    """1.5 GB: tokenizer, token store and batches; then the parameters. What jax takes to compile a step, 350 to 600 MB
+    more, is only printed."""
     small, large = peaks(15 * MEGABYTES), peaks(1_500 * MEGABYTES)
-    assert large[0] < 450
-    # 440 to 505 in six runs: compiling the initialisation takes 150 to 215 MB, by how many threads do so at a time.
-    assert large[1] < 520
-    assert all(after < before + 80 for before, after in zip(small, large, strict=True))
+    assert large[0] < min(450, small[0] + 50)
+    # 440 to 505 in seven runs: compiling the initialisation takes 150 to 215 MB, by how many threads do so at a time.
+    assert large[1] < min(520, small[1] + 80)
