@@ -91,5 +91,5 @@ class Data(Protocol):
 
 def random_tokens(rows: int, raw_length: int, vocabulary: Vocabulary) -> np.ndarray:
     """int32 [rows, raw_length] tokens of text, drawn evenly, the same every time."""
-    text = np.flatnonzero(~vocabulary.special)
+    text = np.setdiff1d(np.flatnonzero(~vocabulary.special), [vocabulary.unk])
     return np.random.default_rng(0).choice(text, (rows, raw_length)).astype(np.int32)

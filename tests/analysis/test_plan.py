@@ -115,7 +115,8 @@ def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "big.py"
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
     monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
-    flags = ["--topology", "v5e:2x2", "--train.batch-size", "65536", "--objective.model.num-layers", "48"]
+    flags = ["--topology", "v5e:2x2", "--train.batch-size", "65536", "--objective.model.num-layers", "48",
+             "--objective.model.loop-layers", "True"]  # a loop compiles in seconds
     assert main(["plan", str(preset), *flags, "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["fits"] is False

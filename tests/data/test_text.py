@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from etils import epath
 
 from jaxlm.data import build
 from jaxlm.data import text as data
@@ -164,6 +165,8 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     assert str(data.cache_folder("here")) == "here"
     monkeypatch.setenv("JAXLM_CACHE", "~/there")
     assert data.compilation_cache() == str(tmp_path / "there" / "xla")
+    # As if what reads buckets were installed.
+    monkeypatch.setattr(data, "any_path", lambda path: epath.Path(path).expanduser())
     monkeypatch.setenv("JAXLM_CACHE", "gs://bucket/cache")
     assert str(data.cache_folder()) == "gs://bucket/cache"
     assert data.compilation_cache() == str(tmp_path / ".cache" / "jaxlm" / "xla"), "compiled programs stay on a disk"

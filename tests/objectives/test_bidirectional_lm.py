@@ -103,8 +103,8 @@ def test_words_come_from_their_characters():
 
 
 def test_spelling():
-    vocabulary = Vocabulary(size=4, special=np.zeros(4, bool), word_start=np.ones(4, bool), eos=0, pieces=(
-        "</s>", "é", "a" * 60, "b"))
+    vocabulary = Vocabulary(size=4, special=np.zeros(4, bool), word_start=np.ones(4, bool),
+                            sentence_end=np.zeros(4, bool), eos=0, pieces=("</s>", "é", "a" * 60, "b"))
     table = spell(vocabulary)
     assert table.shape == (4, 50)
     assert table[0, :4].tolist() == [BEGIN_WORD, END_TEXT, END_WORD, PAD_WORD]
