@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -18,7 +18,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from jaxlm.errors import UserError
-from jaxlm.parallel.coordinator import Coordinator
 
 Result = TypeVar("Result")
 
@@ -30,6 +29,9 @@ CLUSTER = "JAXLM_CLUSTER"
 # What jax asks of a step of Slurm. In the shell that `salloc` opens, which is one process whatever SLURM_NTASKS says,
 # the step's node list is missing.
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+
+# Seconds for which the coordinator outlives the last goodbye.
+GRACE = 1.0
 
 # Seconds without a sign of life after which a process is lost, and for which one that has ended waits for the others.
 LOST_AFTER, LEAVE_WITHIN = 30, 300
@@ -43,6 +45,9 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # jax would abort the others with a stack of C++ frames; `_watch` ends them with a sentence. The loss of process 0,
+    # where the coordinator is, still ends them in jax's way, at once.
+    jax.config.update("jax_enable_recoverability", True)
     if "JAX_COORDINATOR_ADDRESS" in os.environ and "JAX_PROCESS_ID" in os.environ:
         try:
             count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
@@ -51,10 +56,12 @@ def join_processes() -> None:
                 "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too; the last two "
                 "are whole numbers."
             ) from None
-        _initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
+        jax.distributed.initialize(
+            os.environ["JAX_COORDINATOR_ADDRESS"], count, index, heartbeat_timeout_seconds=LOST_AFTER
+        )
     else:
         try:
-            _initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=LOST_AFTER)
         except ValueError as error:  # it has found no cluster, or half of one
             raise UserError(
                 f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
@@ -79,25 +86,13 @@ def _is_one_of_several() -> bool:
     return told.get(CLUSTER, "") not in ("", "0") or "JAX_COORDINATOR_ADDRESS" in told
 
 
-def _initialize(*arguments: Any) -> None:
-    """jax.distributed.initialize. When a process is lost jax would abort the others, with a stack of C++ frames, where
-    `_watch` ends them with a sentence. There is no public way to choose the coordinator, hence the private module."""
-    jax.config.update("jax_enable_recoverability", True)
-    library = distributed._jax
-    own, library.get_distributed_runtime_service = library.get_distributed_runtime_service, Coordinator
-    try:
-        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=LOST_AFTER)
-    finally:
-        library.get_distributed_runtime_service = own
-
-
 def _watch(leaving: threading.Event) -> None:
-    """Ends this process with one sentence when another is lost, whatever it waits for. jax.live_devices would have all
-    processes ask at the same time."""
+    """Ends this process with one sentence when another is lost, whatever it waits for. There is no public way to ask
+    who is there without all processes asking at the same time, hence the private module."""
     state = distributed.global_state
     everyone = range(state.num_processes)
     while not leaving.wait(1.0):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # while it ends
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has ended: so do we
             lost = set(everyone) - set(state.client.get_live_nodes(everyone))
             if lost and not leaving.is_set():
                 names = " and ".join(map(str, sorted(lost)))
@@ -120,11 +115,18 @@ def naming_lost_processes() -> Iterator[None]:
 
 
 def _leave_processes(leaving: threading.Event) -> None:
-    """Ends jax.distributed, once all have done their work: processes that can be lost do not wait for each other."""
+    """Ends jax.distributed, once all have done their work. Left to itself process 0 stops the coordinator the moment
+    that all have said goodbye, and a process that is slower to hang up takes the closed connection for a failure and
+    aborts."""
     leaving.set()
+    state = distributed.global_state
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        distributed.global_state.client.wait_at_barrier("jaxlm leaves", LEAVE_WITHIN * 1000)
+        state.client.wait_at_barrier("jaxlm leaves", LEAVE_WITHIN * 1000)
+    coordinator, state.service = state.service, None
     jax.distributed.shutdown()
+    if coordinator is not None:
+        time.sleep(GRACE)
+        coordinator.shutdown()
 
 
 def main_first(action: Callable[[], Result], everywhere: bool = True) -> Result | None:

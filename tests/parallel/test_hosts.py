@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import jax
@@ -11,7 +10,6 @@ import pytest
 from jaxlm.commands.common import start_jax
 from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
-from jaxlm.parallel.coordinator import Coordinator
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
@@ -116,12 +114,3 @@ def test_a_task_of_slurm_sees_all_gpus_of_its_node():
     lines = (LAUNCH / "slurm.sbatch").read_text().splitlines()
     options = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines if line.startswith("#SBATCH --"))
     assert options["gpus-per-node"] == options["ntasks-per-node"] and "gpus-per-task" not in options
-
-
-def test_a_port_that_is_taken_is_told():
-    with socket.socket(socket.AF_INET6) as taken:
-        taken.bind(("::", 0))
-        taken.listen()
-        address = f"[::]:{taken.getsockname()[1]}"
-        with pytest.raises(RuntimeError, match=r"no coordinator can be started at \[::\]:\d+; is the port free"):
-            Coordinator(address, 2, heartbeat_timeout=10)
