@@ -13,6 +13,8 @@ COMMANDS = {
     "show": ("jaxlm.commands.show", "print examples before and after corruption"),
     "plan": ("jaxlm.commands.plan", "compile the train step for a TPU topology: does it fit, what does it cost"),
     "bench": ("jaxlm.commands.bench", "time the train step on this machine, optionally beside PyTorch's"),
+    "finetune": ("jaxlm.commands.finetune", "train a task from a pretrained model, and evaluate it"),
+    "evaluate": ("jaxlm.commands.evaluate", "score a fine-tuned model on rows, or any model on prompts"),
     "fill-mask": ("jaxlm.commands.fill_mask", "predict the tokens behind [MASK]"),
     "generate": ("jaxlm.commands.generate", "continue a prompt"),
     "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
-from jaxlm.models.electra import Electra
+from jaxlm.models.electra import Electra, ElectraEncoder
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
@@ -26,6 +26,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.tasks.classification import Classification, TextRows
 
 
 class System(NamedTuple):
@@ -69,5 +70,11 @@ def system_of(objective: Any) -> System | None:
     return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
 
 
-CLASSES: tuple[type, ...] = tuple(dict.fromkeys(cls for system in SYSTEMS for cls in (system.objective, system.model)))
+TASKS: tuple[tuple[type, type], ...] = ((Classification, TextRows),)
+"""The tasks, each with the form of rows that it takes where nothing says more."""
+
+CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
+    *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
+    *(cls for pair in TASKS for cls in pair), ElectraEncoder,
+]))
 """The classes that a configuration may name."""

@@ -194,7 +194,7 @@ def _timed(sides: list[Runner], count: int, device: jax.Device, dtype: str) -> t
 def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
     """Full rows of random text tokens, as the host gives them."""
     raw_length = objective.raw_length(experiment.data.length)
-    return experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary)
+    return experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary, objective.packing)
 
 
 def our_step(experiment: Experiment, objective: Any, mesh: Any, batch: Any) -> tuple[Runner, float, int, float]:

@@ -196,7 +196,7 @@ def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
 
     program = Program(experiment, objective, mesh, objective.frozen(load_shapes))
     raw_length = objective.raw_length(experiment.data.length)
-    batch = experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary)
+    batch = experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary, objective.packing)
     batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
     held = {
         "parameters": _held(program.shapes.params, program.shardings.params),

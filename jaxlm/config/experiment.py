@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import typeguard
 
+from jaxlm.data.base import Data
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import field, settings
@@ -27,6 +28,10 @@ class OptimizerConfig:
     """Peak learning rate."""
     warmup_steps: int = 10_000
     """Linear warm-up steps from 0 to the peak learning rate."""
+    warmup_share: float = 0.0
+    """Share of a task's steps that are warm-up; above 0 it decides `warmup_steps`."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each layer to the one below it; the head has the full rate (ELECTRA, XLNet)."""
     schedule: Literal["linear", "cosine", "inverse-sqrt", "constant"] = "linear"
     """Decay after the warm-up: linear or cosine to final_share of the peak at the last step, 1/sqrt(step), or none."""
     final_share: float = 0.0
@@ -51,6 +56,8 @@ class TrainConfig:
 
     steps: int = field(1_000_000, resumable=True)
     """Optimizer steps in total."""
+    epochs: float = field(0.0, resumable=True)
+    """Passes over the rows of a task; above 0 they decide `steps`."""
     batch_size: int = 256
     """Global batch size: sequences per optimizer step, over all devices."""
     short_steps: int = 0
@@ -82,7 +89,7 @@ class Experiment:
     """The whole configuration of a run. Presets in configs/ build one; flags override its fields."""
 
     objective: Objective
-    data: TextData = TextData()
+    data: Data = TextData()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = field(MeshConfig(), resumable=True)
@@ -99,7 +106,7 @@ class Experiment:
             _check_range(f"train.{name}", getattr(t, name), 0, inf)
         _check_range("train.seed", t.seed, 0, 2**32)
         _check_range("optimizer.warmup_steps", o.warmup_steps, 0, inf)
-        for name in ("weight_decay", "clip_norm", "final_share"):
+        for name in ("weight_decay", "clip_norm", "final_share", "warmup_share", "layer_decay"):
             _check_range(f"optimizer.{name}", getattr(o, name), 0, inf)
         for name in ("b1", "b2"):
             _check_range(f"optimizer.{name}", getattr(o, name), 0, 1)

@@ -54,24 +54,24 @@ class Source(Protocol):
     def statistics(self) -> Statistics: ...
 
     def batches(
-        self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None
+        self, split: str, rows: int, raw_length: int, packing: Any, seed: int, stride: int | None = None
     ) -> Batches:
         """Batches of `rows` rows over all hosts, of `raw_length` tokens, shuffled by `seed`.
 
-        split: "train" or "held_out". packing: see `jaxlm.data.windows`; labelled rows have no use for it.
+        split: "train" or "held_out". packing: see `jaxlm.data.windows`; for labelled rows a RowEncoder.
         Raises UserError for values out of range, and if there is nothing to train on.
         """
         ...
 
 
-class Data(Protocol):
-    """What to learn from, as a frozen dataclass of flags; `length` is the model's, special symbols included."""
-
-    length: int
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What to learn from, as a frozen dataclass of flags. A subclass has the fields `source`, `length` (of the model's
+    sequences, special symbols included) and `tokenizer`."""
 
     def validate(self) -> None:
         """Raises UserError for a value out of range."""
-        ...
+        raise NotImplementedError
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Loads the tokenizer, or trains it. `report` gets a line about everything that takes time.
@@ -79,14 +79,16 @@ class Data(Protocol):
         symbols: names of special symbols that the tokenizer must have beyond those that training gives it; raises
         UserError if one is missing. Apart from `open`, so that it is found before a corpus is tokenised.
         """
-        ...
+        raise NotImplementedError
 
-    def open(self, tokenizer: Tokenizer, report: Report = print) -> Source: ...
+    def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
+        """Reads the data, or what was made of it before."""
+        raise NotImplementedError
 
-    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> Any:
-        """A batch like those of the source (the same NamedTuple of numpy arrays): full rows of random text tokens, for
-        plans and benchmarks. It reads nothing."""
-        ...
+    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: Any) -> Any:
+        """A batch like those of the source (the same arrays, of numpy): full rows of random text tokens, for plans and
+        benchmarks. It reads nothing."""
+        raise NotImplementedError
 
 
 def random_tokens(rows: int, raw_length: int, vocabulary: Vocabulary) -> np.ndarray:

@@ -1,231 +1,236 @@
-"""Rows of a task: one or two texts and a label, from TSV, CSV or JSON lines."""
+"""Labelled rows of a task: read from files, encoded as the objective wants them, in batches of rows of similar
+length."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxlm.data.base import Report, Statistics, entropy, random_tokens
+from jaxlm.data.base import Data, Report, Statistics
 from jaxlm.data.batches import Batches
 from jaxlm.data.permutation import permute
-from jaxlm.data.readers import json_object, read_lines, without_compression
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 _SPLIT_KEY = 0x73706C6974
+_ORDER_KEY = 0x6F72646572
+_POOL = 32  # batches whose rows are sorted by length together
+BUCKETS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Lengths of batches, as shares of `--data.length`: the step is compiled once for each."""
+
+Arrays = dict[str, np.ndarray]
 
 
-class LabelledBatch(NamedTuple):
-    """Rows of a task.
+class Record(NamedTuple):
+    """A row of a task, as its file has it.
 
-    tokens: int32 [batch, length], the first text's tokens, then the second's, without special symbols; then padding.
-    segment_ids: int32 [batch, length], 1 for the first text, 2 for the second, 0 for padding.
-    labels: int32 [batch], the class, or float32 [batch], the number; -1 in rows that only fill up a batch.
+    id: the data's own, or the number of the row. place: the file and the line, for messages. values: what the kind of
+    task needs (texts, a label), JSON values. group: rows of one group are held out together.
     """
 
-    tokens: Any
-    segment_ids: Any
-    labels: Any
+    id: str
+    place: str
+    values: dict[str, Any]
+    group: str
+
+
+class Example(NamedTuple):
+    """What a model reads of a record, without batch dimension. record: its number; a long record has several examples.
+    Of the arrays that `RowEncoder.fill` names, the last axis is the tokens'."""
+
+    record: int
+    arrays: Arrays
+
+
+class RowEncoder(Protocol):
+    """How a task's objective wants its rows: what stands in place of `packing` where data is labelled."""
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+        """Examples of at most `length` tokens, in the order of the records. UserError, with the record's place, for one
+        that cannot be."""
+        ...
+
+    def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
+        """Name of each array whose last axis is the tokens' → what it is filled up with at its end."""
+        ...
+
+    def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
+        """A batch of full rows, for plans and benchmarks."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelledData:
-    """Which rows to learn a task from."""
+class LabelledData(Data):
+    """Rows of a task in files. A subclass for each form of files implements `read`."""
 
-    source: str = ""
-    """Rows to train on: .jsonl, or .tsv or .csv whose first line names the columns; each also .gz, .xz or .zst."""
+    source: str = field("", resumable=True)
+    """File of rows to train on, which may also be .gz, .xz or .zst."""
 
-    held_out_source: str = ""
-    """Rows to evaluate on, in a file of the same form; empty: a share of the source's."""
-
-    text_field: str = "text"
-    """Column of the text. A number is the place of the column, from 1, in a file that has no line of names."""
-
-    text_pair_field: str = ""
-    """Column of the second text; empty where there is one text a row."""
-
-    label_field: str = "label"
-    """Column of the label."""
-
-    target: Literal["class", "number"] = "class"
-    """What a label is: one of the values in the source, numbered in sorted order, or a number (regression)."""
+    dev: str = field("", resumable=True)
+    """File of rows to evaluate on, in the same form; empty: a share of the source's."""
 
     length: int = 128
-    """Sequence length of the model, special symbols included; of two long texts the longer is cut first."""
+    """Sequence length of the model, special symbols included. Longer texts are cut, or read in windows."""
 
-    tokenizer: str = ""
-    """The pretrained model's tokenizer: its folder, .model, vocab.txt or tokenizer.json."""
+    tokenizer: str = field("", weights=True)
+    """The pretrained model's tokenizer, which it brings with it."""
 
     held_out: float = 0.1
     """Share of the source's rows, drawn at random but always the same, that is kept from training where there is no
-    `held_out_source`."""
+    `dev`."""
+
+    buckets: bool = True
+    """Batch rows of similar length, and pad them to the next of a few lengths only; otherwise all to `length`."""
 
     def validate(self) -> None:
-        if not self.text_field or not self.label_field:
-            raise UserError("--data.text-field and --data.label-field must name columns.")
         if self.length < 8:
             raise UserError(f"--data.length must be 8 or more, not {self.length}.")
         if not 0 <= self.held_out <= 0.5:
             raise UserError(f"--data.held-out is a share between 0 and 0.5, not {self.held_out}.")
 
+    def read(self, path: str) -> Iterator[Record]:
+        """The rows of a file. UserError, with file and line, for one that cannot be read."""
+        raise NotImplementedError
+
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         if not self.tokenizer:
-            raise UserError("--data.tokenizer is empty; give the tokenizer of the pretrained model.")
-        tokenizer = Tokenizer.load(self.tokenizer)
-        for name in symbols:
-            tokenizer.vocabulary.id(name)
-        return tokenizer
+            raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR.")
+        return Tokenizer.load(self.tokenizer)
 
+    @functools.lru_cache(maxsize=2)  # noqa: B019
     def open(self, tokenizer: Tokenizer, report: Report = print) -> LabelledSource:
-        """Reads and tokenises all rows, which stay in memory. Raises UserError, with file and line, for bad ones."""
+        """Reads all rows, which stay in memory. UserError, with file and line, for bad ones."""
         self.validate()
-        if not self.source:
-            raise UserError("--data.source is empty; give a .tsv, .csv or .jsonl file.")
-        rows = {"train": list(self._rows(self.source)), "held_out": []}
-        classes = tuple(sorted({row.label for row in rows["train"]})) if self.target == "class" else ()
-        if self.held_out_source:
-            rows["held_out"] = list(self._rows(self.held_out_source))
-        elif self.held_out:
+        if not self.source and not self.dev:
+            raise UserError("--data.source is empty; give a file of rows.")
+        train = list(self.read(self.source)) if self.source else []
+        held_out = list(self.read(self.dev)) if self.dev else []
+        if not self.dev and self.held_out:
             # Not the last ones: files of tasks are often sorted by label.
-            place = permute(np.arange(len(rows["train"])), len(rows["train"]), _SPLIT_KEY)
-            count = round(self.held_out * len(rows["train"]))
-            rows["held_out"] = [row for row, p in zip(rows["train"], place, strict=True) if p < count]
-            rows["train"] = [row for row, p in zip(rows["train"], place, strict=True) if p >= count]
-        if not rows["train"]:
+            groups = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in train))}
+            place = permute(np.arange(len(groups)), len(groups), _SPLIT_KEY)
+            count = max(1, round(self.held_out * len(groups)))
+            held_out = [row for row in train if place[groups[row.group]] < count]
+            train = [row for row in train if place[groups[row.group]] >= count]
+        if self.source and not train:
             raise UserError(f"{self.source} has no rows to train on.")
-        facts = hashlib.sha256(json.dumps([tokenizer.fingerprint, self.target, classes]).encode())
-        for name, part in rows.items():
-            for row in part:
-                facts.update(json.dumps([name, row.text, row.text_pair, row.label]).encode())
-        tables = {name: _encoded(part, tokenizer, self.target, classes) for name, part in rows.items()}
-        return LabelledSource(facts.hexdigest(), classes, tokenizer.vocabulary, tables)
+        return LabelledSource(tokenizer, {"train": train, "held_out": held_out}, self.buckets)
 
-    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> LabelledBatch:
-        tokens = random_tokens(rows, raw_length, vocabulary)
-        segments = np.ones_like(tokens)
-        if self.text_pair_field:
-            segments[:, raw_length // 2 :] = 2
-        return LabelledBatch(tokens, segments, np.zeros(rows, np.int32 if self.target == "class" else np.float32))
-
-    def _rows(self, path: str) -> Iterator[_Row]:
-        fields = [name for name in (self.text_field, self.text_pair_field, self.label_field) if name]
-        for place, values in _records(path, named=not all(name.isdecimal() for name in fields)):
-            if missing := [name for name in fields if name not in values]:
-                known = ", ".join(map(repr, values))
-                raise UserError(f"{place} has no column {missing[0]!r}; choose columns with --data.text-field, "
-                                f"--data.text-pair-field and --data.label-field (here: {known}).")
-            pair = str(values[self.text_pair_field]) if self.text_pair_field else ""
-            yield _Row(place, str(values[self.text_field]), pair, str(values[self.label_field]))
+    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: RowEncoder) -> Arrays:
+        return packing.synthetic(rows, raw_length, vocabulary)
 
 
-class _Row(NamedTuple):
-    place: str
-    text: str
-    text_pair: str
-    label: str
-
-
-def _records(path: str, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file as (place, column → value); columns without names are "1", "2", ..."""
-    kind = os.path.splitext(without_compression(path))[1]
-    if kind not in (".tsv", ".csv", ".jsonl", ".ndjson"):
-        raise UserError(f"{path} is of no known kind; its name must end in .tsv, .csv or .jsonl, and then perhaps .gz, "
-                        ".xz or .zst.")
-    lines = read_lines(path)
-    if kind in (".jsonl", ".ndjson"):
-        yield from ((place, json_object(line, place)) for place, line in lines if line.strip())
-        return
-    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    reader = csv.reader((line for _, line in lines), **form)
-    names: list[str] | None = None
-    try:
-        for values in filter(None, reader):  # an empty line is no row
-            place = f"{path}, line {reader.line_num}"
-            if names is None:
-                names = values if named else [str(number + 1) for number in range(len(values))]
-                if named:
-                    continue
-            if len(values) != len(names):
-                raise UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
-            yield place, dict(zip(names, values, strict=True))
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: this is no row of a table ({error}).") from error
-
-
-Table = tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]
-"""Tokenised rows: the two texts of each, the second perhaps empty, and the labels."""
-
-
-def _encoded(rows: list[_Row], tokenizer: Tokenizer, target: str, classes: tuple[str, ...]) -> Table:
-    labels = np.zeros(len(rows), np.int32 if target == "class" else np.float32)
-    number = {name: place for place, name in enumerate(classes)}
-    for index, row in enumerate(rows):
-        try:
-            labels[index] = number[row.label] if target == "class" else float(row.label)
-        except (KeyError, ValueError) as error:
-            wrong = "does not occur in the training file" if target == "class" else "is no number"
-            raise UserError(f"{row.place}: the label {row.label!r} {wrong}; mend or remove the line.") from error
-    first, second = (tokenizer.encode_arrays([getattr(row, name) for row in rows]) for name in ("text", "text_pair"))
-    return list(zip(first, second, strict=True)), labels
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class LabelledSource:
-    """Tokenised rows, in memory; see `jaxlm.data.base.Source`. classes: labels by number, none for regression."""
+    """Opened rows; see `jaxlm.data.base.Source`. records: of each split."""
 
-    fingerprint: str
-    classes: tuple[str, ...]
-    vocabulary: Vocabulary
-    tables: dict[str, Table]
+    def __init__(self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool) -> None:
+        self.records, self._tokenizer, self._buckets = records, tokenizer, buckets
+        self._encoded: dict[Any, list[Example]] = {}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        facts = hashlib.sha256(self._tokenizer.fingerprint.encode())
+        for split, rows in self.records.items():
+            for row in rows:
+                facts.update(json.dumps([split, row.id, row.values]).encode())
+        return facts.hexdigest()
 
     @property
     def summary(self) -> str:
-        train, held_out = (len(self.tables[name][1]) for name in ("train", "held_out"))
-        return f"Labelled rows: {train:,} to train on, {held_out:,} held out"
+        return f"Labelled rows: {len(self.records['train']):,} to train on, {len(self.records['held_out']):,} held out"
 
-    @functools.cached_property
+    @property
     def statistics(self) -> Statistics:
-        counts = {}
-        for name, (texts, _) in self.tables.items():
-            tokens = np.concatenate([np.zeros(0, np.int32), *(text for pair in texts for text in pair)])
-            counts[name] = np.bincount(tokens, minlength=self.vocabulary.size)
-        return Statistics(counts["train"], entropy(counts["held_out"]))
+        return Statistics(np.zeros(self._tokenizer.vocabulary.size, np.int64), 0.0)
+
+    def examples(self, split: str, encoder: RowEncoder, length: int) -> list[Example]:
+        """The examples of a split, encoded once. Every example knows its record's number by `record`."""
+        key = (split, encoder, length)
+        if key not in self._encoded:
+            self._encoded[key] = encoder.encode(self.records[split], self._tokenizer, length)
+        return self._encoded[key]
 
     def batches(
-        self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None
+        self, split: str, rows: int, raw_length: int, packing: RowEncoder, seed: int, stride: int | None = None
     ) -> Batches:
-        if split not in self.tables:
+        """Batches of dicts of arrays: the encoder's, and `row` int32 [batch], the number of the example, -1 in rows
+        that only fill up a batch."""
+        if split not in self.records:
             raise UserError(f"Labelled rows have the splits train and held_out, not {split!r}.")
-        return Batches(_Rows(self.tables[split], raw_length, max(self.vocabulary.pad, 0)), rows, seed)
+        fill = packing.fill(self._tokenizer.vocabulary)
+        made = _Rows(self.examples(split, packing, raw_length), fill, raw_length, self._buckets)
+        return LengthBatches(made, rows, seed) if self._buckets else Batches(made, rows, seed)
 
 
 class _Rows:
-    """Rows of one length; see `jaxlm.data.batches.Rows`."""
+    """Examples as rows; see `jaxlm.data.batches.Rows`."""
 
-    def __init__(self, table: Table, length: int, pad: int) -> None:
-        self._texts, self._labels = table
-        self._pad, self.count, self.length = pad, len(self._labels), length
+    def __init__(self, examples: list[Example], fill: dict[str, int], length: int, buckets: bool) -> None:
+        self._examples, self._fill = examples, fill
+        self.count, self.length = len(examples), length
+        name = next(iter(fill))
+        self.lengths = np.array([example.arrays[name].shape[-1] for example in examples], np.int32)
+        self._sizes = sorted({max(8, round(share * length)) for share in BUCKETS}) if buckets else [length]
 
-    def read(self, index: np.ndarray) -> LabelledBatch:
-        tokens = np.full((len(index), self.length), self._pad, np.int32)
-        segments = np.zeros_like(tokens)
-        labels = np.where(index >= 0, self._labels[index], -1).astype(self._labels.dtype)
+    def padded(self, index: np.ndarray) -> int:
+        """Tokens that a batch of the rows `index` is padded to."""
+        longest = int(self.lengths[index[index >= 0]].max(initial=1))
+        return next(size for size in self._sizes if size >= longest)
+
+    def read(self, index: np.ndarray, length: int | None = None) -> Arrays:
+        length = length or self.padded(index)
+        first = self._examples[max(0, int(index.max(initial=0)))].arrays
+        batch: Arrays = {"row": index.astype(np.int32)}
+        for name, array in first.items():
+            shape = (*array.shape[:-1], length) if name in self._fill else array.shape
+            batch[name] = np.full((len(index), *shape), self._fill.get(name, 0), array.dtype)
         for row in np.flatnonzero(index >= 0):
-            first, second = self._texts[index[row]]
-            # As if one token after another were taken from the longer (BERT's `_truncate_seq_pair`).
-            second = second[: max(self.length // 2, self.length - len(first))]
-            first = first[: self.length - len(second)]
-            both = len(first) + len(second)
-            tokens[row, :both] = np.concatenate([first, second])
-            segments[row, :both] = 2
-            segments[row, : len(first)] = 1
-        return LabelledBatch(tokens, segments, labels)
+            example = self._examples[index[row]]
+            for name, array in example.arrays.items():
+                place = (row, ..., slice(array.shape[-1])) if name in self._fill else row
+                batch[name][place] = array
+        return batch
+
+
+class LengthBatches(Batches):
+    """Batches of rows of similar length: the shuffled rows of 32 batches are sorted by length and cut into batches,
+    whose order is shuffled again. Batch k is a function of (seed, k)."""
+
+    _rows: _Rows
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Arrays:
+        self._require_rows()
+        pool, number = divmod(step, _POOL)
+        order = self._pool(pool)
+        chosen = order[int(permute(np.array([number]), _POOL, _ORDER_KEY ^ self._seed, pool)[0])]
+        return self._rows.read(chosen[rows], self._rows.padded(chosen))
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def _pool(self, pool: int) -> np.ndarray:
+        """Row numbers [32, batch] of the batches of a pool, from short rows to long ones."""
+        place = pool * _POOL * self.batch_size + np.arange(_POOL * self.batch_size)
+        epoch, place = np.divmod(place, self.num_rows)
+        index = np.empty_like(place)
+        for one in np.unique(epoch):
+            chosen = epoch == one
+            index[chosen] = permute(place[chosen], self.num_rows, self._seed, int(one))
+        return index[np.argsort(self._rows.lengths[index], kind="stable")].reshape(_POOL, self.batch_size)
+
+    def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Arrays]:
+        """All rows, or as many as fill `count` batches, from short ones to long ones."""
+        chosen = np.arange(self.num_rows)
+        if self.num_rows > count * batch_size:
+            chosen = permute(np.arange(count * batch_size), self.num_rows, _SPLIT_KEY)
+        chosen = chosen[np.argsort(self._rows.lengths[chosen], kind="stable")]
+        for start in range(0, len(chosen), batch_size):
+            index = np.full(batch_size, -1, np.int64)
+            index[: len(chosen[start : start + batch_size])] = chosen[start : start + batch_size]
+            yield self._rows.read(index[rows], self._rows.padded(index))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from etils import epath
 
-from jaxlm.data.base import Report, random_tokens
+from jaxlm.data.base import Data, Report, random_tokens
 from jaxlm.data.build import build_store
 from jaxlm.data.corpus import Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
@@ -34,7 +34,7 @@ _DEFAULT_CACHE = "~/.cache/jaxlm"
 
 
 @dataclasses.dataclass(frozen=True)
-class TextData:
+class TextData(Data):
     """The text to pretrain on, and how to tokenise it; see `jaxlm.data.base.Data`."""
 
     source: str = field("python-docs", resumable=True)
@@ -129,7 +129,7 @@ class TextData:
             ctypes.CDLL(None).malloc_trim(0)
         return store
 
-    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary) -> TokenBatch:
+    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: str) -> TokenBatch:
         """Full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
         tokens = random_tokens(rows, raw_length, vocabulary)
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)

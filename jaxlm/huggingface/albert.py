@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface.bert import TEMPLATE, embeddings, encoder_config, read_encoder
+from jaxlm.huggingface.bert import embeddings, encoder_config, read_encoder
 from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.models.albert import Albert
@@ -88,7 +88,7 @@ def read_objective(source: Source) -> MaskedLM:
 
 FAMILY = Family(
     model_type="albert",
-    template=TEMPLATE,
+    template=Albert.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

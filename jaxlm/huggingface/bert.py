@@ -9,7 +9,6 @@ from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.tokenizers.export import Template
 
 
 def embeddings(ours: str, theirs: str) -> tuple[Entry, ...]:
@@ -125,14 +124,9 @@ def read_objective(source: Source) -> MaskedLM:
     return MaskedLM(model=Bert(**read_encoder(source)), next_sentence=next_sentence)
 
 
-TEMPLATE = Template(
-    single="cls $A sep", pair="cls $A sep $B:1 sep:1", inputs=("input_ids", "token_type_ids", "attention_mask"),
-    needs=("pad", "cls", "sep", "mask"),
-)
-
 FAMILY = Family(
     model_type="bert",
-    template=TEMPLATE,
+    template=Bert.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

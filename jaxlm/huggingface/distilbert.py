@@ -7,7 +7,6 @@ from jaxlm.huggingface.family import Family, Source, TransformersModel, activati
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.tokenizers.export import Template
 
 OURS, THEIRS = "encoder/layers/{layer}", "distilbert.transformer.layer.{layer}"
 TABLE = Table(
@@ -81,7 +80,7 @@ def read_objective(source: Source) -> MaskedLM:
 
 FAMILY = Family(
     model_type="distilbert",
-    template=Template(single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")),
+    template=Distilbert.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

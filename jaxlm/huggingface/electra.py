@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.bert import TEMPLATE, embeddings, encoder_config, layers, read_encoder
+from jaxlm.huggingface.bert import embeddings, encoder_config, layers, read_encoder
 from jaxlm.huggingface.family import Family, Source, TransformersModel, read_config, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.huggingface.weights import Weights
@@ -151,7 +151,7 @@ def same_embeddings(source: Source, other: Source) -> bool:
 
 FAMILY = Family(
     model_type="electra",
-    template=TEMPLATE,
+    template=ElectraEncoder.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

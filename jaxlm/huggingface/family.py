@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
 from jaxlm.paths import reading
-from jaxlm.tokenizers.export import Template
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Number = TypeVar("Number", int, float)

@@ -11,7 +11,6 @@ from jaxlm.huggingface.gpt2 import conv1d
 from jaxlm.huggingface.table import Table, embedding, norm
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.tokenizers.export import Template
 
 LAYER, THEIRS = "decoder/layers/{layer}", "transformer.h.{layer}"
 ATTENTION = f"{LAYER}/attention"
@@ -94,7 +93,7 @@ def read_objective(source: Source) -> CausalLM:
 
 FAMILY = Family(
     model_type="openai-gpt",
-    template=Template(),
+    template=Gpt1.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

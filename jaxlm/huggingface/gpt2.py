@@ -10,7 +10,6 @@ from jaxlm.huggingface.family import Family, Source, TransformersModel, activati
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.tokenizers.export import Template
 
 
 def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
@@ -111,11 +110,9 @@ def read_objective(source: Source) -> CausalLM:
     return CausalLM(model=model, plain_stream=source.config.get("bos_token_id") is not None)
 
 
-TEMPLATE = Template(needs=("eos",))
-
 FAMILY = Family(
     model_type="gpt2",
-    template=TEMPLATE,
+    template=Gpt2.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

@@ -7,7 +7,6 @@ from jaxlm.huggingface.family import Family, Source, TransformersModel, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.tokenizers.export import Template
 
 TABLE = Table(
     entries=(
@@ -55,7 +54,7 @@ def read_objective(source: Source) -> MaskedLM:
 
 FAMILY = Family(
     model_type="roberta",
-    template=Template(single="cls $A sep", pair="cls $A sep sep $B sep", needs=("pad", "cls", "sep", "mask")),
+    template=Roberta.template,
     models=models,
     read_objective=read_objective,
     max_length=lambda objective: objective.model.max_positions,

@@ -6,7 +6,6 @@ from jaxlm.huggingface.family import Family, Source, TransformersModel, symbol
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.span_corruption import SpanCorruption
-from jaxlm.tokenizers.export import Template
 
 
 def _attention(ours: str, theirs: str) -> tuple[Entry, ...]:
@@ -119,11 +118,9 @@ def read_objective(source: Source) -> SpanCorruption:
     return SpanCorruption(model=model)
 
 
-TEMPLATE = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
-
 FAMILY = Family(
     model_type="t5",
-    template=TEMPLATE,
+    template=T5.template,
     models=models,
     read_objective=read_objective,
     # Relative positions have no last one; the tokenizer says what the published models were trained at.

@@ -9,7 +9,6 @@ from jaxlm.huggingface.family import Family, Source, TransformersModel, activati
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
-from jaxlm.tokenizers.export import Template
 
 OURS, THEIRS = "layers/{layer}", "transformer.layer.{layer}"
 VECTORS = {
@@ -96,10 +95,7 @@ def read_objective(source: Source) -> PermutationLM:
 
 FAMILY = Family(
     model_type="xlnet",
-    template=Template(
-        single="$A sep cls:2", pair="$A sep $B:1 sep:1 cls:2", inputs=("input_ids", "token_type_ids", "attention_mask"),
-        needs=("pad", "cls", "sep"), padding_side="left",
-    ),
+    template=Xlnet.template,
     models=models,
     read_objective=read_objective,
     # It has no learned positions; the pretraining of the published models read so many.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from jaxlm.models.encoder import Encoder
+from jaxlm.tokenizers.template import Template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,3 +18,8 @@ class Distilbert(Encoder):
     """Transformer layers."""
     type_vocab_size: int = 0
     """Segment types: none."""
+
+    template: ClassVar[Template] = Template(
+        single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")
+    )
+    """What stands around a text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
@@ -24,6 +24,7 @@ from jaxlm.models.layers.embeddings import Embeddings, logits
 from jaxlm.models.layers.multi_head import Visibility
 from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.stack import LayerInputs, Stack
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
@@ -64,6 +65,12 @@ class Encoder(Computation):
     """Standard deviation of the truncated normal that weights are initialized from."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the last layer only at the positions whose hidden states are used."""
+
+    template: ClassVar[Template] = Template(
+        single="cls $A sep", pair="cls $A sep $B:1 sep:1", inputs=("input_ids", "token_type_ids", "attention_mask"),
+        needs=("pad", "cls", "sep", "mask"),
+    )
+    """What stands around a text."""
 
     def __post_init__(self) -> None:
         check_sizes(self)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from jaxlm.fields import field
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.config import StackConfig
+from jaxlm.tokenizers.template import Template
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Gpt1(Gpt2):
     """Standard deviation of the normal that the position embedding is initialized from."""
     residual_init_scale: float | None = 1.0
     """Factor on init_std for matrices that write to the residual stream."""
+
+    template: ClassVar[Template] = Template()
+    """What stands around a text."""
 
     @property
     def stack(self) -> StackConfig:

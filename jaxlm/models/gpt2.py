@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,7 @@ from jaxlm.models.layers.config import (
 from jaxlm.models.layers.embeddings import Embeddings, logits
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, Stack
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
@@ -81,6 +82,9 @@ class Gpt2(Computation):
     def __post_init__(self) -> None:
         check_sizes(self)
         check_heads(self.hidden_size, self.num_heads)
+
+    template: ClassVar[Template] = Template(needs=("eos",))
+    """What stands around a text."""
 
     @classmethod
     def published(cls, size: str, **changes: Any) -> Self:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.config import PlainActivation
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 PUBLISHED = {"base": (12, 768), "large": (24, 1024)}
@@ -26,6 +27,11 @@ class Roberta(Encoder):
     """Epsilon of LayerNorm."""
     padding_id: int = 1
     """Id of the padding symbol, which a run sets from its tokenizer; positions count from padding_id + 1."""
+
+    template: ClassVar[Template] = Template(
+        single="cls $A sep", pair="cls $A sep sep $B sep", needs=("pad", "cls", "sep", "mask")
+    )
+    """What stands around a text."""
 
     @classmethod
     def published(cls, size: str, **changes: Any) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import Table, logits
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, Stack
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
@@ -84,6 +85,9 @@ class T5(Computation):
     Transformers has one rate for both, so an export says `dropout`."""
     norm_eps: float = 1e-6
     """Epsilon of RMSNorm."""
+
+    template: ClassVar[Template] = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
+    """What stands around a text."""
 
     def __post_init__(self) -> None:
         check_sizes(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,7 @@ from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.relative import Queries, RelativeAttention, sinusoids
 from jaxlm.models.layers.stack import run_layers
 from jaxlm.parallel.activations import constrain
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
@@ -75,6 +76,12 @@ class Xlnet(Computation):
     """Epsilon of LayerNorm."""
     init_std: float = 0.02
     """Standard deviation of the normal that weights are initialized from."""
+
+    template: ClassVar[Template] = Template(
+        single="$A sep cls:2", pair="$A sep $B:1 sep:1 cls:2", inputs=("input_ids", "token_type_ids", "attention_mask"),
+        needs=("pad", "cls", "sep"), padding_side="left",
+    )
+    """What stands around a text."""
 
     def __post_init__(self) -> None:
         check_sizes(self)

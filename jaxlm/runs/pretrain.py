@@ -31,14 +31,18 @@ from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
 
 Report = Callable[[str], None]
+Settle = Callable[[Experiment, LoadedModel, str], tuple[Experiment, LoadedModel]]
+"""(experiment, the model to begin from, its path) → both, with what the one takes over from the other."""
 
 
 def pretrain(
-    experiment: Experiment, run_dir: str | Path, init_from: str | None = None, report: Report = print
+    experiment: Experiment, run_dir: str | Path, init_from: str | None = None, report: Report = print,
+    settle: Settle | None = None,
 ) -> dict[str, float]:
     """Trains to `train.steps`, resuming if the folder has a checkpoint; returns the figures of the last evaluation.
 
-    init_from: a run or a Transformers folder whose model, weights and tokenizer the run begins with. UserError for the
+    init_from: a run or a Transformers folder whose model, weights and tokenizer the run begins with. settle: by
+    default `with_model_of`. UserError for the
     user's mistakes; its subclass NotFinite, also a FloatingPointError, when the loss diverges.
     """
     experiment.validate()
@@ -46,7 +50,7 @@ def pretrain(
     source = load_model(init_from) if init_from else None
     if source is not None:
         source = source._replace(params=jax.device_get(source.params))  # they go to where the mesh wants them
-        experiment = with_model_of(experiment, source, str(init_from))
+        experiment, source = (settle or with_model_of)(experiment, source, str(init_from))
     with naming_lost_processes(), contextlib.ExitStack() as stack:
         def hold() -> None:
             run_folder.create(folder)
@@ -119,7 +123,9 @@ def _pretrain(
     return evaluation
 
 
-def with_model_of(experiment: Experiment, source: LoadedModel, path: str) -> Experiment:
+def with_model_of(
+    experiment: Experiment, source: LoadedModel, path: str
+) -> tuple[Experiment, LoadedModel]:
     """The experiment with the source's model; how it is computed and trained (dropout, dtype, remat, kernels) stays as
     in the experiment. UserError where the model is of another kind."""
     own, given = experiment.objective.model, source.objective.model
@@ -136,7 +142,8 @@ def with_model_of(experiment: Experiment, source: LoadedModel, path: str) -> Exp
         )
     recipe = {f.name: getattr(own, f.name) for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}}
     model = dataclasses.replace(given, **recipe)
-    return dataclasses.replace(experiment, objective=dataclasses.replace(experiment.objective, model=model))
+    objective = dataclasses.replace(experiment.objective, model=model)
+    return dataclasses.replace(experiment, objective=objective), source
 
 
 def initial_state(

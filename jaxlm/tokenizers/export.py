@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from typing import Any
@@ -10,25 +9,8 @@ from typing import Any
 from etils import epath
 
 from jaxlm.tokenizers.files import ROLES
+from jaxlm.tokenizers.template import Template, parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
-
-
-@dataclasses.dataclass(frozen=True)
-class Template:
-    """What a model family expects around its texts.
-
-    single, pair: parts separated by spaces, each a role of the vocabulary ("cls") or a text ($A, $B), with ":" and its
-        segment id if that is not 0; pair is "cls $A sep $B:1 sep:1" for BERT. Empty: nothing stands around a text.
-    inputs: names of the arrays that the model takes.
-    needs: roles that the tokenizer must have.
-    padding_side: "left" for a model whose [CLS] stands at the end.
-    """
-
-    single: str = ""
-    pair: str = ""
-    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
-    needs: tuple[str, ...] = ()
-    padding_side: str = "right"
 
 
 def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Template, max_length: int) -> None:
@@ -69,17 +51,17 @@ def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, s
         byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
         return byte_level if tokenizer.is_byte_level else None
 
-    def parts(sequence: str) -> list[dict[str, Any]]:
+    def described(sequence: str) -> list[dict[str, Any]]:
         found = []
-        for part in sequence.split():
-            name, _, segment = part.partition(":")
-            kind, content = ("Sequence", name[1:]) if name.startswith("$") else ("SpecialToken", names[name])
-            found.append({kind: {"id": content, "type_id": int(segment or 0)}})
+        for name, segment in parts(sequence):
+            kind = "Sequence" if name.startswith("$") else "SpecialToken"
+            content = name[1:] if kind == "Sequence" else names.get(name, name)
+            found.append({kind: {"id": content, "type_id": segment}})
         return found
 
-    used = {part.partition(":")[0] for part in template.pair.split() if not part.startswith("$")}
-    special = {names[role]: getattr(tokenizer.vocabulary, role) for role in sorted(used)}
+    used = sorted({name for name, _ in parts(template.pair) if not name.startswith("$")})
+    special = {names.get(name, name): symbol_id(tokenizer.vocabulary, name) for name in used}
     return {
-        "type": "TemplateProcessing", "single": parts(template.single), "pair": parts(template.pair),
+        "type": "TemplateProcessing", "single": described(template.single), "pair": described(template.pair),
         "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in special.items()},
     }

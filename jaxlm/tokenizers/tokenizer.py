@@ -6,6 +6,7 @@ The work is done by SentencePiece or by the `tokenizers` library.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -227,6 +228,20 @@ class Tokenizer:
         # The marker comes last: a folder without it holds no tokenizer, whatever a crash has left there.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)
         write_whole(folder / MARKER, json.dumps(facts, ensure_ascii=False, indent=1).encode())
+
+    def with_symbols(self, names: Sequence[str]) -> Tokenizer:
+        """This tokenizer with more special symbols behind its last id; itself where it has them all."""
+        missing = [name for name in names if name not in self.vocabulary.symbols]
+        if not missing:
+            return self
+        facts = self.to_json()
+        rest = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        facts["added_tokens"] = [
+            *(facts.get("added_tokens") or []),
+            *({"id": len(self) + place, "content": name} | rest for place, name in enumerate(missing)),
+        ]
+        data = json.dumps(facts, ensure_ascii=False).encode()
+        return Tokenizer(dataclasses.replace(self._definition, kind=JSON, data=data))
 
     def piece(self, number: int) -> str:
         """The piece of an id as its library writes it; `pieces` is for people."""

@@ -62,6 +62,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         if config.name == "lamb":
             update = optax.chain(update, optax.masked(optax.scale_by_trust_ratio(), weight_decay_mask))
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    if config.layer_decay != 1.0:
+        update = optax.chain(update, scale_by_depth(config.layer_decay))
     return optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
 
 
@@ -75,6 +77,27 @@ def scale_by_parameter_rms(min_scale: float = 1e-3) -> optax.GradientTransformat
         return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(param))), min_scale)
 
     return optax.stateless(lambda updates, params: jax.tree.map(scale, updates, params))
+
+
+def scale_by_depth(decay: float) -> optax.GradientTransformation:
+    """Multiplies each update by decay^(number of layers above its parameter), as ELECTRA's fine-tuning does: embeddings
+    lie below layer 0, heads above the last layer and a level of their own (depth n + 2)."""
+    def factors(params: Any) -> Any:
+        depths = jax.tree_util.tree_map_with_path(lambda path, _: _depth(path_string(path).split("/")), params)
+        top = max((depth for depth in jax.tree.leaves(depths) if depth < _HEAD), default=0) + 2
+        return jax.tree.map(lambda depth: decay ** (top - min(depth, top)), depths)
+
+    return optax.stateless(lambda updates, params: jax.tree.map(lambda u, f: u * f, updates, factors(params)))
+
+
+_HEAD = 1 << 20
+
+
+def _depth(path: list[str]) -> int:
+    """0 for an embedding, i + 1 in layer i, _HEAD in a head."""
+    if "layers" in path[:-1]:
+        return int(path[path.index("layers") + 1]) + 1
+    return 0 if path[0] in ("embeddings", "projection", "word", "query_start", "shared") else _HEAD
 
 
 def without_bias_correction(adam: optax.GradientTransformation, eps: float) -> optax.GradientTransformation:

@@ -16,7 +16,6 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.gpt2 import TEMPLATE
 from jaxlm.inference.generate import generate
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
@@ -66,7 +65,7 @@ def torch_gpt2(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> tra
 
 def save_torch(model, folder: Path, tokenizer: Tokenizer, **options) -> Path:
     model.save_pretrained(folder, **options)
-    export(tokenizer, folder, TEMPLATE, model.config.n_positions)
+    export(tokenizer, folder, Gpt2.template, model.config.n_positions)
     return folder
 
 

@@ -16,7 +16,6 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.t5 import TEMPLATE
 from jaxlm.inference.generate import generate
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import total_loss
@@ -72,7 +71,7 @@ def torch_t5(variant: str, seed: int = 0, **changes) -> transformers.T5ForCondit
 
 def save(model: transformers.T5ForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> Path:
     model.save_pretrained(folder)
-    export(tokenizer, folder, TEMPLATE, 512)
+    export(tokenizer, folder, T5.template, 512)
     return folder
 
 

@@ -1,6 +1,6 @@
 """What four families set around their texts."""
 
-from jaxlm.tokenizers.export import Template
+from jaxlm.tokenizers.template import Template
 
 BERT = Template(
     single="cls $A sep", pair="cls $A sep $B:1 sep:1", inputs=("input_ids", "token_type_ids", "attention_mask"),

@@ -1,0 +1,15 @@
+"""SST-2: is a sentence of a film review positive? (GLUE)
+
+Command:     jaxlm finetune configs/tasks/sst2.py --init-from RUN_OR_HF_DIR --data.source SST-2/train.tsv \
+                 --data.dev SST-2/dev.tsv --run-dir runs/sst2
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.tasks.classification import Classification, TextRows
+
+experiment = Experiment(
+    objective=Classification(),
+    data=TextRows(text_field="sentence", length=128),
+    optimizer=OptimizerConfig(learning_rate=3e-5, warmup_share=0.1),
+    train=TrainConfig(epochs=3, batch_size=32, eval_every=500, checkpoint_every=500, eval_batches=1000),
+)

@@ -1,0 +1,78 @@
+"""jaxlm evaluate RUN_OR_HF_DIR [--data.source FILE] [--predictions OUT.jsonl] [--data.field VALUE …]
+jaxlm evaluate RUN_OR_HF_DIR --task FILE
+
+Scores a fine-tuned model on rows of its task, by default those that were held out; or, with --task, any decoder, T5 or
+masked language model on prompts, with no training (see jaxlm/tasks/README.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxlm.commands.common import Parser, start_jax
+from jaxlm.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser(
+        "jaxlm evaluate", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a run folder or a Transformers folder")
+    parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
+    parser.add_argument("--limit", type=int, default=0, help="rows of the prompts to use; 0 for all")
+    parser.add_argument("--predictions", default=None, help="file for the answers, one JSON object a row")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    options, rest = parser.parse_known_args(arguments or ["--help"])
+    start_jax()
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        if options.task is None:
+            result = evaluate_run(options.model, rest, options.predictions)
+        else:
+            if rest:
+                raise UserError(f"{rest[0]} has no meaning beside --task, whose file says everything.")
+            from jaxlm.tasks.in_context import run
+
+            result = run(options.model, options.task, options.predictions or "", options.limit)
+    print(json.dumps(result)) if options.json else print_result(result)
+    return 0
+
+
+def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: str | None = None) -> dict[str, Any]:
+    """The result of a fine-tuned model on its held-out rows, or on `--data.source` among the flags."""
+    from jaxlm.config.flags import override
+    from jaxlm.data.labelled import LabelledData
+    from jaxlm.runs.load import load_model
+    from jaxlm.tasks.base import Task
+    from jaxlm.tasks.finetune import evaluate
+    from jaxlm.tasks.rows import experiment_of
+
+    loaded = load_model(path)
+    task = loaded.objective
+    if not isinstance(task, Task):
+        raise UserError(
+            f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, or "
+            "--task FILE to evaluate it with prompts."
+        )
+    experiment = experiment_of(path, task)
+    flags = flags or []
+    if any(flag.split("=")[0] == "--data.source" for flag in flags):
+        experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, dev=""))
+        experiment = override(experiment, flags, f"jaxlm evaluate {path}")
+        data = dataclasses.replace(experiment.data, source="", dev=experiment.data.source)
+    else:
+        experiment = override(experiment, flags, f"jaxlm evaluate {path}")
+        data = experiment.data
+    assert isinstance(data, LabelledData)
+    return evaluate(task, loaded.params, loaded.tokenizer, data, predictions=predictions)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The metrics on one line."""
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
+    print(f"{result['task']}, {result['examples']:,} examples: {figures}")

@@ -1,0 +1,192 @@
+"""The contract of a task: an objective over labelled rows, whose answers can be written down and scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxlm.data.labelled import Arrays, Example, Record, RowEncoder
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.bert import Bert
+from jaxlm.models.layers.activations import ACTIVATIONS
+from jaxlm.models.layers.config import Computation
+from jaxlm.models.layers.dropout import dropout
+from jaxlm.objectives.base import Frozen, Line, Loaded, Objective, Params, adopt
+from jaxlm.tasks import families
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+
+class Answer(NamedTuple):
+    """What a model answers to a record: the prediction, a JSON value, and its scores."""
+
+    prediction: Any
+    scores: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(Objective):
+    """A pretrained model with a head for a task, over labelled rows.
+
+    Parameters: the model's own without the heads of pretraining, `pooler` where the family has a dense layer in front
+    of a classifier of texts, `classifier`. A batch is a dict of arrays, made by `packing`, and goes to the loss as it
+    is.
+    """
+
+    model: Computation = field(Bert(), weights=True)
+    """The pretrained model; `--init-from` brings it."""
+    labels: tuple[str, ...] = field((), weights=True)
+    """Names of the classes in the order of their numbers; empty: those of the training rows, sorted."""
+    classifier_dropout: float = 0.1
+    """Dropout in front of the classifier."""
+
+    primary_metric = "task_loss"
+    name: ClassVar[str]
+    """What `jaxlm evaluate` calls the task."""
+    pools: ClassVar[bool] = True
+    """Whether the head reads one vector for each text, rather than the hidden state of each token."""
+
+    @property
+    def packing(self) -> RowEncoder:
+        """How rows become arrays."""
+        raise NotImplementedError
+
+    @property
+    def family(self) -> families.Family:
+        """The model's family."""
+        return families.family_of(self.model)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return self.family.template.symbols
+
+    @property
+    def outputs(self) -> int:
+        """Logits of the classifier."""
+        return len(self.labels)
+
+    def adopting(self, source: Any) -> Objective:
+        """A copy with the model of the objective `source`. UserError where the model cannot do the task."""
+        model = families.model_of(source)
+        families.family_of(model)
+        return dataclasses.replace(self, model=dataclasses.replace(model, attention="auto"))
+
+    def with_labels(self, records: Sequence[Record]) -> Self:
+        """A copy with the labels of the training rows, where none are given."""
+        return self
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+        positions = getattr(self.model, "max_positions", None)
+        if positions is not None and length > positions:
+            raise UserError(f"data.length {length} is more than the model's {positions} positions; lower it.")
+        for role in self.family.template.needs:
+            vocabulary.require(role, purpose="this model")
+        return super().bind(vocabulary, length, statistics)
+
+    def init(self, key: jax.Array) -> Params:
+        key_model, key_pooler, key_classifier = jax.random.split(key, 3)
+        params = self.model.init(key_model)
+        for head in ("mlm_head", "bias"):
+            params.pop(head, None)
+        width = self.model.hidden_size
+        if self.pools and self.family.dense:
+            params["pooler"] = self._dense(key_pooler, width, True)
+        params["classifier"] = self._dense(key_classifier, self.outputs, self.family.bias or not self.pools)
+        return params
+
+    def _dense(self, key: jax.Array, outputs: int, bias: bool) -> Params:
+        shape = (self.model.hidden_size, outputs)
+        kernel = {"kernel": self.model.init_std * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
+        return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
+
+    def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
+        """The parameters of the pretrained model, or of one fine-tuned before, with fresh heads where it has none like
+        these; rows of new symbols at the end of its embedding are fresh."""
+        if source is None:
+            return params
+        given = families.params_of(source.objective, source.params)
+        # Another objective's head of the same name and size would mean something else.
+        same = isinstance(source.objective, Task) and source.objective.labels == self.labels
+        if not same or type(source.objective) is not type(self):
+            given = {name: leaf for name, leaf in given.items() if name != "classifier"}
+        return adopt(params, _with_rows(given, params))
+
+    def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:
+        return batch
+
+    def real_tokens(self, example: Arrays, batch: Arrays) -> Array:
+        return example["attention_mask"] > 0
+
+    def weights(self, example: Arrays) -> Float[Array, " batch"]:
+        """1 for each example, 0 for rows that fill up a batch."""
+        return (example["row"] >= 0).astype(jnp.float32)
+
+    def pooled(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Float[Array, "batch hidden"]:
+        """The vector of each text that the classifier reads, with dropout where there is a key."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        return self.squashed(params, families.summary(self.model, params, inputs, keys[0]), keys[1])
+
+    def squashed(self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None) -> Array:
+        """The dense layer in front of the classifier, where the family has one, and dropout."""
+        if self.family.dense:
+            act = jnp.tanh if self.family.dense == "tanh" else ACTIVATIONS[self.family.dense]
+            x = act(_apply(params["pooler"], x))
+        return dropout(x, self.classifier_dropout, key)
+
+    def classify(self, params: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:
+        """Logits in float32."""
+        return _apply(params["classifier"], x).astype(jnp.float32)
+
+    def flops(self, length: int) -> tuple[float, float]:
+        width = self.model.hidden_size
+        pooler = 2 * width * width if self.pools and self.family.dense else 0
+        return families.forward_flops(self.model, length) + pooler + 2 * width * self.outputs, 0.0
+
+    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
+        lines = []
+        ids, mask = (np.asarray(example[name][row]) for name in ("input_ids", "attention_mask"))
+        for own, real in zip(np.atleast_2d(ids), np.atleast_2d(mask), strict=True):
+            shown = own[real > 0].tolist()
+            lines.append(Line("input", shown, ["special" if self.vocabulary.special[i] else "" for i in shown]))
+        return lines
+
+    def answers(
+        self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
+    ) -> list[Answer]:
+        """One answer for each record, from what `predict` gave for its examples: outputs[i] are those of examples[i],
+        without batch dimension."""
+        raise NotImplementedError
+
+    def gold(self, record: Record) -> Any:
+        """The right answer, in the form of a prediction; None where the data has none."""
+        raise NotImplementedError
+
+    def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
+        """The task's metrics, by name."""
+        raise NotImplementedError
+
+
+def _apply(dense: Params, x: jax.Array) -> jax.Array:
+    y = x @ dense["kernel"].astype(x.dtype)
+    return y + dense["bias"].astype(x.dtype) if "bias" in dense else y
+
+
+def _with_rows(given: Params, params: Params) -> Params:
+    """`given` with as many rows in its word embedding as `params` has, the new ones fresh."""
+    result = {}
+    for name, leaf in given.items():
+        own = params.get(name)
+        if isinstance(leaf, dict):
+            result[name] = _with_rows(leaf, own) if isinstance(own, dict) else leaf
+        elif name == "embedding" and own is not None and own.shape[0] > leaf.shape[0]:
+            result[name] = jnp.concatenate([leaf, own[leaf.shape[0]:]])
+        else:
+            result[name] = leaf
+    return result
+

@@ -1,0 +1,236 @@
+"""Classification of texts and of pairs of texts, and regression (GLUE's tasks): the classifier reads one vector."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.losses import cross_entropy
+from jaxlm.tasks import metrics
+from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.families import Inputs, at_last_token, family_of, inputs_of
+from jaxlm.tasks.tables import read_table
+from jaxlm.tokenizers.template import Template
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRows(LabelledData):
+    """One or two texts and a label a row, from TSV, CSV or JSON lines. Columns are named; a number is the place of a
+    column, from 1, in a file without a line of names."""
+
+    text_field: str = "text"
+    """Column of the text."""
+
+    text_pair_field: str = ""
+    """Column of the second text; empty where there is one text a row."""
+
+    label_field: str = "label"
+    """Column of the label."""
+
+    id_field: str = ""
+    """Column of the row's id; empty: the number of the row."""
+
+    def read(self, path: str) -> Iterator[Record]:
+        columns = [name for name in (self.text_field, self.text_pair_field, self.label_field, self.id_field) if name]
+        for number, (place, row) in enumerate(read_table(path, columns)):
+            values = {"text": str(row[self.text_field]), "label": str(row[self.label_field])}
+            if self.text_pair_field:
+                values["text_pair"] = str(row[self.text_pair_field])
+            name = str(row[self.id_field]) if self.id_field else str(number)
+            yield Record(name, place, values, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEncoder:
+    """Texts inside a template; see `jaxlm.data.labelled.RowEncoder`. Arrays: input_ids, token_type_ids, attention_mask
+    int32 [length], or [2, length] where both orders of a pair are wanted; label int32 or float32 []."""
+
+    template: Template
+    vocabulary: Vocabulary
+    labels: tuple[str, ...]
+    is_number: bool
+    both_orders: bool
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+        texts = tokenizer.encode_arrays([row.values["text"] for row in records])
+        pairs = tokenizer.encode_arrays([row.values.get("text_pair", "") for row in records])
+        examples = []
+        for number, (row, first, second) in enumerate(zip(records, texts, pairs, strict=True)):
+            both = "text_pair" in row.values
+            first, second = shortened(first, second, length - self.template.num_symbols(both))
+            rows = [self.template.build(self.vocabulary, first, second if both else None)]
+            if self.both_orders:
+                rows.append(self.template.build(self.vocabulary, second, first))
+            arrays = {name: np.stack([inputs_of(one)[name] for one in rows]) for name in INPUTS}
+            arrays = arrays if self.both_orders else {name: array[0] for name, array in arrays.items()}
+            examples.append(Example(number, arrays | {"label": self._label(row)}))
+        return examples
+
+    def _label(self, row: Record) -> np.ndarray:
+        label = row.values["label"]
+        if not self.is_number:
+            if label not in self.labels:
+                raise UserError(
+                    f"{row.place}: the label {label!r} is not one of the training rows' ({', '.join(self.labels)}); "
+                    "mend or remove the line."
+                )
+            return np.int32(self.labels.index(label))
+        try:
+            return np.float32(label)
+        except ValueError:
+            raise UserError(f"{row.place}: the label {label!r} is no number; mend or remove the line.") from None
+
+    def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
+        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+
+    def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
+        shape = (rows, 2, length) if self.both_orders else (rows, length)
+        ids = np.random.default_rng(0).integers(0, vocabulary.size, shape, np.int32)
+        label = np.zeros(rows, np.float32 if self.is_number else np.int32)
+        return {
+            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
+            "attention_mask": np.ones_like(ids), "label": label,
+        }
+
+
+def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two texts of together at most `room` tokens: as if one after another were taken from the longer (BERT's
+    `_truncate_seq_pair`)."""
+    second = second[: max(room // 2, room - len(first))]
+    return first[: room - len(second)], second
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(Task):
+    """loss = cross-entropy of the label, or the squared error of a number, + lm_coefficient · the loss of predicting
+    each next token of the text (Radford et al. 2018, equation 5)."""
+
+    target: Literal["class", "number"] = field("class", weights=True)
+    """What a label is: a class, or a number (regression)."""
+    both_orders: bool = False
+    """Read a pair in both orders and add up their vectors, for a similarity (Radford et al. 2018, section 3.3)."""
+    lm_coefficient: float = 0.0
+    """Weight of the language-model loss, for decoders; GPT-1 was fine-tuned with 0.5."""
+
+    name = "classification"
+
+    def __post_init__(self) -> None:
+        if self.lm_coefficient < 0:
+            raise UserError(f"objective.lm_coefficient is {self.lm_coefficient}; it must be 0 or more.")
+
+    @property
+    def packing(self) -> TextEncoder:
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        is_number = self.target == "number"
+        return TextEncoder(self.family.template, self.vocabulary, self.labels, is_number, self.both_orders)
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.target == "number" else len(self.labels)
+
+    def adopting(self, source: Any) -> Any:
+        task = super().adopting(source)
+        if self.lm_coefficient and not family_of(task.model).is_decoder:
+            raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(task.model).__name__}.")
+        return task
+
+    def with_labels(self, records: Sequence[Record]) -> Self:
+        if self.labels or self.target == "number":
+            return self
+        return dataclasses.replace(self, labels=tuple(sorted({row.values["label"] for row in records})))
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        weights, label = self.weights(example), example["label"]
+        inputs, key = self._inputs(example), key if train else None
+        if self.lm_coefficient and train:
+            logits, language = self._with_language_model(params, inputs, weights, key)
+        else:
+            logits, language = self._logits(params, inputs, key), {}
+        if self.target == "number":
+            return {"task_loss": Term.of(jnp.square(logits[:, 0] - label), weights, 1.0)} | language
+        return {
+            "task_loss": Term.of(cross_entropy(logits, label), weights, 1.0),
+            "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
+        } | language
+
+    def _inputs(self, example: Arrays) -> Inputs:
+        """The texts, both orders of a pair one after another."""
+        return {name: example[name].reshape(-1, example[name].shape[-1]) for name in INPUTS}
+
+    def _logits(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+        return self.classify(params, self._summed(self.pooled(params, inputs, key)))
+
+    def _summed(self, x: jax.Array) -> jax.Array:
+        """One vector a record."""
+        return x.reshape(-1, 2, x.shape[-1]).sum(axis=1) if self.both_orders else x
+
+    def _with_language_model(
+        self, params: Params, inputs: Inputs, weights: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, Terms]:
+        """(logits, the language-model loss: the mean over each text's tokens, then over texts)."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        hidden = self.family.hidden(self.model, params, inputs, keys[0])
+        x = self._summed(self.squashed(params, at_last_token(hidden, inputs["attention_mask"]), keys[1]))
+        asked = inputs["attention_mask"][:, 1:].astype(jnp.float32)
+        asked = asked / jnp.maximum(jnp.sum(asked, axis=1, keepdims=True), 1.0)
+        rows = jnp.repeat(weights, 2) if self.both_orders else weights
+        table, bias = self.model.output_matrix(params)
+        features = self.model.token_features(params, hidden[:, :-1])
+        losses = chunked_cross_entropy(
+            features, table, inputs["input_ids"][:, 1:], asked * rows[:, None], bias=bias
+        )
+        return self.classify(params, x), {"lm_loss": Term(losses.total, jnp.sum(rows), self.lm_coefficient)}
+
+    def predict(self, params: Params, example: Arrays) -> Arrays:
+        return {"logits": self._logits(params, self._inputs(example), None)}
+
+    def flops(self, length: int) -> tuple[float, float]:
+        trained, frozen = super().flops(length)
+        return trained * (2 if self.both_orders else 1), frozen
+
+    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
+        label = example["label"][row]
+        name = f"{label:g}" if self.target == "number" else self.labels[int(label)]
+        return [*super().describe(batch, example, row), Line(f"label {name}", [], [])]
+
+    def answers(
+        self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
+    ) -> list[Answer]:
+        found = []
+        for output in outputs:
+            logits = output["logits"].astype(np.float64)
+            if self.target == "number":
+                found.append(Answer(float(logits[0]), {}))
+                continue
+            shares = np.exp(logits - logits.max())
+            shares /= shares.sum()
+            scores = dict(zip(self.labels, shares.tolist(), strict=True))
+            found.append(Answer(self.labels[int(logits.argmax())], scores))
+        return found
+
+    def gold(self, record: Record) -> Any:
+        return float(record.values["label"]) if self.target == "number" else record.values["label"]
+
+    def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
+        predictions, gold = [a.prediction for a in answers], [self.gold(row) for row in records]
+        if self.target == "number":
+            return {"pearson": metrics.pearson(predictions, gold), "spearman": metrics.spearman(predictions, gold)}
+        return {
+            "accuracy": metrics.accuracy(predictions, gold),
+            "f1": metrics.f1(predictions, gold, self.labels),
+            "matthews": metrics.matthews(predictions, gold),
+        }

@@ -1,0 +1,109 @@
+"""Fine-tuning from start to end, and evaluation of what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.labelled import Arrays, LabelledData, LabelledSource
+from jaxlm.errors import UserError
+from jaxlm.runs.load import LoadedModel
+from jaxlm.runs.pretrain import pretrain
+from jaxlm.tasks.base import Task
+from jaxlm.tasks.families import params_of
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+Report = Callable[[str], None]
+Result = dict[str, Any]
+"""`task`, `metrics` (name → value), `examples` (how many)."""
+
+
+def finetune(
+    experiment: Experiment, run_dir: str | Path, init_from: str | None, report: Report = print
+) -> dict[str, float]:
+    """Trains a task, or resumes; returns the figures of the last evaluation. UserError for the user's mistakes."""
+    if not isinstance(experiment.objective, Task) or not isinstance(experiment.data, LabelledData):
+        raise UserError("the configuration is of pretraining, not of a task; choose a preset of configs/tasks.")
+
+    def settle(experiment: Experiment, source: LoadedModel, path: str) -> tuple[Experiment, LoadedModel]:
+        return settled(experiment, source, report)
+
+    return pretrain(experiment, run_dir, init_from, report, settle)
+
+
+def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:
+    """What the preset of a task leaves open, from the pretrained model and the rows: the model, the task's symbols, its
+    labels, the number of steps. The model's parameters come without what ELECTRA's generator needs."""
+    data, objective = experiment.data, experiment.objective.adopting(source.objective)
+    tokenizer = source.tokenizer.with_symbols(objective.symbols)
+    rows = data.open(tokenizer, report)
+    if not rows.records["train"]:
+        raise UserError("--data.source is empty; give a file of rows to train on.")
+    objective = objective.with_labels(rows.records["train"])
+    vocabulary = dataclasses.replace(tokenizer.vocabulary, keeps_rows=True)
+    encoder = objective.bind(vocabulary, data.length).packing
+    count = len(rows.examples("train", encoder, data.length))
+    train, optimizer = experiment.train, experiment.optimizer
+    if train.epochs:
+        steps = max(1, math.ceil(train.epochs * count / train.batch_size))
+        train = dataclasses.replace(train, steps=steps)
+    if optimizer.warmup_share:
+        optimizer = dataclasses.replace(optimizer, warmup_steps=round(optimizer.warmup_share * train.steps))
+    experiment = dataclasses.replace(experiment, objective=objective, train=train, optimizer=optimizer)
+    own = source._replace(tokenizer=tokenizer, params=params_of(source.objective, source.params))
+    return experiment, own
+
+
+def evaluate(
+    task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int = 32,
+    predictions: str | Path | None = None, report: Report = print,
+) -> Result:
+    """The metrics of a fine-tuned model on the held-out rows of `data`.
+
+    task: bound to the tokenizer. predictions: a file to write, one JSON object a row with `id`, `prediction`, `gold`
+    and scores. UserError for bad rows.
+    """
+    source = data.open(tokenizer, report)
+    records = source.records["held_out"]
+    if not records:
+        raise UserError("there are no rows to evaluate on; give --data.source FILE.")
+    examples = source.examples("held_out", task.packing, data.length)
+    answers = task.answers(records, examples, predict(task, params, source, data.length, batch_size))
+    if predictions is not None:
+        write_predictions(predictions, [
+            {"id": row.id, "prediction": answer.prediction, "gold": task.gold(row)} | answer.scores
+            for row, answer in zip(records, answers, strict=True)
+        ])
+    metrics = {name: round(float(value), 6) for name, value in task.score(records, answers).items()}
+    return {"task": task.name, "metrics": metrics, "examples": len(records)}
+
+
+def predict(task: Task, params: Any, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
+    """What `task.predict` gives for each held-out example, without batch dimension."""
+    step = jax.jit(task.predict)
+    batches = source.batches("held_out", batch_size, length, task.packing, 0)
+    found: dict[int, Arrays] = {}
+    for batch in batches.evaluation(batch_size, batches.num_rows):
+        outputs = jax.device_get(step(params, batch))
+        for place in np.flatnonzero(batch["row"] >= 0):
+            found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
+    return [found[number] for number in range(len(found))]
+
+
+def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
+    """One JSON object a line. UserError where the file cannot be written."""
+    try:
+        with Path(path).open("w", encoding="utf-8") as out:
+            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another --predictions.") from error
+
+

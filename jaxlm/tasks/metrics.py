@@ -1,0 +1,136 @@
+"""Metrics of tasks, as their official scripts define them. Predictions come first, gold answers second."""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import scipy.stats
+
+from jaxlm.errors import UserError
+
+
+def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float:
+    """Share of predictions that equal the gold answer; 0 of none."""
+    return sum(p == g for p, g in zip(predictions, gold, strict=True)) / max(1, len(gold))
+
+
+def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> float:
+    """F1 of the second of two labels, as in GLUE; of more labels the mean of each one's (macro). 0 where a label is
+    neither predicted nor asked for, as in scikit-learn."""
+    wanted = labels[1:] if len(labels) == 2 else labels
+    scores = []
+    for label in wanted:
+        hits = sum(p == g == label for p, g in zip(predictions, gold, strict=True))
+        total = sum(p == label for p in predictions) + sum(g == label for g in gold)
+        scores.append(2 * hits / total if total else 0.0)
+    return float(np.mean(scores)) if scores else 0.0
+
+
+def matthews(predictions: Sequence[str], gold: Sequence[str]) -> float:
+    """Matthews correlation, in its form for any number of classes (Gorodkin 2004); 0 where either has one class."""
+    labels = {label: number for number, label in enumerate(sorted({*predictions, *gold}))}
+    table = np.zeros((len(labels), len(labels)))
+    for p, g in zip(predictions, gold, strict=True):
+        table[labels[g], labels[p]] += 1
+    predicted, asked, total = table.sum(0), table.sum(1), table.sum()
+    spread = (total**2 - predicted @ predicted) * (total**2 - asked @ asked)
+    return float((np.trace(table) * total - predicted @ asked) / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(predictions: Sequence[float], gold: Sequence[float]) -> float:
+    """Pearson correlation; 0 where either is constant."""
+    return _correlation(scipy.stats.pearsonr, predictions, gold)
+
+
+def spearman(predictions: Sequence[float], gold: Sequence[float]) -> float:
+    """Spearman's rank correlation; 0 where either is constant."""
+    return _correlation(scipy.stats.spearmanr, predictions, gold)
+
+
+def _correlation(function: object, predictions: Sequence[float], gold: Sequence[float]) -> float:
+    if len(gold) < 2 or np.ptp(predictions) == 0 or np.ptp(gold) == 0:
+        return 0.0
+    return float(function(predictions, gold)[0])  # type: ignore[operator]
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case without punctuation, articles and extra white space, as SQuAD's script compares answers."""
+    text = "".join(char for char in text.lower() if char not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def exact_match(prediction: str, golds: Sequence[str]) -> float:
+    """1 where the prediction equals a gold answer after normalisation, as in SQuAD; no gold answer is the empty one."""
+    return float(any(normalize_answer(prediction) == normalize_answer(gold) for gold in golds or [""]))
+
+
+def token_f1(prediction: str, golds: Sequence[str]) -> float:
+    """The best F1 of the prediction's words with those of a gold answer, as in SQuAD 2.0: where either has no words, 1
+    if both have none."""
+    return max(_words_f1(prediction, gold) for gold in golds or [""])
+
+
+def _words_f1(prediction: str, gold: str) -> float:
+    own, theirs = normalize_answer(prediction).split(), normalize_answer(gold).split()
+    if not own or not theirs:
+        return float(own == theirs)
+    common = sum((collections.Counter(own) & collections.Counter(theirs)).values())
+    return 2 * common / (len(own) + len(theirs)) if common else 0.0
+
+
+Entity = tuple[int, int, int, str]
+"""Sentence, first word, last word, type."""
+
+
+def entities(tags: Sequence[Sequence[str]]) -> set[Entity]:
+    """The entities of sentences of IOB2 tags, strictly: one begins with B-X and goes on with I-X; an I-X that follows
+    nothing of its type is none."""
+    found: set[Entity] = set()
+    for number, sentence in enumerate(tags):
+        start, kind = 0, ""
+        for place, tag in enumerate([*sentence, "O"]):
+            prefix, _, name = tag.partition("-")
+            if kind and not (prefix == "I" and name == kind):
+                found.add((number, start, place - 1, kind))
+                kind = ""
+            if prefix == "B":
+                start, kind = place, name
+    return found
+
+
+def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
+    """precision, recall and f1 over whole entities (CoNLL 2003), strict IOB2."""
+    own, theirs = entities(predictions), entities(gold)
+    hits = len(own & theirs)
+    return {
+        "precision": hits / len(own) if own else 0.0,
+        "recall": hits / len(theirs) if theirs else 0.0,
+        "f1": 2 * hits / (len(own) + len(theirs)) if own or theirs else 0.0,
+    }
+
+
+def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), between 0 and 1."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise UserError("ROUGE needs the package rouge-score; install jaxlm[eval].") from None
+    names = ("rouge1", "rouge2", "rougeL")
+    scorer = RougeScorer(names, use_stemmer=True)
+    rows = [scorer.score_multi(list(golds), text) for text, golds in zip(predictions, references, strict=True)]
+    return {name: float(np.mean([row[name].fmeasure for row in rows])) if rows else 0.0 for name in names}
+
+
+def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Corpus BLEU of detokenised text (package sacrebleu), between 0 and 100."""
+    try:
+        import sacrebleu
+    except ImportError:
+        raise UserError("BLEU needs the package sacrebleu; install jaxlm[eval].") from None
+    most = max((len(golds) for golds in references), default=1)
+    streams = [[golds[i] if i < len(golds) else None for golds in references] for i in range(most)]
+    return float(sacrebleu.corpus_bleu(list(predictions), streams).score) if predictions else 0.0

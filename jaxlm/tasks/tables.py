@@ -1,0 +1,71 @@
+"""Rows of TSV, CSV and JSON lines by the names of their columns."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxlm.data.readers import json_object, read_lines, without_compression
+from jaxlm.errors import UserError
+
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+
+
+def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, {column: value}) of each row, for the wanted `columns`; the place is "FILE, line N".
+
+    A column is a name of the first line (of .tsv and .csv) or of an object (of .jsonl, where "question.stem" goes into
+    objects); or a number, its place from 1 in a file that has no line of names. TSV is read as GLUE's files are
+    written, without quotes. UserError, with file and line, for a missing column or a row of another length.
+    """
+    kind = os.path.splitext(without_compression(path))[1]
+    if kind in JSON_LINES:
+        for place, line in read_lines(path):
+            if line.strip():
+                row = json_object(line, place)
+                yield place, {name: _inside(row, name, place) for name in columns}
+        return
+    if kind not in (".tsv", ".csv", ".txt"):
+        raise UserError(f"{path} is of no known kind; its name must end in .tsv, .csv or .jsonl, and then perhaps .gz, "
+                        ".xz or .zst.")
+    named = not all(name.isdecimal() for name in columns)
+    names: list[str] | None = None
+    for place, values in _split(path, kind):
+        if names is None:
+            names = values if named else [str(number + 1) for number in range(len(values))]
+            _require(names, columns, path)
+            if named:
+                continue
+        if len(values) != len(names):
+            raise UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
+        row = dict(zip(names, values, strict=True))
+        yield place, {name: row[name] for name in columns}
+
+
+def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:
+    form: dict[str, Any] = {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    reader = csv.reader((line for _, line in read_lines(path)), **form)
+    try:
+        for values in filter(None, reader):  # an empty line is no row
+            yield f"{path}, line {reader.line_num}", values
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: this is no row of a table ({error}).") from error
+
+
+def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
+    if missing := [name for name in columns if name not in names]:
+        raise UserError(
+            f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names))}. Choose columns "
+            "with --data.text-field, --data.label-field and so on."
+        )
+
+
+def _inside(row: dict[str, Any], name: str, place: str) -> Any:
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise UserError(f"{place}: there is no column {name!r}; it has {', '.join(map(repr, row))}.")
+        value = value[part]
+    return value
