@@ -26,7 +26,11 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
+from jaxlm.tasks.tagging import Tagging, TagRows
+from jaxlm.tasks.text_to_text import PairRows, TextToText
 
 
 class System(NamedTuple):
@@ -70,7 +74,10 @@ def system_of(objective: Any) -> System | None:
     return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
 
 
-TASKS: tuple[tuple[type, type], ...] = ((Classification, TextRows),)
+TASKS: tuple[tuple[type, type], ...] = (
+    (Classification, TextRows), (MultipleChoice, ChoiceRows), (Answers, AnswerRows), (Tagging, TagRows),
+    (TextToText, PairRows),
+)
 """The tasks, each with the form of rows that it takes where nothing says more."""
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys([

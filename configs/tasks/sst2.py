@@ -2,6 +2,8 @@
 
 Command:     jaxlm finetune configs/tasks/sst2.py --init-from RUN_OR_HF_DIR --data.source SST-2/train.tsv \
                  --data.dev SST-2/dev.tsv --run-dir runs/sst2
+Data:        GLUE's own TSV
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -9,7 +11,7 @@ from jaxlm.tasks.classification import Classification, TextRows
 
 experiment = Experiment(
     objective=Classification(),
-    data=TextRows(text_field="sentence", length=128),
+    data=TextRows(text_field="sentence"),
     optimizer=OptimizerConfig(learning_rate=3e-5, warmup_share=0.1),
     train=TrainConfig(epochs=3, batch_size=32, eval_every=500, checkpoint_every=500, eval_batches=1000),
 )

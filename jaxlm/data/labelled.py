@@ -44,10 +44,11 @@ class Record(NamedTuple):
 
 class Example(NamedTuple):
     """What a model reads of a record, without batch dimension. record: its number; a long record has several examples.
-    Of the arrays that `RowEncoder.fill` names, the last axis is the tokens'."""
+    Of the arrays that `RowEncoder.fill` names, the last axis is the tokens'. notes: what only the host reads."""
 
     record: int
     arrays: Arrays
+    notes: Any = None
 
 
 class RowEncoder(Protocol):
@@ -132,12 +133,12 @@ class LabelledSource:
     """Opened rows; see `jaxlm.data.base.Source`. records: of each split."""
 
     def __init__(self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool) -> None:
-        self.records, self._tokenizer, self._buckets = records, tokenizer, buckets
+        self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
         self._encoded: dict[Any, list[Example]] = {}
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        facts = hashlib.sha256(self._tokenizer.fingerprint.encode())
+        facts = hashlib.sha256(self.tokenizer.fingerprint.encode())
         for split, rows in self.records.items():
             for row in rows:
                 facts.update(json.dumps([split, row.id, row.values]).encode())
@@ -149,13 +150,13 @@ class LabelledSource:
 
     @property
     def statistics(self) -> Statistics:
-        return Statistics(np.zeros(self._tokenizer.vocabulary.size, np.int64), 0.0)
+        return Statistics(np.zeros(self.tokenizer.vocabulary.size, np.int64), 0.0)
 
     def examples(self, split: str, encoder: RowEncoder, length: int) -> list[Example]:
         """The examples of a split, encoded once. Every example knows its record's number by `record`."""
         key = (split, encoder, length)
         if key not in self._encoded:
-            self._encoded[key] = encoder.encode(self.records[split], self._tokenizer, length)
+            self._encoded[key] = encoder.encode(self.records[split], self.tokenizer, length)
         return self._encoded[key]
 
     def batches(
@@ -165,7 +166,7 @@ class LabelledSource:
         that only fill up a batch."""
         if split not in self.records:
             raise UserError(f"Labelled rows have the splits train and held_out, not {split!r}.")
-        fill = packing.fill(self._tokenizer.vocabulary)
+        fill = packing.fill(self.tokenizer.vocabulary)
         made = _Rows(self.examples(split, packing, raw_length), fill, raw_length, self._buckets)
         return LengthBatches(made, rows, seed) if self._buckets else Batches(made, rows, seed)
 

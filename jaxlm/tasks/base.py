@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, Record, RowEncoder
+from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record, RowEncoder
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.bert import Bert
@@ -49,6 +49,8 @@ class Task(Objective):
     primary_metric = "task_loss"
     name: ClassVar[str]
     """What `jaxlm evaluate` calls the task."""
+    longest_text: ClassVar[int] = 16
+    """Tokens of the longest answer that is written out, for a model that writes."""
     pools: ClassVar[bool] = True
     """Whether the head reads one vector for each text, rather than the hidden state of each token."""
 
@@ -71,7 +73,7 @@ class Task(Objective):
         """Logits of the classifier."""
         return len(self.labels)
 
-    def adopting(self, source: Any) -> Objective:
+    def adopting(self, source: Any) -> Any:
         """A copy with the model of the objective `source`. UserError where the model cannot do the task."""
         model = families.model_of(source)
         families.family_of(model)
@@ -136,12 +138,18 @@ class Task(Objective):
         """The dense layer in front of the classifier, where the family has one, and dropout."""
         if self.family.dense:
             act = jnp.tanh if self.family.dense == "tanh" else ACTIVATIONS[self.family.dense]
-            x = act(_apply(params["pooler"], x))
+            x = act(apply_dense(params["pooler"], x))
         return dropout(x, self.classifier_dropout, key)
 
     def classify(self, params: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:
         """Logits in float32."""
-        return _apply(params["classifier"], x).astype(jnp.float32)
+        return apply_dense(params["classifier"], x).astype(jnp.float32)
+
+    def token_logits(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Array:
+        """Logits of the classifier at each token, float32 [batch, length, outputs]."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        hidden = self.family.hidden(self.model, params, inputs, keys[0])
+        return self.classify(params, dropout(hidden, self.classifier_dropout, keys[1]))
 
     def flops(self, length: int) -> tuple[float, float]:
         width = self.model.hidden_size
@@ -155,6 +163,25 @@ class Task(Objective):
             shown = own[real > 0].tolist()
             lines.append(Line("input", shown, ["special" if self.vocabulary.special[i] else "" for i in shown]))
         return lines
+
+    def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
+        """What `predict` gives for each held-out example, without batch dimension."""
+        step = jax.jit(self.predict)
+        batches = source.batches("held_out", batch_size, length, self.packing, 0)
+        found: dict[int, Arrays] = {}
+        for batch in batches.evaluation(batch_size, batches.num_rows):
+            outputs = jax.device_get(step(params, batch))
+            for place in np.flatnonzero(batch["row"] >= 0):
+                found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
+        return [found[number] for number in range(len(found))]
+
+    def as_text(self, record: Record) -> tuple[str, str]:
+        """(what is asked, the answer) as texts, for a model that writes."""
+        raise NotImplementedError
+
+    def from_text(self, record: Record, text: str) -> Any:
+        """The prediction that a written answer stands for."""
+        raise NotImplementedError
 
     def answers(
         self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
@@ -172,7 +199,8 @@ class Task(Objective):
         raise NotImplementedError
 
 
-def _apply(dense: Params, x: jax.Array) -> jax.Array:
+def apply_dense(dense: Params, x: jax.Array) -> jax.Array:
+    """x W + b, in the type of x."""
     y = x @ dense["kernel"].astype(x.dtype)
     return y + dense["bias"].astype(x.dtype) if "bias" in dense else y
 

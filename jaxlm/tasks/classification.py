@@ -222,6 +222,24 @@ class Classification(Task):
             found.append(Answer(self.labels[int(logits.argmax())], scores))
         return found
 
+    def as_text(self, record: Record) -> tuple[str, str]:
+        """As T5 was fine-tuned (Raffel et al. 2019, appendix D); numbers to the next 0.2."""
+        values = record.values
+        texts = (
+            f"sentence1: {values['text']} sentence2: {values['text_pair']}" if "text_pair" in values
+            else f"sentence: {values['text']}"
+        )
+        label = values["label"]
+        return texts, f"{round(float(label) * 5) / 5:.1f}" if self.target == "number" else label
+
+    def from_text(self, record: Record, text: str) -> Any:
+        if self.target == "class":
+            return text
+        try:
+            return float(text)
+        except ValueError:
+            return 0.0
+
     def gold(self, record: Record) -> Any:
         return float(record.values["label"]) if self.target == "number" else record.values["label"]
 

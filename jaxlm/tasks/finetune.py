@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxlm.config.experiment import Experiment
-from jaxlm.data.labelled import Arrays, LabelledData, LabelledSource
+from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
+from jaxlm.models.t5 import T5
 from jaxlm.runs.load import LoadedModel
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.families import params_of
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 Report = Callable[[str], None]
@@ -42,7 +41,7 @@ def finetune(
 def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:
     """What the preset of a task leaves open, from the pretrained model and the rows: the model, the task's symbols, its
     labels, the number of steps. The model's parameters come without what ELECTRA's generator needs."""
-    data, objective = experiment.data, experiment.objective.adopting(source.objective)
+    data, objective = experiment.data, adopting(experiment.objective, source.objective)
     tokenizer = source.tokenizer.with_symbols(objective.symbols)
     rows = data.open(tokenizer, report)
     if not rows.records["train"]:
@@ -62,6 +61,16 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
     return experiment, own
 
 
+def adopting(task: Task, source: Any) -> Task:
+    """The task with the model of `source`: as it is, or written as text for a T5, which has no other way to answer."""
+    return (written(task) if isinstance(source.model, T5) else task).adopting(source)
+
+
+def written(task: Task) -> TextToText:
+    """The task with its rows as texts, for a model that writes the answer."""
+    return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=task.longest_text)
+
+
 def evaluate(
     task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int = 32,
     predictions: str | Path | None = None, report: Report = print,
@@ -76,7 +85,7 @@ def evaluate(
     if not records:
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")
     examples = source.examples("held_out", task.packing, data.length)
-    answers = task.answers(records, examples, predict(task, params, source, data.length, batch_size))
+    answers = task.answers(records, examples, task.run(params, source, data.length, batch_size))
     if predictions is not None:
         write_predictions(predictions, [
             {"id": row.id, "prediction": answer.prediction, "gold": task.gold(row)} | answer.scores
@@ -84,18 +93,6 @@ def evaluate(
         ])
     metrics = {name: round(float(value), 6) for name, value in task.score(records, answers).items()}
     return {"task": task.name, "metrics": metrics, "examples": len(records)}
-
-
-def predict(task: Task, params: Any, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
-    """What `task.predict` gives for each held-out example, without batch dimension."""
-    step = jax.jit(task.predict)
-    batches = source.batches("held_out", batch_size, length, task.packing, 0)
-    found: dict[int, Arrays] = {}
-    for batch in batches.evaluation(batch_size, batches.num_rows):
-        outputs = jax.device_get(step(params, batch))
-        for place in np.flatnonzero(batch["row"] >= 0):
-            found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
-    return [found[number] for number in range(len(found))]
 
 
 def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -199,6 +199,15 @@ class Tokenizer:
             return self._processor.encode(segments, num_threads=num_threads or -1, return_type="numpy")
         return [encoding.ids for encoding in self._plain.encode_batch_fast(segments, add_special_tokens=False)]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each text its ids, int32 [tokens], and where each token begins and ends in its characters, int32
+        [tokens, 2]. It does without the cuts of `encode`, so texts should not be very long."""
+        encodings = self._plain.encode_batch([mend_surrogates(text) for text in texts], add_special_tokens=False)
+        return [
+            (np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2))
+            for encoding in encodings
+        ]
+
     def encode_with_symbols(self, text: str) -> list[int]:
         """The ids of `text`, in which special symbols such as "[MASK]" are recognised (for fill-mask; never for a
         corpus). They take the space before them, as the word would that they stand for."""

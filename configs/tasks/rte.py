@@ -1,0 +1,18 @@
+"""RTE: does the first text entail the second? (GLUE)
+
+Command:     jaxlm finetune configs/tasks/rte.py --init-from RUN_OR_HF_DIR --data.source RTE/train.tsv \
+                 --data.dev RTE/dev.tsv --run-dir runs/rte
+Data:        GLUE's own TSV
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs;
+             small: often begun from a model fine-tuned on MNLI (--init-from RUN)
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.tasks.classification import Classification, TextRows
+
+experiment = Experiment(
+    objective=Classification(),
+    data=TextRows(text_field="sentence1", text_pair_field="sentence2"),
+    optimizer=OptimizerConfig(learning_rate=3e-5, warmup_share=0.1),
+    train=TrainConfig(epochs=3, batch_size=32, eval_every=100, checkpoint_every=100, eval_batches=1000),
+)

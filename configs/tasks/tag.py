@@ -1,0 +1,18 @@
+"""A tag for each word, in your own columns.
+
+Command:     jaxlm finetune configs/tasks/tag.py --init-from RUN_OR_HF_DIR --data.source train.conll \
+                 --data.dev dev.conll --run-dir runs/tag
+Data:        CoNLL: a word a line, columns by --data.word-column and --data.tag-column; --objective.metric entities for
+             entities in IOB2
+Recipe:      BERT's for named entities: the first piece of a word has its tag (section 5.3)
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.tasks.tagging import Tagging, TagRows
+
+experiment = Experiment(
+    objective=Tagging(),
+    data=TagRows(word_column=1, tag_column=2),
+    optimizer=OptimizerConfig(learning_rate=5e-5, warmup_share=0.1),
+    train=TrainConfig(epochs=3, batch_size=32, eval_every=500, checkpoint_every=500, eval_batches=1000),
+)

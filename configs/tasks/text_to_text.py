@@ -1,0 +1,17 @@
+"""Any text for a text, in your own columns; for T5 and decoders.
+
+Command:     jaxlm finetune configs/tasks/text_to_text.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
+                 --data.dev dev.tsv --run-dir runs/text_to_text
+Data:        TSV or CSV with a line of names, or JSON lines; columns by --data.source-field, --data.target-field
+Recipe:      T5's: constant rate 1e-3 with Adafactor; here AdamW at a tenth of it
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.tasks.text_to_text import PairRows, TextToText
+
+experiment = Experiment(
+    objective=TextToText(),
+    data=PairRows(source_field="source", target_field="target"),
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_share=0.1),
+    train=TrainConfig(epochs=3, batch_size=32, eval_every=500, checkpoint_every=500, eval_batches=1000),
+)

@@ -1,0 +1,172 @@
+"""Multiple choice (SWAG, CODAH, CosmosQA, CommonsenseQA): one logit a choice, softmax over the choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
+from jaxlm.objectives.losses import cross_entropy
+from jaxlm.tasks import metrics
+from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.classification import INPUTS, shortened
+from jaxlm.tasks.families import inputs_of
+from jaxlm.tasks.tables import read_table
+from jaxlm.tokenizers.template import Template
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Names of the choices where they are written as text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceRows(LabelledData):
+    """A question and its choices a row, from TSV, CSV or JSON lines. Columns are named; a number is the place of a
+    column, from 1, in a file without a line of names."""
+
+    text_field: str = "text"
+    """Column of the text in front of the choices; several, with commas between, are joined by a space."""
+
+    question_field: str = ""
+    """Column of a question that each choice is joined to."""
+
+    choices_fields: str = "choices"
+    """Columns of the choices, with commas between; or of JSON one list, of texts or of objects with `text`."""
+
+    label_field: str = "label"
+    """Column of the right choice: its number from 0, or its `label` among the objects."""
+
+    id_field: str = ""
+    """Column of the row's id; empty: the number of the row."""
+
+    def read(self, path: str) -> Iterator[Record]:
+        texts, choices = self.text_field.split(","), self.choices_fields.split(",")
+        columns = [name for name in (*texts, self.question_field, *choices, self.label_field, self.id_field) if name]
+        count = None
+        for number, (place, row) in enumerate(read_table(path, columns)):
+            given = row[choices[0]] if len(choices) == 1 else [row[name] for name in choices]
+            if not isinstance(given, list) or len(given) < 2:
+                raise UserError(f"{place}: {self.choices_fields!r} holds no list of two choices or more.")
+            names = [item.get("label", str(i)) if isinstance(item, dict) else str(i) for i, item in enumerate(given)]
+            options = [str(item.get("text", "")) if isinstance(item, dict) else str(item) for item in given]
+            count = count or len(options)
+            if len(options) != count:
+                raise UserError(f"{place} has {len(options)} choices, the rows before {count}; give each as many.")
+            label = str(row[self.label_field])
+            if label not in names:
+                raise UserError(f"{place}: the label {label!r} is none of the choices {', '.join(names)}.")
+            values = {
+                "text": " ".join(str(row[name]) for name in texts), "choices": options, "label": names.index(label),
+                "question": str(row[self.question_field]) if self.question_field else "",
+            }
+            yield Record(str(row[self.id_field]) if self.id_field else str(number), place, values, values["text"])
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceEncoder:
+    """Each choice in a row of its own behind the text; see `jaxlm.data.labelled.RowEncoder`. Arrays: input_ids,
+    token_type_ids, attention_mask int32 [choices, length]; label int32 []."""
+
+    template: Template
+    vocabulary: Vocabulary
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+        texts = tokenizer.encode_arrays([row.values["text"] for row in records])
+        flat = [" ".join(filter(None, (row.values["question"], choice))) for row in records
+                for choice in row.values["choices"]]
+        endings = iter(tokenizer.encode_arrays(flat))
+        room, pad = length - self.template.num_symbols(True), max(self.vocabulary.pad, 0)
+        examples = []
+        for number, (row, text) in enumerate(zip(records, texts, strict=True)):
+            made = []
+            for _ in row.values["choices"]:
+                first, second = shortened(text, next(endings), room)
+                made.append(inputs_of(self.template.build(self.vocabulary, first, second)))
+            longest = max(len(one["input_ids"]) for one in made)
+            fill = {"input_ids": pad, "token_type_ids": 0, "attention_mask": 0}
+            arrays = {
+                name: np.stack([np.pad(one[name], (0, longest - len(one[name])), constant_values=fill[name])
+                                for one in made])
+                for name in INPUTS
+            }
+            examples.append(Example(number, arrays | {"label": np.int32(row.values["label"])}))
+        return examples
+
+    def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
+        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+
+    def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
+        ids = np.random.default_rng(0).integers(0, vocabulary.size, (rows, 4, length), np.int32)
+        return {
+            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
+            "attention_mask": np.ones_like(ids), "label": np.zeros(rows, np.int32),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class MultipleChoice(Task):
+    """loss = cross-entropy of the right choice under the softmax of the choices' logits (BERT, SWAG)."""
+
+    name = "multiple_choice"
+
+    @property
+    def packing(self) -> ChoiceEncoder:
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        return ChoiceEncoder(self.family.template, self.vocabulary)
+
+    @property
+    def outputs(self) -> int:
+        return 1
+
+    def _logits(self, params: Params, example: Arrays, key: jax.Array | None) -> jax.Array:
+        rows, choices, length = example["input_ids"].shape
+        inputs = {name: example[name].reshape(-1, length) for name in INPUTS}
+        return self.classify(params, self.pooled(params, inputs, key)).reshape(rows, choices)
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        logits = self._logits(params, example, key if train else None)
+        weights, label = self.weights(example), example["label"]
+        return {
+            "task_loss": Term.of(cross_entropy(logits, label), weights, 1.0),
+            "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
+        }
+
+    def predict(self, params: Params, example: Arrays) -> Arrays:
+        return {"logits": self._logits(params, example, None)}
+
+    def flops(self, length: int) -> tuple[float, float]:
+        trained, frozen = super().flops(length)
+        return 4 * trained, frozen  # as in SWAG; rows of other numbers of choices cost in proportion
+
+    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
+        lines = super().describe(batch, example, row)
+        label = int(example["label"][row])
+        return [line._replace(title="right" if i == label else "wrong") for i, line in enumerate(lines)]
+
+    def answers(
+        self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
+    ) -> list[Answer]:
+        return [Answer(int(o["logits"].argmax()), {"scores": o["logits"].astype(float).tolist()}) for o in outputs]
+
+    def as_text(self, record: Record) -> tuple[str, str]:
+        values = record.values
+        choices = " ".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, values["choices"], strict=False))
+        question = f"question: {values['question']} " if values["question"] else ""
+        return f"{question}choices: {choices} context: {values['text']}", LETTERS[values["label"]]
+
+    def from_text(self, record: Record, text: str) -> Any:
+        return LETTERS.find(text) if len(text) == 1 else -1
+
+    def gold(self, record: Record) -> Any:
+        return record.values["label"]
+
+    def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
+        return {"accuracy": metrics.accuracy([a.prediction for a in answers], [self.gold(row) for row in records])}

@@ -1,0 +1,190 @@
+"""Tagging of words (parts of speech, named entities): the classifier reads the first piece of each word."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
+from jaxlm.data.readers import read_lines
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
+from jaxlm.objectives.losses import cross_entropy
+from jaxlm.tasks import metrics
+from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.families import inputs_of
+from jaxlm.tokenizers.template import Template
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+UNASKED = -1
+"""The label of tokens that begin no word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TagRows(LabelledData):
+    """Sentences of words with tags, from CoNLL or CoNLL-U: one word a line, columns separated by tabs or spaces, a
+    blank line between sentences. Lines that begin with "# " or "-DOCSTART-", and in CoNLL-U the ranges ("3-4") and
+    empty words ("8.1"), are no words."""
+
+    word_column: int = 1
+    """Place of the word in a line, from 1."""
+
+    tag_column: int = 2
+    """Place of the tag in a line, from 1."""
+
+    has_ids: bool = False
+    """Whether the first column numbers the words, as in CoNLL-U."""
+
+    def read(self, path: str) -> Iterator[Record]:
+        words: list[str] = []
+        tags: list[str] = []
+        number, start = 0, ""
+        wanted = max(self.word_column, self.tag_column)
+
+        def sentence() -> Record:
+            return Record(str(number), start, {"words": words, "tags": tags}, start)
+
+        for place, line in read_lines(path):
+            if not line.strip():
+                if words:
+                    yield sentence()
+                    number, words, tags = number + 1, [], []
+                continue
+            if line.startswith(("# ", "-DOCSTART-")):
+                continue
+            columns = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+            if self.has_ids and not columns[0].isdecimal():
+                continue
+            if len(columns) < wanted:
+                raise UserError(
+                    f"{place} has {len(columns)} columns, but the word stands in {self.word_column} and its tag in "
+                    f"{self.tag_column}; choose with --data.word-column and --data.tag-column."
+                )
+            start = start if words else place
+            words.append(columns[self.word_column - 1])
+            tags.append(columns[self.tag_column - 1])
+        if words:
+            yield sentence()
+
+
+@dataclasses.dataclass(frozen=True)
+class TagEncoder:
+    """A sentence's words inside a template, cut where they are too many; see `jaxlm.data.labelled.RowEncoder`. Arrays:
+    input_ids, token_type_ids, attention_mask, labels int32 [length], the label at the first piece of each word, -1
+    elsewhere."""
+
+    template: Template
+    vocabulary: Vocabulary
+    labels: tuple[str, ...]
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+        # Each word behind a space, as in a text: in byte-level and SentencePiece vocabularies that is another piece.
+        flat = [(" " if i and tokenizer.is_byte_level else "") + word for row in records
+                for i, word in enumerate(row.values["words"])]
+        pieces = iter(tokenizer.encode_arrays(flat))
+        unknown = np.array([max(self.vocabulary.unk, 0)], np.int32)
+        room = length - self.template.num_symbols(False)
+        number_of = {label: place for place, label in enumerate(self.labels)}
+        examples = []
+        for number, row in enumerate(records):
+            words = [next(pieces) for _ in row.values["words"]]
+            words = [word if len(word) else unknown for word in words]  # of characters that the vocabulary drops
+            ids = np.concatenate(words)[:room]
+            labels = np.full(len(ids), UNASKED, np.int32)
+            for place, tag in zip(np.cumsum([0, *map(len, words[:-1])]), row.values["tags"], strict=True):
+                if tag not in number_of:
+                    raise UserError(
+                        f"{row.place}: the tag {tag!r} of that sentence does not occur in the training rows; mend or "
+                        "remove the sentence."
+                    )
+                if place < len(ids):
+                    labels[place] = number_of[tag]
+            made = self.template.build(self.vocabulary, ids)
+            placed = np.full(len(made.input_ids), UNASKED, np.int32)
+            placed[made.part == 1] = labels
+            examples.append(Example(number, inputs_of(made) | {"labels": placed}))
+        return examples
+
+    def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
+        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0, "labels": UNASKED}
+
+    def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
+        ids = np.random.default_rng(0).integers(0, vocabulary.size, (rows, length), np.int32)
+        return {
+            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
+            "attention_mask": np.ones_like(ids), "labels": np.zeros_like(ids),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagging(Task):
+    """loss = mean cross-entropy of the tag over all words."""
+
+    metric: Literal["accuracy", "entities"] = "accuracy"
+    """What is reported beside accuracy: nothing, or precision, recall and F1 of whole entities in IOB2 tags."""
+
+    name = "tagging"
+    pools = False
+    longest_text = 256
+
+    @property
+    def packing(self) -> TagEncoder:
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        return TagEncoder(self.family.template, self.vocabulary, self.labels)
+
+    def with_labels(self, records: Sequence[Record]) -> Self:
+        found = self.labels or tuple(sorted({tag for row in records for tag in row.values["tags"]}))
+        return dataclasses.replace(self, labels=found)
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        logits = self.token_logits(params, example, key if train else None)
+        labels = example["labels"]
+        weights = (labels >= 0).astype(jnp.float32) * self.weights(example)[:, None]
+        return {
+            "task_loss": Term.of(cross_entropy(logits, jnp.maximum(labels, 0)), weights, 1.0),
+            "accuracy": Term.of(jnp.argmax(logits, axis=-1) == labels, weights),
+        }
+
+    def predict(self, params: Params, example: Arrays) -> Arrays:
+        return {"tags": jnp.argmax(self.token_logits(params, example, None), axis=-1)}
+
+    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
+        (line,) = super().describe(batch, example, row)
+        labels = np.asarray(example["labels"][row])[: len(line.ids)]
+        marks = ["target" if label >= 0 else mark for label, mark in zip(labels, line.marks, strict=True)]
+        tags = " ".join(self.labels[label] for label in labels if label >= 0)
+        return [line._replace(marks=marks), Line(f"tags {tags}", [], [])]
+
+    def answers(
+        self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
+    ) -> list[Answer]:
+        found = []
+        for record, example, output in zip(records, examples, outputs, strict=True):
+            asked = example.arrays["labels"]
+            tags = [self.labels[tag] for tag in output["tags"][: len(asked)][asked >= 0]]
+            # Words that did not fit in get the commonest answer to nothing.
+            rest = len(record.values["words"]) - len(tags)
+            found.append(Answer(tags + ["O" if "O" in self.labels else self.labels[0]] * rest, {}))
+        return found
+
+    def as_text(self, record: Record) -> tuple[str, str]:
+        return " ".join(record.values["words"]), " ".join(record.values["tags"])
+
+    def from_text(self, record: Record, text: str) -> Any:
+        count = len(record.values["words"])
+        filler = "O" if "O" in self.labels else self.labels[0]
+        return (text.split() + [filler] * count)[:count]
+
+    def gold(self, record: Record) -> Any:
+        return record.values["tags"]
+
+    def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
+        predictions, gold = [a.prediction for a in answers], [self.gold(row) for row in records]
+        words = metrics.accuracy([t for row in predictions for t in row], [t for row in gold for t in row])
+        return {"accuracy": words} | (metrics.entity_f1(predictions, gold) if self.metric == "entities" else {})

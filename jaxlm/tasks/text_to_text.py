@@ -1,0 +1,274 @@
+"""Text to text (Raffel et al. 2019; McCann et al. 2018): summaries, translations, questions without a passage, and
+every other task with its rows written as texts; for encoder-decoders and decoders, which answer by writing."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
+from jaxlm.errors import UserError
+from jaxlm.inference.generate import generate
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.base import Example as Inputs
+from jaxlm.objectives.base import Frozen, Generator, Line, Loaded, Params, Term, Terms, adopt
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.tasks import metrics
+from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.tables import read_table
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+Metric = Literal["exact_match", "rouge", "bleu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRows(LabelledData):
+    """A text and what is to be written for it, from TSV, CSV or JSON lines. Columns are named; a number is the place of
+    a column, from 1, in a file without a line of names."""
+
+    length: int = 512
+    """Tokens of the text that is read, for a decoder with what it writes; longer texts are cut."""
+    source_field: str = "source"
+    """Column of the text; of JSON, a list of texts is joined by spaces."""
+    target_field: str = "target"
+    """Column of the answer; of JSON, a list has several right ones, the first of which is learnt."""
+    id_field: str = ""
+    """Column of the row's id; empty: the number of the row."""
+
+    def read(self, path: str) -> Iterator[Record]:
+        columns = [name for name in (self.source_field, self.target_field, self.id_field) if name]
+        for number, (place, row) in enumerate(read_table(path, columns)):
+            source, targets = row[self.source_field], row[self.target_field]
+            source = " ".join(map(str, source)) if isinstance(source, list) else str(source)
+            targets = [str(text) for text in targets] if isinstance(targets, list) else [str(targets)]
+            if not targets:
+                raise UserError(f"{place}: {self.target_field!r} is an empty list; mend or remove the line.")
+            name = str(row[self.id_field]) if self.id_field else str(number)
+            yield Record(name, place, {"source": source, "targets": targets}, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairEncoder:
+    """Prompts and answers; see `jaxlm.data.labelled.RowEncoder`. notes: the prompt's ids.
+
+    Arrays for an encoder-decoder: input_ids, attention_mask int32 [length]; targets int32 and weights float32
+    [max_target]. For a decoder, which reads the prompt and what it has written in one row: input_ids, attention_mask
+    int32 and weights float32 [length], 1 where the next token is of the answer.
+    """
+
+    vocabulary: Vocabulary
+    is_decoder: bool
+    max_target: int
+    separator: str
+    texts: Callable[[Record], tuple[str, str]]
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+        pairs = [self.texts(row) for row in records]
+        prompts = tokenizer.encode_arrays([prompt for prompt, _ in pairs])
+        targets = tokenizer.encode_arrays([target for _, target in pairs])
+        end = np.array([self.vocabulary.eos], np.int32)
+        between = np.array(tokenizer.encode(self.separator), np.int32) if self.is_decoder else end
+        room = length - len(between) - (self.max_target if self.is_decoder else 0)
+        if room < 8:
+            raise UserError(
+                f"data.length {length} leaves {max(room, 0)} tokens for the text beside {self.max_target} of the "
+                "answer; raise it or lower objective.max_target."
+            )
+        make = self._one_row if self.is_decoder else self._two_rows
+        examples = []
+        for number, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
+            prompt = np.concatenate([prompt[:room], between])
+            target = np.concatenate([target[: self.max_target - 1], end])
+            examples.append(Example(number, make(prompt, target), prompt.tolist()))
+        return examples
+
+    def _two_rows(self, prompt: np.ndarray, target: np.ndarray) -> Arrays:
+        rest = self.max_target - len(target)
+        return {
+            "input_ids": prompt, "attention_mask": np.ones_like(prompt),
+            "targets": np.pad(target, (0, rest), constant_values=max(self.vocabulary.pad, 0)).astype(np.int32),
+            "weights": np.pad(np.ones(len(target), np.float32), (0, rest)),
+        }
+
+    def _one_row(self, prompt: np.ndarray, target: np.ndarray) -> Arrays:
+        ids = np.concatenate([prompt, target]).astype(np.int32)
+        place = np.arange(len(ids))
+        asked = (place >= len(prompt) - 1) & (place < len(ids) - 1)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "weights": asked.astype(np.float32)}
+
+    def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
+        ragged = {"input_ids": max(vocabulary.pad, 0), "attention_mask": 0}
+        return ragged | {"weights": 0} if self.is_decoder else ragged
+
+    def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
+        def ids(count: int) -> np.ndarray:
+            return np.random.default_rng(0).integers(0, vocabulary.size, (rows, count), np.int32)
+
+        batch = {"row": np.arange(rows, dtype=np.int32), "input_ids": ids(length)}
+        batch["attention_mask"] = np.ones_like(batch["input_ids"])
+        if self.is_decoder:
+            return batch | {"weights": np.ones((rows, length), np.float32)}
+        return batch | {"targets": ids(self.max_target), "weights": np.ones((rows, self.max_target), np.float32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextToText(Task, Generator):
+    """loss = mean of -log p(token of the answer | the text, those before it)."""
+
+    kind: Task | None = None
+    """The task whose rows are written as texts; None: rows are pairs of texts already."""
+    prefix: str = ""
+    """What stands in front of each text ("summarize: ")."""
+    separator: str = " =>"
+    """What stands between a text and its answer, for a decoder."""
+    max_target: int = 64
+    """Longest answer, in tokens."""
+    metric: Metric = "exact_match"
+    """How pairs of texts are scored; other kinds have their own metrics."""
+
+    name = "text_to_text"
+
+    @property
+    def lm(self) -> Any:
+        """The model as the objective that it was pretrained with, which knows how it writes."""
+        if isinstance(self.model, T5):
+            return SpanCorruption(model=self.model, vocabulary=self.vocabulary)
+        return CausalLM(model=self.model, vocabulary=self.vocabulary)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether text and answer stand in one row."""
+        return isinstance(self.model, Gpt2)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def packing(self) -> PairEncoder:
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        return PairEncoder(self.vocabulary, self.is_decoder, self.max_target, self.separator, self.texts)
+
+    def texts(self, record: Record) -> tuple[str, str]:
+        """(the text to read, the answer to write) of a record."""
+        if self.kind is None:
+            return self.prefix + record.values["source"], record.values["targets"][0]
+        prompt, target = self.kind.as_text(record)
+        return self.prefix + prompt, target
+
+    def adopting(self, source: Any) -> TextToText:
+        if not isinstance(source.model, (T5, Gpt2)):
+            raise UserError(
+                f"a {type(source.model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2."
+            )
+        return dataclasses.replace(self, model=dataclasses.replace(source.model, attention="auto"))
+
+    def with_labels(self, records: Sequence[Record]) -> Self:
+        return dataclasses.replace(self, kind=self.kind.with_labels(records)) if self.kind else self
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+        vocabulary.require("eos", "pad", purpose="writing an answer")
+        positions = getattr(self.model, "max_positions", None)
+        if positions is not None and length > positions:
+            raise UserError(f"data.length {length} is more than the model's {positions} positions; lower it.")
+        return dataclasses.replace(self, model=self.model.bind(vocabulary), vocabulary=vocabulary)
+
+    def init(self, key: jax.Array) -> Params:
+        return self.model.init(key)
+
+    def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
+        return params if source is None else adopt(params, source.params)
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        model, weights = self.model, example["weights"] * self.weights(example)[:, None]
+        if self.is_decoder:
+            hidden = model.decode_hidden(
+                params, example["input_ids"], example["attention_mask"], key if train else None
+            )[:, :-1]
+            labels, weights = example["input_ids"][:, 1:], weights[:, :-1]
+        else:
+            keys = jax.random.split(key) if train else (None, None)
+            labels = example["targets"]
+            memory = model.encode(params, example["input_ids"], example["attention_mask"], keys[0])
+            shifted = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.vocabulary.pad)
+            hidden = model.decode_hidden(params, shifted, memory, example["attention_mask"], keys[1])
+        table, bias = model.output_matrix(params)
+        losses = chunked_cross_entropy(model.token_features(params, hidden), table, labels, weights, bias=bias)
+        return {
+            "task_loss": Term(losses.total, jnp.sum(weights), 1.0),
+            "accuracy": Term.of(losses.correct, weights),
+        }
+
+    def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
+        """The answers' ids, by greedy decoding."""
+        examples = source.examples("held_out", self.packing, length)
+        order = np.argsort([len(example.notes) for example in examples], kind="stable")
+        found: list[Arrays] = [{} for _ in examples]
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            prompts = [examples[i].notes for i in chosen]
+            answers = generate(self.lm, params, prompts, max_new_tokens=self.max_target)
+            for i, ids in zip(chosen, answers, strict=True):
+                text = source.tokenizer.decode([j for j in ids if j != self.vocabulary.eos])
+                found[i] = {"text": np.array(text.strip())}
+        return found
+
+    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        return self.lm.prepare_prompts(prompts, max_new_tokens)
+
+    def prefill(self, params: Params, prompts: jax.Array, mask: jax.Array, new_tokens: int) -> tuple[jax.Array, Any]:
+        return self.lm.prefill(params, prompts, mask, new_tokens)
+
+    def decode(self, params: Params, tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        return self.lm.decode(params, tokens, state)
+
+    def flops(self, length: int) -> tuple[float, float]:
+        trained = self.model.flops(length) if self.is_decoder else self.model.flops(length, self.max_target)
+        return trained, 0.0
+
+    def describe(self, batch: Arrays, example: Inputs, row: int) -> list[Line]:
+        ids, real = (np.asarray(example[name][row]) for name in ("input_ids", "attention_mask"))
+        weights = np.asarray(example["weights"][row]) > 0
+        labels = ids[1:][weights[:-1]] if self.is_decoder else np.asarray(example["targets"][row])[weights]
+        shown = ids[real > 0][: -len(labels)] if self.is_decoder else ids[real > 0]
+        special = self.vocabulary.special
+        return [
+            Line("text", shown.tolist(), ["special" if special[i] else "" for i in shown]),
+            Line("answer", labels.tolist(), ["target"] * len(labels)),
+        ]
+
+    def answers(
+        self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
+    ) -> list[Answer]:
+        texts = [str(output["text"]) for output in outputs]
+        if self.kind is None:
+            return [Answer(text, {}) for text in texts]
+        read = self.kind.from_text
+        return [Answer(read(record, text), {"text": text}) for record, text in zip(records, texts, strict=True)]
+
+    def gold(self, record: Record) -> Any:
+        return record.values["targets"] if self.kind is None else self.kind.gold(record)
+
+    def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
+        if self.kind is not None:
+            return self.kind.score(records, answers)
+        texts, golds = [answer.prediction for answer in answers], [self.gold(row) for row in records]
+        if self.metric == "rouge":
+            return metrics.rouge(texts, golds)
+        if self.metric == "bleu":
+            return {"bleu": metrics.bleu(texts, golds)}
+        pairs = list(zip(texts, golds, strict=True))
+        return {
+            "exact_match": statistics.fmean(metrics.exact_match(*pair) for pair in pairs),
+            "f1": statistics.fmean(metrics.token_f1(*pair) for pair in pairs),
+        }
