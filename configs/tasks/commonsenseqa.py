@@ -1,7 +1,7 @@
 """CommonsenseQA: which of five answers is right?
 
-Command:     jaxlm finetune configs/tasks/commonsenseqa.py --init-from RUN_OR_HF_DIR --data.source train_rand_split.jsonl \
-                 --data.dev dev_rand_split.jsonl --run-dir runs/commonsenseqa
+Command:     jaxlm finetune configs/tasks/commonsenseqa.py --init-from RUN_OR_HF_DIR --data.source train.jsonl \
+                 --data.dev dev.jsonl --run-dir runs/commonsenseqa
 Data:        its own JSON lines
 Recipe:      as for SWAG
 """

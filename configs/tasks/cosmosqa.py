@@ -12,8 +12,8 @@ from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 experiment = Experiment(
     objective=MultipleChoice(),
     data=ChoiceRows(
-        text_field="context", question_field="question", choices_fields="answer0,answer1,answer2,answer3", id_field="id",
-        length=256,
+        text_field="context", question_field="question", choices_fields="answer0,answer1,answer2,answer3",
+        id_field="id", length=256,
     ),
     optimizer=OptimizerConfig(learning_rate=2e-5, warmup_share=0.1),
     train=TrainConfig(epochs=3, batch_size=16, eval_every=500, checkpoint_every=500, eval_batches=1000),

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from jaxlm.config.experiment import Experiment
 from jaxlm.runs import resume
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.feed import stage_after, stages_of
 from jaxlm.training.program import corruption_key
 
@@ -24,29 +25,32 @@ LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept but asked", "t
 
 
 def show(
-    experiment: Experiment, folder: Path, step: int, examples: int, report: Callable[[str], None] = print
+    experiment: Experiment, folder: Path, step: int, examples: int, report: Callable[[str], None] = print,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Prints rows of the batch of training step `step` (0-based) and what the objective makes of them.
 
     folder: the run whose tokenizer is used, if there is one. examples: number of rows.
+    tokenizer: another one to use.
     """
     console = Console(highlight=False)
     data = resume.data_of(folder, experiment.data)
-    tokenizer = data.prepare_tokenizer(report, experiment.objective.symbols)
+    tokenizer = tokenizer or data.prepare_tokenizer(report, experiment.objective.symbols)
     text = data.open(tokenizer, report)
     objective = resume.bind(folder, experiment, tokenizer.vocabulary, statistics=text.statistics)
     stage = stage_after(stages_of(experiment, text, objective), step)
     batch = stage.batches.batch(step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
-    real = float(np.mean(np.asarray(batch.segment_ids) > 0))
+    real = float(np.mean(objective.real_tokens(example, batch)))
+    rows = len(jax.tree.leaves(batch)[0])
     console.print(
-        f"{type(objective).__name__}, step {step}: rows of {stage.length} tokens, made of {batch.tokens.shape[1]} "
-        f"tokens of text each ({real:.1%} real in this batch)"
+        f"{type(objective).__name__}, step {step}: {rows} rows of at most {stage.length} tokens ({real:.1%} of this "
+        "batch is no padding)"
     )
     for name, value in example.items():
         console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)
     used: dict[str, None] = {}
-    for row in range(min(examples, batch.tokens.shape[0])):
+    for row in range(min(examples, rows)):
         console.print(f"\nrow {row}", style="bold")
         for line in objective.describe(batch, example, row):
             shown = Text(f"{line.title:>12}  ", style="cyan")

@@ -1,4 +1,7 @@
-"""jaxlm show CONFIG [--examples N] [--step K] [--any.field VALUE …]: examples before and after corruption, as text"""
+"""jaxlm show CONFIG [--init-from RUN_OR_HF_DIR] [--examples N] [--step K] [--any.field VALUE …]
+
+Examples before and after corruption, as text; those of a task (configs/tasks) as the model of --init-from reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ def main(arguments: list[str]) -> int:
     parser = config_parser("jaxlm show", __doc__)
     parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
     parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
     options, experiment = read_config(parser, arguments)
     if options.step < 0:
         raise UserError(f"--step is {options.step}; it must be at least 0.")
@@ -19,5 +23,10 @@ def main(arguments: list[str]) -> int:
     start_jax()
     from jaxlm.analysis.show import show
 
-    show(experiment, Path(options.config), options.step, options.examples)
+    tokenizer = None
+    if options.init_from:
+        from jaxlm.tasks.finetune import open_task
+
+        experiment, tokenizer = open_task(experiment, options.init_from)
+    show(experiment, Path(options.config), options.step, options.examples, tokenizer=tokenizer)
     return 0

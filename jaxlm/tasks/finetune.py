@@ -13,7 +13,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.models.t5 import T5
-from jaxlm.runs.load import LoadedModel
+from jaxlm.runs.load import LoadedModel, load_model
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.families import params_of
@@ -36,6 +36,14 @@ def finetune(
         return settled(experiment, source, report)
 
     return pretrain(experiment, run_dir, init_from, report, settle)
+
+
+def open_task(experiment: Experiment, init_from: str, report: Report = print) -> tuple[Experiment, Tokenizer]:
+    """The configuration of a task settled for a pretrained model, and the tokenizer; for `show` and `bench`."""
+    if not isinstance(experiment.objective, Task):
+        raise UserError("--init-from is for tasks here; a pretraining preset is shown as it is.")
+    experiment, source = settled(experiment, load_model(init_from), report)
+    return experiment, source.tokenizer
 
 
 def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:
