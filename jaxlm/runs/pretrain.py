@@ -67,7 +67,7 @@ def _pretrain(
 
     # The mesh first: its mistakes are cheap to find, those in a corpus are not.
     mesh = make_mesh(experiment.mesh)
-    check_batch(t.batch_size, t.accumulate, mesh)
+    check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
 
     # The tokenizer, what it lacks, teachers; then the text.
     data = resume.data_of(folder, experiment.data)
