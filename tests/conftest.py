@@ -42,7 +42,13 @@ if importlib.util.find_spec("beartype"):
 def pytest_terminal_summary(terminalreporter):
     """How many inputs the fuzzer tried, and what became of them."""
     ends = [r for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", "") == "teardown"]
-    found = [dict(report.user_properties)["fuzzed"] for report in ends if "fuzzed" in dict(report.user_properties)]
+    found = [dict(report.user_properties) for report in ends if "fuzzed" in dict(report.user_properties)]
     if found:
-        total = sum(map(Counter, found), Counter())
-        terminalreporter.write_line(f"{total.total():,} inputs: " + ", ".join(f"{n:,} {k}" for k, n in total.items()))
+        total = sum((Counter(one["fuzzed"]) for one in found), Counter())
+        hangs = sum(number for what, number in total.items() if what.startswith("Hang"))
+        wrong = sum(number for what, number in total.items() if not what.startswith("exit code"))
+        peak = max(one["peak"] for one in found) / 2**30
+        terminalreporter.write_line(
+            f"{total.total():,} inputs: " + ", ".join(f"{n:,} {k}" for k, n in total.items())
+            + f"; {wrong - hangs} tracebacks, {hangs} hangs, {peak:.1f} GiB at most"
+        )

@@ -124,7 +124,7 @@ def bench(
     experiment.validate()
     t, length = experiment.train, experiment.data.length
     mesh = make_mesh(experiment.mesh)
-    check_batch(t.batch_size, t.accumulate, mesh)
+    check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
     objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
     batch = synthetic_batch(experiment, objective)
 

@@ -138,7 +138,7 @@ def plan(
     devices = topology_devices(topology)
     mesh = make_mesh(experiment.mesh, devices)
     t, length = experiment.train, experiment.data.length
-    check_batch(t.batch_size, t.accumulate, mesh)
+    check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
     objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
     program = _lowered(experiment, objective, mesh)
     by_kind, limit = program.held, hbm_limit(devices[0])

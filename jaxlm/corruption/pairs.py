@@ -87,7 +87,7 @@ def ordered_pairs(
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     key_swap, key_cut = jax.random.split(key)
     sizes = jnp.sum(segment_ids > 0, axis=1)
-    nowhere, starts = jnp.zeros_like(sentence_end), _sentence_starts(tokens, word_start, sentence_end)
+    nowhere, starts = jnp.zeros_like(sentence_end), sentence_starts(tokens, word_start, sentence_end)
     inner, inner_sizes = _trim(tokens, sizes, starts, sentence_end)
     size_a, at_sentence = _cut(key_cut, inner, inner_sizes, word_start, sentence_end)
     words, word_sizes = _trim(tokens, sizes, word_start[tokens], nowhere)
@@ -139,7 +139,7 @@ def _join(
     )
 
 
-def _sentence_starts(
+def sentence_starts(
     tokens: Int[Array, "rows length"], word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"]
 ) -> Bool[Array, "rows length"]:
     """Where a sentence begins because one has ended: "3.14" in pieces that do not begin words has none, "?!" one."""
@@ -172,7 +172,7 @@ def _cut(
     p = jnp.arange(length)[None, :]
     inside = (p > 0) & (p < sizes[:, None])
     from_middle = jnp.abs(2 * p - sizes[:, None])
-    sentence = _sentence_starts(tokens, word_start, sentence_end)
+    sentence = sentence_starts(tokens, word_start, sentence_end)
     # The first and last tenth of a row are left out: with parts of sentences there, lengths would spread more
     # than those of BERT's whole sentences do.
     sentence &= inside & (5 * from_middle <= 4 * sizes[:, None])

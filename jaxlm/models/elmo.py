@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.layers.config import Computation, check_sizes
+from jaxlm.models.layers.config import ComputeType, check_sizes
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.lstm import LstmState, init_lstm, run_lstm
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ def spell(vocabulary: Vocabulary) -> Int[np.ndarray, "vocab characters"]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Elmo(Computation):
+class Elmo(ComputeType):
     """ELMo as a value. The defaults are the original size.
 
     Parameters: `characters`, `filters/i`, `highways/i/{carry,transform}`, `token_projection`; `forward/i`, `backward/i`

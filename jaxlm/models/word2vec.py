@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxlm.models.layers.config import Computation, check_sizes
+from jaxlm.models.layers.config import ComputeType, check_sizes
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Word2Vec(Computation):
+class Word2Vec(ComputeType):
     """Two vectors for each word, as a value. The defaults are the size of the published Google News vectors.
 
     Parameters: `word/embedding`, the vectors that are kept, and `output/embedding`.

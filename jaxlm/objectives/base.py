@@ -95,6 +95,8 @@ class Objective:
     """How the host cuts the text into rows."""
     symbols: ClassVar[tuple[str, ...]] = ()
     """Special symbols that the tokenizer must have besides the usual ones."""
+    row_group: ClassVar[int] = 1
+    """Rows that belong together: each device and each microbatch takes a multiple of them."""
     primary_metric: ClassVar[str] = "loss"
     """The term that stands for the objective where one figure is shown."""
     token_losses: ClassVar[tuple[str, ...]] = ()

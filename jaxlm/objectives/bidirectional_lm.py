@@ -43,6 +43,7 @@ class BidirectionalLM(Objective):
     """Set by `bind`: the token counts of the text, which rank the words; without them the ids do."""
 
     packing = "stream-both-ways"
+    row_group = 2  # one of each direction
     primary_metric = "lm_loss"
     token_losses = ("lm_loss", "forward_loss", "backward_loss")
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.masking import max_predictions
+from jaxlm.corruption.pairs import sentence_starts
 from jaxlm.corruption.permutation import choose_spans, draw_order
 from jaxlm.corruption.streams import in_reading_order, reads_backward
 from jaxlm.errors import UserError
@@ -47,9 +48,9 @@ class PermutationLM(Generator):
     """Permutation language modelling: loss = mean of -log p(token | those before it in a random order), over a sixth of
     the tokens, in spans.
 
-    The first half of a row is where the stream goes on, the rest `A [SEP] B [SEP] [CLS]`: A follows that half, B
-    follows A or comes from another row. The next row begins behind the first half, whose hidden states go into the
-    memory. Every second row reads the text backward.
+    The first half of a row is where the stream goes on, the rest `A [SEP] B [SEP] [CLS]`: A follows that half up to a
+    random sentence end, B follows A or begins with a sentence of another row. The next row begins behind the first
+    half, whose hidden states go into the memory. Every second row reads the text backward.
     """
 
     model: Xlnet = field(Xlnet(), weights=True)
@@ -57,7 +58,7 @@ class PermutationLM(Generator):
     predict_share: float = 1 / 6
     """Share of a row's tokens that are predicted."""
     random_rate: float = 0.5
-    """Share of rows whose last segment comes from another row."""
+    """Share of rows whose last segment comes from another row; above 0, those without a sentence end to cut at too."""
     memory_length: int = 384
     """Tokens before a row whose hidden states are kept; 0 for none."""
 
@@ -92,7 +93,7 @@ class PermutationLM(Generator):
         assert v is not None, "bind the objective to a vocabulary first"
         key_rows, key_first, key_second, key_order = jax.random.split(key, 4)
         is_backward = reads_backward(batch)
-        ids, types, is_text, is_added = self._segments(key_rows, in_reading_order(batch))
+        ids, types, is_text, is_added = self._segments(key_rows, batch)
         half, count = ids.shape[1] // 2, max_predictions(ids.shape[1], self.predict_share)
         special = jnp.asarray(v.special)[ids]
         starts = jnp.asarray(v.word_start)[ids] | special
@@ -119,18 +120,34 @@ class PermutationLM(Generator):
 
     def _segments(self, key: jax.Array, batch: TokenBatch) -> tuple[Array, Array, Array, Array]:
         """Rows `reused text, A [SEP] B [SEP] [CLS]`: ids, segment types, which tokens are text (and no padding), which
-        are [SEP] or [CLS]; [batch, length] each."""
+        are [SEP] or [CLS]; [batch, length] each.
+
+        As in the official code A ends at a random sentence end and B, where it comes from elsewhere, begins with a
+        sentence: the one at a random place, from which on there is enough text. A row without a sentence end is cut
+        anywhere, and its B always comes from elsewhere.
+        """
         v = self.vocabulary
-        key_cut, key_swap, key_other = jax.random.split(key, 3)
+        key_cut, key_swap, key_other, key_begin = jax.random.split(key, 4)
+        starts, batch = self._sentence_starts(batch), in_reading_order(batch)
         rows, raw = batch.tokens.shape
-        cut = jax.random.randint(key_cut, (rows, 1), (raw + 3) // 2 + 1, raw)  # place of the first [SEP]
+        place = jnp.arange(raw)
+        ends = starts & (place > (raw + 3) // 2)
+        draw = jax.random.uniform(key_cut, starts.shape)
+        cut = jnp.argmax(jnp.where(place > (raw + 3) // 2, ends + draw, -1.0), axis=1)[:, None]  # the first [SEP]
         # Another row that reads the same way.
         other = (jnp.arange(rows) + 2 * jax.random.randint(key_other, (), 1, max(rows // 2, 2))) % rows
-        source = jnp.where(jax.random.bernoulli(key_swap, self.random_rate, (rows,)), other, jnp.arange(rows))
+        swapped = jax.random.bernoulli(key_swap, self.random_rate, (rows,))
+        if self.random_rate:
+            swapped |= ~jnp.any(ends, axis=1)
+        source = jnp.where(swapped, other, jnp.arange(rows))
+        begin = jax.random.randint(key_begin, (rows, 1), 0, cut + 1)
+        latest = jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
+        sentence = jnp.take_along_axis(latest[source], begin, axis=1)
+        begin = jnp.where(swapped[:, None], jnp.where(sentence < 0, begin, sentence), cut)
         place = jnp.broadcast_to(jnp.arange(raw + 3), (rows, raw + 3))
 
         def segments(x: jax.Array) -> jax.Array:
-            behind = jnp.take_along_axis(x[source], jnp.clip(place - 1, 0, raw - 1), axis=1)
+            behind = jnp.take_along_axis(x[source], jnp.clip(place - 1 - cut + begin, 0, raw - 1), axis=1)
             return jnp.where(place < cut, jnp.pad(x, ((0, 0), (0, 3))), behind)
 
         is_added = (place == cut) | (place > raw)
@@ -139,6 +156,13 @@ class PermutationLM(Generator):
         types = (place > cut).astype(jnp.int32) + (place == raw + 2)
         is_row = jnp.any(batch.segment_ids > 0, axis=1, keepdims=True)
         return ids, types, ~is_added & is_row & (segments(batch.segment_ids) > 0), is_added
+
+    def _sentence_starts(self, batch: TokenBatch) -> Bool[Array, "batch length"]:
+        """Where a sentence or a document begins, in the order of reading: going back, where one has been left."""
+        v, documents = self.vocabulary, jnp.asarray(batch.segment_ids)
+        starts = sentence_starts(jnp.asarray(batch.tokens), jnp.asarray(v.word_start), jnp.asarray(v.sentence_end))
+        starts |= jnp.pad(documents[:, 1:] != documents[:, :-1], ((0, 0), (1, 0)))
+        return jnp.where(reads_backward(batch)[:, None] > 0, jnp.roll(starts[:, ::-1], 1, axis=1), starts)
 
     def empty_memory(self, rows: int) -> Memory:
         return self.model.empty_memory(rows, self.memory_length)

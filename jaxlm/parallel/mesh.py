@@ -53,14 +53,15 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def check_batch(batch_size: int, accumulate: int, mesh: Mesh) -> None:
-    """UserError unless each microbatch can be sharded evenly over the batch axes."""
+def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) -> None:
+    """UserError unless each microbatch can be sharded evenly over the batch axes, in groups of so many rows."""
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if (batch_size // accumulate) % shards:
+    if (batch_size // accumulate) % (shards * group):
         microbatches = f" in {accumulate} microbatches" if accumulate > 1 else ""
+        groups = f", of which each takes groups of {group} rows" if group > 1 else ""
         raise UserError(
-            f"train.batch_size {batch_size}{microbatches} is not divisible by data x fsdp = {shards} devices; change "
-            "train.batch_size or the mesh."
+            f"train.batch_size {batch_size}{microbatches} is not divisible by data x fsdp = {shards} devices{groups}; "
+            "change train.batch_size or the mesh."
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 
-METADATA = ("data", "tokenizer", "source", "unigram_entropy", "configuration", "imported_from", "fresh")
+METADATA = ("data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh")
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`)."""
 
 

@@ -42,9 +42,10 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
 
 
 def load_objective(path: str) -> Loaded:
-    """What `Objective.frozen` loads: a teacher, with its parameters on the host."""
+    """What `Objective.frozen` loads: a teacher, with the parameters that its folder holds, on the host."""
     loaded = load_model(path)
-    return Loaded(loaded.objective, jax.device_get(loaded.params))
+    held = {name: tree for name, tree in loaded.params.items() if name not in loaded.fresh}
+    return Loaded(loaded.objective, jax.device_get(held))
 
 
 def load_shapes(path: str) -> Loaded:

@@ -71,7 +71,7 @@ def _pretrain(
 
     # The mesh first: its mistakes are cheap to find, those in a corpus are not.
     mesh = make_mesh(experiment.mesh)
-    check_batch(t.batch_size, t.accumulate, mesh)
+    check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
 
     # The tokenizer, what it lacks, teachers; then the text.
     data = resume.data_of(folder, experiment.data)
@@ -82,13 +82,13 @@ def _pretrain(
     frozen = objective.frozen(load_objective)
     text = main_first(lambda: data.open(tokenizer, report))
     objective = resume.bind(folder, experiment, tokenizer.vocabulary, imported, text.statistics)
-    begun_from = {"imported_from": init_from, "fresh": list(source.fresh)} if source else {}
-    metadata = resume.run_metadata(folder, experiment, text, tokenizer, begun_from)
     feed = Feed(experiment, text, objective, mesh)
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
     # The program; from here on the folder is this run's.
     frozen = jax.device_put(frozen, shardings(frozen, mesh))
+    begun_from = {"imported_from": init_from, "fresh": list(source.fresh)} if source else {}
+    metadata = resume.run_metadata(folder, experiment, text, tokenizer, frozen, begun_from)
     program = Program(experiment, objective, mesh, frozen)
     steps_before = run_folder.recorded_steps(folder)
     main_first(lambda: resume.claim(folder, experiment, tokenizer, metadata), everywhere=False)

@@ -7,15 +7,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import CLASSES, differences, flatten, to_json
 from jaxlm.config.presets import load_config
 from jaxlm.data.base import Data, Source, Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
+from jaxlm.objectives.base import Frozen
 from jaxlm.runs.folder import has_begun, is_imported, newest_step, own_tokenizer, read_metadata, write_json
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.checkpoints import digest
+from jaxlm.training.checksums import checksums
 
 
 def check_configuration(folder: Path, experiment: Experiment) -> None:
@@ -77,14 +82,17 @@ def bind(
 
 
 def run_metadata(
-    folder: Path, experiment: Experiment, text: Source, tokenizer: Tokenizer, begun_from: dict[str, Any]
+    folder: Path, experiment: Experiment, text: Source, tokenizer: Tokenizer, frozen: Frozen,
+    begun_from: dict[str, Any],
 ) -> dict[str, Any]:
-    """The metadata that data.json and every checkpoint hold: fingerprints of token store and tokenizer, where the text
-    came from, its unigram entropy in nats, the value of each field that decides the result, and where the first
-    parameters came from (`begun_from`, where they are not fresh: imported_from and fresh)."""
+    """The metadata that data.json and every checkpoint hold: fingerprints of token store, tokenizer and what is frozen
+    (on its devices), where the text came from, its unigram entropy in nats, the value of each field that decides the
+    result, and where the first parameters came from (`begun_from`, where they are not fresh: imported_from and fresh).
+    """
     return read_metadata(folder) | begun_from | {
         "data": text.fingerprint,
         "tokenizer": tokenizer.fingerprint,
+        "frozen": digest(checksums(frozen)[0]) if jax.tree.leaves(frozen) else None,
         "source": experiment.data.source,
         "unigram_entropy": text.statistics.unigram_entropy,
         "configuration": flatten(experiment, Setting.decides_result),
@@ -99,7 +107,16 @@ def check_metadata(saved: dict[str, Any], now: dict[str, Any], run: object = "th
             f"{str(saved.get('data'))[:12]}), and {now['source']} now gives {now['data'][:12]}; bring the old text "
             "back, or choose another --run-dir and start from this run with --init-from."
         )
+    _check_teacher(saved, now)
     _refuse(run, differences(saved.get("configuration", {}), now["configuration"]))
+
+
+def _check_teacher(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    if saved.get("frozen") != now["frozen"]:
+        raise UserError(
+            "the teacher's weights are not those that this run began with; give objective.teacher the same model, or "
+            "choose another --run-dir and start from this run with --init-from."
+        )
 
 
 def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
@@ -110,6 +127,8 @@ def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, metadata: 
             raise UserError(f"{type(part).__name__} is not in jaxlm/systems.py, so no run of it can be opened; add it.")
     if has_begun(folder):
         check_metadata(read_metadata(folder), metadata, folder)
+    elif any((folder / "checkpoints").glob("[0-9]*")):  # of step 0: what a student begins with may be its teacher's
+        _check_teacher(read_metadata(folder), metadata)
     if experiment.train.steps > newest_step(folder):  # otherwise nothing will be done, and the run stays as it is
         write_json(folder / "config.json", to_json(experiment))
     write_json(folder / "data.json", metadata)

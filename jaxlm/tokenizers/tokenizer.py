@@ -284,10 +284,11 @@ def write_whole(path: epath.Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(data)
         partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
+    except Exception as error:  # of a disk, of what reads a bucket, or of a path that is none
+        with contextlib.suppress(Exception):
             partial.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another folder.") from error
+        what = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be written ({what}); choose another folder.") from error
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -80,7 +80,7 @@ class Checkpoints:
     def _save(
         self, step: int, state: dict[str, Any], metadata: dict[str, Any], metrics: dict[str, float] | None
     ) -> None:
-        metadata = metadata | {"digest": _digest(metadata)}
+        metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), metadata=ocp.args.JsonSave(metadata))
         if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE_BYTES:
             raise self._write_error(step, OSError("No space left"))
@@ -247,14 +247,15 @@ def _abstract(shapes: Any, shardings: Any) -> Any:
 def _verify(tree: Any, metadata: dict[str, Any]) -> None:
     """ValueError unless the metadata matches its digest and every array its checksum."""
     given = {name: value for name, value in metadata.items() if name != "digest"}
-    if metadata["digest"] != _digest(given):
+    if metadata["digest"] != digest(given):
         raise ValueError("its metadata does not match its digest")
     for path, number in checksums(tree)[0].items():
         if given["checksums"].get(path) != number:
             raise ValueError(f"{path} does not match its checksum")
 
 
-def _digest(metadata: dict[str, Any]) -> str:
+def digest(metadata: dict[str, Any]) -> str:
+    """SHA-256 of what JSON can hold."""
     return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 

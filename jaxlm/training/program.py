@@ -48,7 +48,7 @@ class Program:
 
     def __init__(self, experiment: Experiment, objective: Objective, mesh: Mesh, frozen: Frozen = ()) -> None:
         train = experiment.train
-        check_batch(train.batch_size, train.accumulate, mesh)
+        check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh = objective, mesh
         self._rows = train.batch_size
         self.optimizer = make_optimizer(experiment.optimizer, train.steps)

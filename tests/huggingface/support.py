@@ -13,7 +13,11 @@ import pytest
 import torch
 import transformers
 
+from jaxlm.config.experiment import OptimizerConfig
+from jaxlm.huggingface.table import Table
+from jaxlm.objectives.base import Params
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.training.optimizers import make_schedule, weight_decay_mask
 
 transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -84,6 +88,38 @@ def torch_outputs(model: torch.nn.Module, inputs: dict[str, np.ndarray]):
 def real(values: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Only the positions that hold tokens: what a model gives for padding means nothing."""
     return np.asarray(values)[inputs["attention_mask"] > 0]
+
+
+def load_into(theirs: torch.nn.Module, table: Table, params: Params) -> torch.nn.Module:
+    """Our parameters in a Transformers model; only copies of tied tensors may be missing."""
+    weights = {name: torch.tensor(np.array(value)) for name, value in table.to_transformers(jax.device_get(params))}
+    loaded = theirs.load_state_dict(weights, strict=False)
+    tied = theirs.all_tied_weights_keys
+    assert not loaded.unexpected_keys and set(loaded.missing_keys) <= set(tied), loaded.missing_keys
+    return theirs
+
+
+class TorchAdamW:
+    """PyTorch's AdamW with our schedule, clipping, and decay of kernels and embeddings only."""
+
+    def __init__(self, theirs: torch.nn.Module, table: Table, params: Params, config: OptimizerConfig, steps: int):
+        marks = jax.tree.map(lambda is_on, x: np.full(x.shape, is_on), weight_decay_mask(params), params)
+        decayed = {name for name, mark in table.to_transformers(marks) if mark.all()}
+        named = dict(theirs.named_parameters())
+        assert decayed < named.keys()
+        groups = [{"params": [p for name, p in named.items() if (name in decayed) is on], "weight_decay": decay}
+                  for on, decay in ((True, config.weight_decay), (False, 0.0))]
+        self.config, self.rate, self.parameters = config, make_schedule(config, steps), list(named.values())
+        self.optimizer, self.step_number = torch.optim.AdamW(groups, betas=(config.b1, config.b2), eps=config.eps), 0
+
+    def step(self, loss: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(self.rate(self.step_number))
+        self.optimizer.step()
+        self.step_number += 1
 
 
 def read_json(path: Path) -> dict:

@@ -15,15 +15,33 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.config.presets import load_preset
+from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.families import family_of
 from jaxlm.inference.fill_mask import fill_mask
+from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
-from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.base import Loaded, total_loss
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
-from tests.huggingface.support import VOCAB, batch, random_params, read_json, real, save_torch, torch_outputs
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import Program, corruption_key
+from jaxlm.types import TokenBatch
+from tests.huggingface.support import (
+    VOCAB,
+    TorchAdamW,
+    batch,
+    load_into,
+    random_params,
+    read_json,
+    real,
+    save_torch,
+    torch_outputs,
+)
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -133,6 +151,58 @@ def test_loss_and_gradients(tmp_path, vocab_file):
         (gradients["mlm_head"]["bias"], theirs.vocab_projector.bias.grad),
     ):
         np.testing.assert_allclose(ours, weight.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_twenty_steps_of_distillation_as_in_pytorch():
+    """Teacher and student of Transformers, and the released script's three losses; no dropout."""
+    length, count, steps = 32, 8, 20
+    vocabulary = Vocabulary.stand_in(160)
+    sizes = dict(hidden_size=32, num_heads=4, intermediate_size=64, max_positions=length, dropout=0.0,
+                 attention_dropout=0.0, init_std=0.2)
+    taught = MaskedLM(model=Bert(num_layers=4, **sizes), next_sentence=False).bind(vocabulary, length)
+    teacher = Loaded(taught, jax.jit(taught.init)(jax.random.key(7)))
+    objective = Distillation(model=Distilbert(num_layers=2, **sizes), teacher="it")
+    objective = objective.bind(vocabulary, length, Statistics(np.arange(160), 0.0))
+    optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=5)
+    frozen = objective.frozen(lambda path: teacher)
+    program = Program(
+        Experiment(objective, optimizer=optimizer, train=TrainConfig(steps=steps, batch_size=count, seed=3)), objective,
+        make_mesh(MeshConfig(), jax.devices()[:1]), frozen,
+    )
+    state = program.begin(objective.begin(program.init_params(0), frozen, None))
+    (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
+    student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
+                        state.params).train()
+    master = load_into(transformers.BertForMaskedLM(transformers.BertConfig(**other.config)), other.table,
+                       teacher.params).eval()
+    adamw, ours, reference = TorchAdamW(student, own.table, state.params, optimizer, steps), [], []
+    for step in range(steps):
+        draw = np.random.default_rng(step)
+        real = np.arange(length - 2) < draw.integers(4, length - 1, count)[:, None]
+        tokens = np.where(real, draw.integers(107, 160, real.shape), 0).astype(np.int32)
+        given = TokenBatch(tokens, real.astype(np.int32))
+        example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(3, step), given))
+        labels = np.full(example["input_ids"].shape, -100, np.int64)
+        rows, slots = np.nonzero(example["masked_weights"])
+        labels[rows, example["masked_positions"][rows, slots]] = example["masked_labels"][rows, slots]
+        inputs = {name: torch.tensor(example[name]).long() for name in ("input_ids", "attention_mask")}
+        is_real = inputs["attention_mask"] > 0
+        answer = student(**inputs, labels=torch.tensor(labels), output_hidden_states=True)
+        with torch.no_grad():
+            wanted = master(**inputs, output_hidden_states=True)
+        soft = torch.nn.functional.kl_div(
+            (answer.logits[is_real] / 2).log_softmax(-1), (wanted.logits[is_real] / 2).softmax(-1),
+            reduction="batchmean",
+        ) * 4
+        states = [output.hidden_states[-1][is_real] for output in (answer, wanted)]
+        cosine = torch.nn.functional.cosine_embedding_loss(*states, torch.ones(len(states[0])))
+        loss = 5 * soft + 2 * answer.loss + cosine
+        adamw.step(loss)
+        reference.append(loss.item())
+        state, terms = program.train_step(state, given, frozen)
+        ours.append(float(terms["loss"].total))
+    assert reference[0] - min(reference) > 0.3, "the student learns, or the comparison says little"
+    np.testing.assert_allclose(ours, reference, rtol=1e-3)
 
 
 def test_sinusoids_are_refused(tmp_path, vocab_file):

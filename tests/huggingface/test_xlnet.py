@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from jaxlm.analysis.peer import RECIPES
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
@@ -21,12 +22,14 @@ from jaxlm.inference.generate import generate
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.permutation_lm import PermutationLM
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
-from jaxlm.training.program import gradients
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import Program, corruption_key, gradients
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import read_json
+from tests.huggingface.support import TorchAdamW, load_into, read_json
 
 TOLERANCE = 1e-4
 CONFIGS = {
@@ -181,6 +184,50 @@ def test_the_peer_of_a_benchmark_has_the_same_loss(tokenizer, tmp_path):
     inputs = recipe.inputs(objective, jax.device_get(example))
     found = recipe.loss(objective, [theirs], {name: torch.tensor(x.astype(np.int64)) for name, x in inputs.items()})
     assert float(found.detach()) == pytest.approx(float(total_loss(terms)), abs=TOLERANCE)
+
+
+def test_twenty_steps_of_a_stream_as_in_pytorch():
+    """Both directions, with the memory of the steps before and its `reuse_len`; no dropout."""
+    length, count, steps = 32, 8, 20
+    model = Xlnet(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0)
+    objective = PermutationLM(model=model, memory_length=24).bind(Vocabulary.stand_in(160), length)
+    optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=5)
+    train = TrainConfig(steps=steps, batch_size=count, seed=3)
+    program = Program(
+        Experiment(objective, optimizer=optimizer, train=train), objective, make_mesh(MeshConfig(), jax.devices()[:1])
+    )
+    state = program.init(0)
+    (counterpart,) = FAMILY.models(objective)
+    config = transformers.XLNetConfig(**(counterpart.config | dict(reuse_len=length // 2, bi_data=True)))
+    theirs = load_into(transformers.XLNetLMHeadModel(config), counterpart.table, state.params).train()
+    adamw = TorchAdamW(theirs, counterpart.table, state.params, optimizer, steps)
+    # They have the rows that read backward behind those that read forward.
+    order = np.concatenate([np.arange(0, count, 2), np.arange(1, count, 2)])
+    mems = [torch.zeros(24, count, 32) for _ in range(2)]
+    text = np.random.default_rng(0).choice(np.arange(110, 160), (count, 400), p=np.arange(1, 51) / 1275)
+    ours, reference = [], []
+    for step in range(steps):
+        start = np.where(np.arange(count) % 2, 370 - step * 16 - 29, step * 16)[:, None]
+        tokens = np.take_along_axis(text, start + np.arange(29), axis=1).astype(np.int32)
+        given = TokenBatch(tokens, np.ones_like(tokens))
+        example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(3, step), given))
+        example = {name: value[order] for name, value in example.items()}
+        used = example["weights"] > 0
+        output = theirs(
+            input_ids=torch.tensor(example["input_ids"]), token_type_ids=torch.tensor(example["token_type_ids"]).long(),
+            perm_mask=torch.tensor(example["known"][:, None, :] >= example["sees"][:, :, None]).float(),
+            target_mapping=torch.tensor(np.eye(length, dtype=np.float32)[example["positions"]]),
+            labels=torch.tensor(np.where(used, example["labels"], -100)).long(), mems=mems, use_mems=True,
+        )
+        mems = output.mems
+        adamw.step(output.loss)
+        reference.append(output.loss.item())
+        state, terms = program.train_step(state, given, ())
+        ours.append(float(terms["loss"].total))
+    assert reference[0] - min(reference) > 0.3, "the model learns, or the comparison says little"
+    np.testing.assert_allclose(ours, reference, atol=1e-3)
+    for mine, other in zip(state.memory, mems, strict=True):
+        np.testing.assert_allclose(np.asarray(mine)[order], other.transpose(0, 1), atol=1e-2)
 
 
 def test_greedy_continuations_are_theirs(tokenizer, tmp_path):

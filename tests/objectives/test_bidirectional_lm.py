@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.config.presets import load_preset
 from jaxlm.corruption.sampled import draw_words, expected_counts, log_uniform
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.elmo import BEGIN_WORD, END_TEXT, END_WORD, PAD_WORD, Elmo, scalar_mix, spell
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.parallel.mesh import MeshConfig, check_batch, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.program import gradients
+from jaxlm.training.program import Program, gradients
 from jaxlm.types import TokenBatch
 
 V, LENGTH, ROWS = Vocabulary.stand_in(150), 6, 8
@@ -182,6 +186,18 @@ def test_layers_to_mix():
 def test_more_noise_than_words_is_refused():
     with pytest.raises(UserError, match="noise_words is 200"):
         BidirectionalLM(model=OBJECTIVE.model, noise_words=200).bind(V, LENGTH)
+
+
+@pytest.mark.parametrize(("rows", "accumulate"), [(7, 1), (6, 2)])
+def test_rows_that_cannot_be_halved_are_refused(rows, accumulate):
+    experiment = Experiment(OBJECTIVE, train=TrainConfig(batch_size=rows, accumulate=accumulate))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    with pytest.raises(UserError, match=f"batch_size {rows}.* is not divisible .*groups of 2 rows; change") as error:
+        Program(experiment, OBJECTIVE, mesh)
+    assert "\n" not in str(error.value)
+    Program(dataclasses.replace(experiment, train=TrainConfig(batch_size=8, accumulate=accumulate)), OBJECTIVE, mesh)
+    with pytest.raises(UserError, match="data x fsdp = 4 devices, of which each takes groups of 2 rows"):
+        check_batch(4, 1, types.SimpleNamespace(shape=dict(data=2, fsdp=2, tensor=1)), OBJECTIVE.row_group)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""ALBERT's and SpanBERT's corruption on one device and on eight virtual ones: the same examples, bit for bit."""
+"""Corruptions on one device and on eight virtual ones: the same examples, bit for bit."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -12,10 +13,19 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlm.data.base import Statistics
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.elmo import Elmo
+from jaxlm.models.word2vec import Word2Vec
+from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import Objective
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.permutation_lm import PermutationLM
+from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding
@@ -29,19 +39,26 @@ OBJECTIVES: dict[str, Objective] = {
         model=Albert(), next_sentence=False, sentence_order=True, whole_word=True, longest_ngram=3, max_predictions=5
     ),
     "spanbert": SpanBoundary(model=Bert()),
+    "xlnet": PermutationLM(model=Xlnet()),
+    "distilbert": Distillation(model=Distilbert()),
+    "elmo": BidirectionalLM(model=Elmo(), noise_words=20),
+    "word2vec": SkipGram(model=Word2Vec()),
+    "cbow": SkipGram(model=Word2Vec(), bag_of_words=True, window=2),
 }
 
 
 def digest(name: str, shape: tuple[int, int, int]) -> str:
     """Of an example that is made on this mesh."""
-    objective = OBJECTIVES[name].bind(Vocabulary.stand_in(200), LENGTH)
+    v = Vocabulary.stand_in(200)
+    v = dataclasses.replace(v, sentence_end=~v.special & (np.arange(200) % 7 == 0))
+    objective = OBJECTIVES[name].bind(v, LENGTH, Statistics(np.arange(200), 0.0))
     mesh = make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
     draw = np.random.default_rng(0)
     real = np.arange(objective.raw_length(LENGTH)) < draw.integers(3, LENGTH - 2, ROWS)[:, None]
     arrays = np.where(real, draw.integers(107, 200, real.shape), 0), np.where(real, 1 + np.arange(ROWS)[:, None], 0)
     batch = TokenBatch(*(jax.device_put(array.astype(np.int32), batch_sharding(mesh)) for array in arrays))
     made = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(0), batch))
-    assert all(made[key].any() for key in ("input_ids", "masked_weights"))
+    assert all(made[key].any() for key in made if key.endswith(("_labels", "words", "weights", "noise")))
     return hashlib.sha256(b"".join(np.ascontiguousarray(made[key]).tobytes() for key in sorted(made))).hexdigest()
 
 

@@ -47,28 +47,82 @@ def params():
     return jax.jit(OBJECTIVE.init)(jax.random.key(0))
 
 
-def test_rows_are_two_segments_of_the_stream():
-    text = batch().tokens.copy()
+EVERY = 5  # a sentence ends with each such token
+
+
+@functools.cache
+def with_sentences():
+    """Text whose sentences end with the tokens that EVERY divides."""
+    ends = (np.arange(400) % EVERY == 0) & ~V.special
+    return jax.jit(dataclasses.replace(OBJECTIVE, vocabulary=dataclasses.replace(V, sentence_end=ends)).corrupt)
+
+
+@pytest.mark.parametrize("sentences", [True, False])
+def test_rows_are_two_segments_of_the_stream(sentences):
+    text, first_half = batch().tokens.copy(), LENGTH // 2
     text[1::2] = text[1::2, ::-1]
-    swapped = 0
-    for seed in range(20):
-        example = jax.device_get(corrupt()(jax.random.key(seed), batch()))
+    swapped, cuts, make = 0, set(), with_sentences() if sentences else corrupt()
+    for seed in range(40):
+        example = jax.device_get(make(jax.random.key(seed), batch()))
         np.testing.assert_array_equal(example["is_backward"], np.arange(ROWS) % 2)
         for row in range(ROWS):
             ids, types = example["input_ids"][row], example["token_type_ids"][row]
             first, last = np.flatnonzero(ids == V.sep)
-            assert LENGTH // 2 < first < last == LENGTH - 2 and ids[-1] == V.cls
+            assert first_half < first < last == LENGTH - 2 and ids[-1] == V.cls
             np.testing.assert_array_equal(ids[:first], text[row, :first])
-            others = [other for other in range(ROWS) if (ids[first + 1 : last] == text[other, first:]).all()]
-            assert len(others) == 1 and others[0] % 2 == row % 2
-            swapped += others[0] != row
+            other = (ids[first + 1] - 110) // 40
+            begin = int(np.flatnonzero(text[other] == ids[first + 1])[0])
+            np.testing.assert_array_equal(ids[first + 1 : last], text[other, begin:][: last - first - 1])
+            assert other % 2 == row % 2 and (other != row or begin == first)
+            for source, at in ((row, first), (other, begin)) if sentences else ():
+                # Behind a sentence's end or, going back, in front of it; no sentence begins before the second place.
+                is_end = text[source] % EVERY == 0
+                begins = is_end if row % 2 else np.roll(is_end, 1)
+                assert begins[at] or (at == begin != first and not begins[1 : at + 1].any())
+            swapped += other != row
+            cuts.add(first)
             np.testing.assert_array_equal(types, [0] * (first + 1) + [1] * (last - first) + [2])
             used = example["weights"][row] > 0
             positions = example["positions"][row][used]
             assert len(positions) >= 3 and len(set(positions)) == len(positions)
             np.testing.assert_array_equal(example["labels"][row][used], ids[positions])
             assert not set(positions) & {first, last, LENGTH - 1}
-    assert 0.35 < swapped / (20 * ROWS) < 0.65
+    assert 0.4 < swapped / (40 * ROWS) < 0.6 if sentences else swapped == 40 * ROWS
+    assert sentences or cuts == set(range(first_half + 1, LENGTH - 3))  # any place
+
+
+def official_begin(sentence: np.ndarray, size: int, begin: int) -> int:
+    """Where a second segment of `size` tokens begins when the official data_utils.py draws `begin`, among the numbers
+    of each token's sentence."""
+    assert begin + size <= len(sentence)
+    while begin > 0 and sentence[begin - 1] == sentence[begin]:
+        begin -= 1
+    return begin
+
+
+def test_cuts_and_second_segments_have_the_law_of_the_official_code():
+    """Every row is the same text and none keeps its second segment: the first may end at three places, each as often,
+    and behind each the second begins as the official code draws it, first from all places with enough text."""
+    rows, raw = 12_000, OBJECTIVE.raw_length(LENGTH)
+    starts = np.isin(np.arange(raw), [0, 4, 10, 18, 21, 27])
+    ends = np.isin(np.arange(400), 110 + np.array([3, 8, 9, 17, 20, 26]))  # 8 and 9 as in "?!"
+    vocabulary = dataclasses.replace(V, sentence_end=ends)
+    objective = dataclasses.replace(OBJECTIVE, vocabulary=vocabulary, random_rate=1.0)
+    tokens = np.tile(110 + np.arange(raw, dtype=np.int32), (rows, 1))
+    example = jax.jit(objective.corrupt)(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
+    ids = np.asarray(example["input_ids"])[::2]
+    cut = np.argmax(ids == V.sep, axis=1)
+    begin = np.take_along_axis(ids, cut[:, None] + 1, axis=1)[:, 0] - 110
+    expected = np.zeros((raw, raw))
+    for place in (18, 21, 27):
+        for drawn in range(place + 1):
+            found = official_begin(np.cumsum(starts), raw - place, drawn)
+            # Before the first sentence of a row the official code goes back beyond it.
+            expected[place, found if found else drawn] += 1 / 3 / (place + 1)
+    found = np.zeros((raw, raw))
+    np.add.at(found, (cut, begin), 1 / len(ids))
+    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / len(ids))
+    assert not found[expected == 0].any() and found[:, [4, 10, 18, 21, 27]].sum() > 0.8
 
 
 def test_a_prediction_depends_on_what_comes_before_it_alone():

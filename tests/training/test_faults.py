@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps
+from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps, write_preset
 
 
 def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> None:
@@ -46,6 +46,32 @@ def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> No
 
 def test_killed_twice(preset, tmp_path):
     killed_and_resumed(preset, tmp_path, steps=60, kills=2)
+
+
+STREAMS = {
+    "xlnet": """
+from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.permutation_lm import PermutationLM
+objective = PermutationLM(
+    Xlnet(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32), memory_length=24
+)
+""",
+    "elmo": """
+from jaxlm.models.elmo import Elmo
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+objective = BidirectionalLM(Elmo(hidden_size=8, cell_size=16, num_highways=1, filter_widths=2), noise_words=64)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STREAMS)
+def test_killed_with_a_memory(name, tmp_path):
+    preset = write_preset(tmp_path)
+    code = "import dataclasses\nexperiment = dataclasses.replace(experiment, objective=objective)\n"
+    preset.write_text(preset.read_text() + STREAMS[name] + code)
+    killed_and_resumed(preset, tmp_path, steps=60, kills=2)
+    assert any(path.startswith("memory/") for path in metadata(tmp_path / "run", 60)["checksums"])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import jax
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from jaxlm.cli import main
 from jaxlm.config import json as config_json
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.config.presets import load_config
+from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.base import Objective, Term, total_loss
@@ -34,7 +38,7 @@ class Readout(Objective):
     """Distils a teacher's hidden states into a linear readout of word embeddings: loss = mean squared error."""
 
     model: Bert = field(Bert(), weights=True)
-    teacher: str = ""
+    teacher: str = field("", resumable=True)
 
     primary_metric = "distance"
 
@@ -116,6 +120,50 @@ def test_stopping_a_student_changes_nothing(experiment, tmp_path):
     for stop in (2, 6, -1):
         train(experiment, pieces, stop)
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_moved_teacher_goes_on_and_one_of_other_weights_is_refused(experiment, finished, tmp_path, monkeypatch, step):
+    run, kept, moved = (tmp_path / name for name in ("student", "kept", "moved"))
+    if step:
+        train(experiment, run, step)
+    else:  # it has its teacher's embeddings, and has done no step
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("jaxlm.runs.pretrain.train", interrupted)
+            train(experiment, run)
+    assert saved_steps(run)[-1] == step
+    shutil.copytree(run, kept)
+    finished.rename(moved)
+    objective = dataclasses.replace(experiment.objective, teacher=str(moved))
+    experiment = dataclasses.replace(experiment, objective=objective)
+    if not step:  # a run has a tokenizer of its own from its first step on
+        data = dataclasses.replace(experiment.data, tokenizer=str(moved / "tokenizer"))
+        experiment = dataclasses.replace(experiment, data=data)
+    train(experiment, run, 6)
+    assert saved_steps(run)[-1] == 6
+    assert main(["pretrain", str(moved), "--train.steps", "13"]) == 0  # it learns on
+    before = files_of(kept)
+    with pytest.raises(UserError, match="the teacher's weights are not those that this run began with"):
+        train(experiment, kept)
+    assert files_of(kept) == before
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_teacher_has_only_what_its_folder_holds(finished, tmp_path):
+    """A head that an import initializes afresh would teach noise."""
+    folder = tmp_path / "transformers"
+    assert main(["export", str(finished), str(folder)]) == 0
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if "cls.predictions" not in name}, folder / "model.safetensors")
+    assert "mlm_head" in load_model(folder).params
+    assert main(["import", str(folder), str(tmp_path / "imported")]) == 0
+    for path in (folder, tmp_path / "imported"):
+        assert set(load_objective(str(path)).params) >= {"embeddings", "encoder"}
+        assert "mlm_head" not in load_objective(str(path)).params
+    assert "mlm_head" in load_objective(str(finished)).params
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -19,11 +19,17 @@ DType = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Computation:
-    """The fields of every model that say how it is computed, and not what it is."""
+class ComputeType:
+    """The field of every model that says in which type it is computed."""
 
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation(ComputeType):
+    """The fields of every model of attention layers that say how it is computed, and not what it is."""
+
     remat: RematPolicy = field("none", resumable=True)
     """What the backward pass recomputes: nothing (none); activations, norms and the like (cheap); also the scores of
     attention (dots); everything but layer inputs (full)."""
