@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
 from jaxlm.commands.common import Parser, start_jax
-from jaxlm.errors import UserError
-from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 def main(arguments: list[str]) -> int:
@@ -12,41 +12,44 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("path", help="a run folder or a Transformers folder")
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="maximum number of new tokens (64)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="sampling temperature; 0: greedy (0.8)")
+    parser.add_argument("--temperature", type=float, default=None,
+                        help="sampling temperature; 0: greedy (0.8; with beams 0)")
     parser.add_argument("--top-k", type=int, default=0, help="sample from the k most likely tokens; 0: from all")
     parser.add_argument("--top-p", type=float, default=0.95, help="nucleus sampling probability (0.95)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stop", default=None, help="special symbol that ends the text, instead of the vocabulary's")
+    parser.add_argument("--beams", type=int, default=1, help="beam search with so many beams (1: none)")
+    parser.add_argument("--length-penalty", type=float, default=1.0,
+                        help="beams are compared by log-probability / length ** this (1.0)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                        help="text or symbol that ends a continuation, besides the vocabulary's; may be repeated")
+    parser.add_argument("--logprobs", action="store_true", help="list each new token with its log-probability")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     import jaxlm
-    from jaxlm.inference.generate import generate
+    from jaxlm.inference.generate import Settings
+    from jaxlm.inference.text import write
 
-    loaded = jaxlm.load(options.path, to_answer=True)
-    stop_ids = None
-    if options.stop is not None:
-        stop_ids = loaded.tokenizer.encode_with_symbols(options.stop)
-        if len(stop_ids) != 1:
-            raise UserError(
-                f"--stop {options.stop!r} is no symbol of this vocabulary (it is {len(stop_ids)} tokens); give one, "
-                "such as </s>."
-            )
-    prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
-    answers = generate(
-        loaded.objective, loaded.params, prompts, max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed, stop_ids=stop_ids,
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 0.8 if options.beams == 1 else 0.0
+    settings = Settings(
+        max_new_tokens=options.max_new_tokens, temperature=temperature, top_k=options.top_k, top_p=options.top_p,
+        seed=options.seed, beams=options.beams, length_penalty=options.length_penalty,
     )
-    for text, prompt, answer in zip(options.prompts, prompts, answers, strict=True):
-        print(f"{text}|{continuation(loaded.tokenizer, prompt, answer)}")
+    loaded = jaxlm.load(options.path, to_answer=True)
+    prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
+    streams = sys.stdout.isatty() and len(prompts) == 1 and options.beams == 1
+    if streams:
+        _show(f"{options.prompts[0]}|")
+    answers = write(*loaded[:3], prompts, settings, options.stop, _show if streams else None)
+    for text, answer in zip(options.prompts, answers, strict=True):
+        print("" if streams else f"{text}|{answer.text}")
+        if options.logprobs:
+            for piece, log_prob in zip(loaded.tokenizer.pieces(answer.ids), answer.log_probs, strict=True):
+                print(f"{log_prob:10.4f}  {piece}")
+            print(f"{sum(answer.log_probs):10.4f}  together, {len(answer.ids)} tokens")
     return 0
 
 
-def continuation(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> str:
-    """The answer as text, with special symbols by name (T5's sentinels) except for the end symbol and padding. It is
-    decoded together with its prompt, since alone it would lose a leading space."""
-    left_out = {tokenizer.vocabulary.eos, tokenizer.vocabulary.pad}
-    answer = [token for token in answer if token not in left_out]
-    before = tokenizer.decode(prompt, skip_special=False)
-    both = tokenizer.decode([*prompt, *answer], skip_special=False)
-    # A character whose bytes are on both sides can only be decoded as a whole.
-    return both[len(before) :] if both.startswith(before) else tokenizer.decode(answer, skip_special=False)
+def _show(text: str) -> None:
+    print(text, end="", flush=True)

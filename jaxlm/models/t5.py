@@ -199,9 +199,7 @@ class T5(Computation):
         """Encodes the prompts and reads the symbol `start` of the decoder: logits for the first new token, and a state
         with room for `new_tokens`."""
         rows, length = prompts.shape
-        # To the left edge, where the encoder expects them: its positions are relative, so nothing else changes.
-        places = (jnp.arange(length) - jnp.sum(mask, axis=1, keepdims=True)) % length
-        prompts, mask = (jnp.take_along_axis(x, places, axis=1) for x in (prompts, mask.astype(jnp.int32)))
+        prompts, mask = to_left_edge(prompts, mask)
         memory = self.encode(params, prompts, mask)
         caches = empty_cache(self.decoder_stack, rows, new_tokens, length)
         first = jnp.full((rows, 1), start, jnp.int32)
@@ -224,6 +222,15 @@ class T5(Computation):
         """FLOPs of one sequence's forward pass: matrix products and full attention; a multiply-add counts as 2."""
         layers = stack_flops(self.encoder_stack, inputs) + stack_flops(self.decoder_stack, targets, inputs)
         return layers + 2.0 * targets * self.hidden_size * self.vocab_size
+
+
+def to_left_edge(
+    prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"]
+) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"]]:
+    """(Rows padded on the left as the encoder expects them, padded on the right; their mask, int32.) Its positions are
+    relative, so nothing else changes."""
+    places = (jnp.arange(prompts.shape[1]) - jnp.sum(mask, axis=1, keepdims=True)) % prompts.shape[1]
+    return tuple(jnp.take_along_axis(x, places, axis=1) for x in (prompts, mask.astype(jnp.int32)))
 
 
 def relative_buckets(

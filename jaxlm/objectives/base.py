@@ -201,6 +201,22 @@ class MaskFiller(Objective):
 class Generator(Objective):
     """An objective whose model writes text. It is bound and hashable."""
 
+    has_encoder: ClassVar[bool] = False
+    """Whether an encoder reads the prompt, and the text that is written begins anew."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that a text is scored with at a time; relative positions know no limit, so that here T5's own
+        length stands."""
+        return 512
+
+    def target_features(
+        self, params: Params, prompts: Array, mask: Array, targets: Array, target_mask: Array
+    ) -> Float[Array, "batch targets hidden"]:
+        """The model's `token_features` from which each target is predicted, given its prompt and the targets before it.
+        prompts int32 and mask bool [batch, length] are padded on the left, targets [batch, targets] on the right."""
+        raise UserError(f"{type(self).__name__} scores no continuations; use a causal or an encoder-decoder model.")
+
     def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """The ids that the model reads for each prompt. UserError when one is too long, or leaves no room for
         max_new_tokens."""

@@ -124,3 +124,17 @@ class CausalLM(Generator):
         self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
     ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
         return self.model.decode(params, tokens, state)
+
+    @property
+    def max_length(self) -> int:
+        return self.model.max_positions
+
+    def target_features(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
+        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"],
+    ) -> Float[Array, "batch targets hidden"]:
+        # The last target of a row is never read: there may be no position for it.
+        ids = jnp.concatenate([prompts, targets[:, :-1]], axis=1)
+        is_text = jnp.concatenate([mask, target_mask[:, 1:]], axis=1)
+        hidden = self.model.decode_hidden(params, ids, is_text.astype(jnp.int32))
+        return self.model.token_features(params, hidden[:, prompts.shape[1] - 1 :])

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.corruption.spans import SpanLengths, corrupt_spans, raw_span_length, split_prefix
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.t5 import T5, DecodeState
+from jaxlm.models.t5 import T5, DecodeState, to_left_edge
 from jaxlm.objectives.base import Example, Frozen, Generator, Line, Params, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -44,6 +44,7 @@ class SpanCorruption(Generator):
     device."""
 
     packing = "packed"
+    has_encoder = True
     answer_params = ("lm_head",)
 
     def __post_init__(self) -> None:
@@ -190,6 +191,15 @@ class SpanCorruption(Generator):
     ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
         logits, state = self.model.decode(params, tokens, state)
         return self._only_text(logits), state
+
+    def target_features(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
+        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"],
+    ) -> Float[Array, "batch targets hidden"]:
+        prompts, mask = to_left_edge(prompts, mask)
+        memory = self.model.encode(params, prompts, mask)
+        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.vocabulary.pad)
+        return self.model.token_features(params, self.model.decode_hidden(params, shifted, memory, mask))
 
     def _only_text(self, logits: jax.Array) -> jax.Array:
         """Rows of the embedding that no token has are never written."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import _generate, filter_logits, generate
+from jaxlm.inference.generate import _advance, filter_logits, generate
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -48,11 +48,11 @@ PROMPTS = [[7, 8, 9], [120], [50, 51, 52, 53, 54, 55]]
 
 def test_what_was_compiled_serves_a_model_that_is_loaded_again(bound, params):
     assert generate(bound, params, PROMPTS, max_new_tokens=3) == generate(bound, params, PROMPTS, max_new_tokens=3)
-    compiled = _generate._cache_size()
+    compiled = _advance._cache_size()
     again = CausalLM(model=MODEL).bind(Vocabulary.stand_in(130), 32)
     assert again == bound and hash(again) == hash(bound) and again.vocabulary is not bound.vocabulary
     generate(again, params, PROMPTS, max_new_tokens=3)
-    assert _generate._cache_size() == compiled
+    assert _advance._cache_size() == compiled
     words = np.arange(130) % 2 == 0
     assert CausalLM(model=MODEL).bind(dataclasses.replace(VOCABULARY, word_start=words), 32) != bound
 

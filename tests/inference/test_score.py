@@ -1,0 +1,192 @@
+"""Scores against PyTorch's logits for the same tokens: decoders, encoder-decoders, masked models; long texts too."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface import import_folder
+from jaxlm.huggingface.families import family_named
+from jaxlm.inference import score as module
+from jaxlm.inference.score import Pair, encode_pair, score, windows
+from jaxlm.tokenizers.export import export
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
+
+MODELS = {
+    "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=40, vocab_size=420)),
+    "t5": ("T5ForConditionalGeneration", transformers.T5Config(
+        d_model=32, d_kv=6, d_ff=48, num_layers=2, num_heads=5, vocab_size=512, pad_token_id=0, eos_token_id=3,
+        decoder_start_token_id=0,
+    )),
+    "bert": ("BertForMaskedLM", transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=40,
+        vocab_size=512,
+    )),
+}
+
+
+def side(family: str, folder):
+    """(their model of random weights, the same imported)."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    texts = [" ".join(a + b + c for c in letters[:6]) + f" {a}{b}." for a in letters for b in letters]
+    kind, size = ("byte-bpe", 420) if family == "gpt2" else ("bpe", 512)
+    tokenizer = train_tokenizer(texts, folder / "tokenizer", kind=kind, vocab_size=size)
+    torch.manual_seed(1)
+    name, config = MODELS[family]
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(folder / "hf")
+    export(tokenizer, folder / "hf", family_named(family, "").template, 40)
+    return model, import_folder(folder / "hf")
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return side("gpt2", tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    return side("t5", tmp_path_factory.mktemp("t5"))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return side("bert", tmp_path_factory.mktemp("bert"))
+
+
+def random_pairs(size: int) -> list[Pair]:
+    rng = np.random.default_rng(3)
+    sizes = [(3, 5), (1, 1), (20, 2), (17, 17), (9, 30), (30, 11), (16, 16), (2, 5)]
+    return [Pair(*(rng.integers(110, size, n).tolist() for n in both)) for both in sizes]
+
+
+def of_torch(logits: torch.Tensor, labels: list[int]) -> tuple[np.ndarray, list[bool]]:
+    found = torch.log_softmax(logits, -1)[torch.arange(len(labels)), torch.tensor(labels)]
+    return found.detach().numpy(), (logits.argmax(-1) == torch.tensor(labels)).tolist()
+
+
+def check(found, wanted) -> None:
+    for ours, (log_probs, likeliest) in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours.log_probs, log_probs, atol=1e-4)
+        assert ours.is_likeliest.tolist() == likeliest
+
+
+@pytest.mark.parametrize("tokens", [4096, 64])
+def test_decoder(gpt2, tokens, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_TOKENS", tokens)
+    monkeypatch.setattr(module, "LOGITS_ROWS", 24)  # so that logits come in several chunks
+    model, ours = gpt2
+    pairs = random_pairs(420)
+    wanted = []
+    for pair in pairs:
+        row = [*pair.context, *pair.targets[:-1]]
+        logits = model(torch.tensor([row])).logits[0, len(pair.context) - 1 :]
+        wanted.append(of_torch(logits, pair.targets))
+    check(score(ours.objective, ours.params, pairs), wanted)
+    # The likeliest continuation says so, and `given` targets are read but not scored.
+    best = [int(model(torch.tensor([[7, 8, 9]])).logits[0, -1].argmax())]
+    assert score(ours.objective, ours.params, [Pair([7, 8, 9], best)])[0].is_likeliest.tolist() == [True]
+    (whole, part) = score(ours.objective, ours.params, [pairs[3], pairs[3]._replace(given=4)])
+    np.testing.assert_array_equal(part.log_probs, whole.log_probs[4:])
+
+
+def test_a_context_that_is_too_long_loses_its_beginning(gpt2):
+    model, ours = gpt2
+    ids = np.random.default_rng(0).integers(110, 420, 70).tolist()
+    logits = model(torch.tensor([ids[-41:-1]])).logits[0, -6:]
+    check(score(ours.objective, ours.params, [Pair(ids[:64], ids[64:])]), [of_torch(logits, ids[64:])])
+    with pytest.raises(UserError, match="41 tokens, but the model takes 40"):
+        score(ours.objective, ours.params, [Pair([5], ids[:41])])
+
+
+def test_encoder_decoder(t5):
+    model, ours = t5
+    pairs = random_pairs(512)
+    wanted = []
+    for context, targets, _ in pairs:
+        logits = model(input_ids=torch.tensor([[*context, 3]]), labels=torch.tensor([targets])).logits[0, :, :512]
+        wanted.append(of_torch(logits, targets))
+    check(score(ours.objective, ours.params, pairs), wanted)
+
+
+def test_masked_model(bert):
+    model, ours = bert
+    v = ours.tokenizer.vocabulary
+    pairs = [Pair(p.context[:12], p.targets[:12]) for p in random_pairs(500)]
+    wanted = []
+    for context, targets, _ in pairs:
+        rows = [([v.cls, *context, *targets, v.sep], 1 + len(context) + k) for k in range(len(targets))]
+        logits = []
+        for row, place in rows:
+            masked = torch.tensor([[v.mask if i == place else token for i, token in enumerate(row)]])
+            logits.append(model(masked).logits[0, place, : v.size])
+        wanted.append(of_torch(torch.stack(logits), targets))
+    check(score(ours.objective, ours.params, pairs), wanted)
+    assert score(ours.objective, ours.params, []) == []
+    with pytest.raises(UserError, match="42 tokens .* takes 40"):
+        score(ours.objective, ours.params, [Pair([110] * 20, [110] * 20)])
+
+
+def test_perplexity_of_a_long_text_is_theirs(gpt2):
+    """Windows as lm_eval makes them, and overlapping ones as in Transformers' documentation on perplexity."""
+    model, ours = gpt2
+    ids = np.random.default_rng(2).integers(110, 420, 150).tolist()
+    for stride in (40, 10, 7):
+        found = score(ours.objective, ours.params, list(windows(ids, 5, 40, stride)))
+        assert sum(len(each.log_probs) for each in found) == 150
+        nll, seen = 0.0, 0
+        for end in [40, *range(40 + stride, 150, stride), 150]:
+            row = [5, *ids][max(end - 40, 0) : end + 1]
+            logits = model(torch.tensor([row[:-1]])).logits[0]
+            log_probs, _ = of_torch(logits, row[1:])
+            nll, seen = nll - log_probs[seen - end :].sum(), end
+        theirs, own = np.exp(nll / 150), np.exp(-sum(each.total for each in found) / 150)
+        assert abs(own / theirs - 1) < 1e-3
+
+
+def test_windows_are_those_of_lm_eval():
+    utils = pytest.importorskip("lm_eval.utils")
+    for size in (0, 1, 9, 10, 11, 25, 40):
+        tokens = list(range(100, 100 + size))
+        wanted = map(utils.make_disjoint_window, utils.get_rolling_token_windows(tokens, 5, 10, 1)) if size else []
+        assert [(list(p.context), list(p.targets)) for p in windows(tokens, 5, 10, 10)] == [tuple(w) for w in wanted]
+
+
+def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    pieces = [*sorted(ByteLevel.alphabet()), "th", "the", "Ġa", "Ġan", "<|endoftext|>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ a\nĠa n\n", encoding="utf-8")
+    tokenizer, objective = Tokenizer.load(tmp_path), gpt2[1].objective
+
+    def shown(context: str, continuation: str) -> list[list[str]]:
+        pair = encode_pair(objective, tokenizer, context, continuation)
+        return [[tokenizer.piece(i) for i in ids] for ids in pair[:2]]
+
+    assert shown("is", " an") == [["i", "s"], ["Ġan"]]
+    assert shown("is ", "an") == [["i", "s"], ["Ġan"]]  # white space belongs to what follows
+    assert shown("is", "") == [["i", "s"], []]
+    assert shown("", "the") == [["<|endoftext|>"], ["the"]]
+    # An encoder reads its text apart; after a sentinel where that was learnt.
+    model = t5[1]
+    v = model.tokenizer.vocabulary
+    context, continuation = model.tokenizer.encode("abc"), model.tokenizer.encode("abd")
+    assert encode_pair(model.objective, model.tokenizer, "abc", " abd") == (context, continuation, 0)
+    assert encode_pair(model.objective, model.tokenizer, "abc", " abd", sentinel=True) == (
+        [*context, v.sentinel], [v.sentinel, *continuation], 1
+    )
+
+
+def test_models_that_give_no_likelihood():
+    with pytest.raises(UserError, match="object gives texts no likelihood"):
+        score(object(), {}, [Pair([1], [2])])

@@ -1,0 +1,162 @@
+"""Continuations as text: stop strings, text shown as it grows, and the command."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.commands import generate as command
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.inference import text as module
+from jaxlm.inference.generate import Settings
+from jaxlm.inference.text import settled, write
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def bytes_tokenizer(tmp_path_factory) -> Tokenizer:
+    """Byte-level BPE with few merges, so that a Korean syllable is three tokens."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    folder = tmp_path_factory.mktemp("bpe")
+    pieces = [*sorted(ByteLevel.alphabet()), "th", "the", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n", encoding="utf-8")
+    return Tokenizer.load(folder)
+
+
+class Parrot(CausalLM):
+    """Writes a fixed text token by token, whatever the prompt, through the real loop: the state is how far it is."""
+
+    script: tuple[int, ...] = ()
+
+    def prepare_prompts(self, prompts, max_new_tokens):
+        return prompts
+
+    def _logits(self, index, rows):
+        token = jax.numpy.asarray([*self.script, 0])[jax.numpy.minimum(index, len(self.script))]
+        return jax.numpy.tile(jax.nn.one_hot(token, self.vocabulary.size) * 9, (rows, 1))
+
+    def prefill(self, params, prompts, mask, new_tokens):
+        return self._logits(0, prompts.shape[0]), jax.numpy.int32(1)
+
+    def decode(self, params, tokens, state):
+        return self._logits(state, tokens.shape[0]), state + 1
+
+
+def parrot(tokenizer: Tokenizer, text: str) -> Parrot:
+    kind = type("Parrot", (Parrot,), {"script": tuple(tokenizer.encode(text))})
+    return kind(model=Gpt2(num_layers=1, hidden_size=8, num_heads=1)).bind(tokenizer.vocabulary, 8)
+
+
+def say(tokenizer: Tokenizer, text: str, stop=(), stream=None, **options):
+    prompt = tokenizer.encode("It is")
+    (answer,) = write(parrot(tokenizer, text), {}, tokenizer, [prompt], Settings(**options), stop, stream)
+    return answer
+
+
+def test_text_ends_before_the_first_stop_string(bytes_tokenizer):
+    text = " the sea.\nQ: and then the end"
+    assert say(bytes_tokenizer, text, max_new_tokens=len(bytes_tokenizer.encode(text))).text == text
+    for stop, wanted in (
+        (["\nQ:"], " the sea."), (["Q", "\n"], " the sea."), (["and t"], " the sea.\nQ: "), ([" "], ""),
+        (["xyz"], text), (["he s", "ea"], " t"),
+    ):
+        answer = say(bytes_tokenizer, text, stop, max_new_tokens=len(bytes_tokenizer.encode(text)))
+        assert answer.text == wanted
+        # The tokens are those up to the stop, and none that was written before it was seen.
+        found, before = (bytes_tokenizer.decode(ids) for ids in (answer.ids, answer.ids[:-1]))
+        assert text.startswith(found) and len(answer.ids) == len(answer.log_probs)
+        assert wanted == text or (found.startswith(wanted) and not any(s in before for s in stop))
+
+
+def test_a_stop_ends_the_loop_early(bytes_tokenizer, monkeypatch):
+    seen = []
+    real = module.continuations
+    monkeypatch.setattr(module, "continuations", lambda *args: seen.append(found := real(*args)) or found)
+    say(bytes_tokenizer, " a\n" + "b" * 200, ["\n"], max_new_tokens=200)
+    assert len(seen[0][0].ids) <= 2 * module.LOOK_EVERY
+
+
+def test_a_special_symbol_is_one_stop(bytes_tokenizer):
+    objective = parrot(bytes_tokenizer, "ab")
+    end = bytes_tokenizer.vocabulary.eos
+    type(objective).script = (*bytes_tokenizer.encode(" on"), end, *bytes_tokenizer.encode("off"))
+    for settings in (Settings(max_new_tokens=9), Settings(max_new_tokens=9, stop_ids=[])):
+        (answer,) = write(objective, {}, bytes_tokenizer, [[5]], settings, ["<|endoftext|>"])
+        assert answer.text == " on" and answer.ids[-1] == end
+
+
+def test_text_grows_by_whole_characters(bytes_tokenizer):
+    text, pieces = " 옛날에 🙂 the end.\nQ", []
+    answer = say(bytes_tokenizer, text, ["\nQ"], pieces.append, max_new_tokens=60)
+    assert "".join(pieces) == answer.text == " 옛날에 🙂 the end."
+    shown = [piece for piece in pieces if piece]
+    assert len(shown) > 12 and not any("\N{REPLACEMENT CHARACTER}" in piece or "\n" in piece for piece in shown)
+    # What stays broken is shown at last.
+    pieces.clear()
+    answer = say(bytes_tokenizer, " 옛날에", (), pieces.append, max_new_tokens=5)
+    assert "".join(pieces) == answer.text == " 옛\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(("text", "stop", "count"), [
+    ("abc", [], 3), ("abc\N{REPLACEMENT CHARACTER}", [], 3), ("abc\n", ["\nQ:"], 3), ("abc\nQ", ["\nQ:"], 3),
+    ("abcQ", ["\nQ:"], 4), ("aab", ["aabaac"], 0), ("xaaba", ["aabaac", "ba"], 1), ("", ["x"], 0),
+])
+def test_settled(text, stop, count):
+    assert settled(text, stop) == count
+
+
+def test_beams_end_at_tokens_that_hold_a_stop_string(bytes_tokenizer):
+    answer = say(bytes_tokenizer, " the sea.\nQ: and", ["\n"], beams=2, max_new_tokens=14)
+    assert answer.text == " the sea." and answer.ids == bytes_tokenizer.encode(" the sea.\n")
+
+
+def test_bad_questions(bytes_tokenizer):
+    with pytest.raises(UserError, match="a stop string is empty"):
+        say(bytes_tokenizer, "a", [""])
+    with pytest.raises(UserError, match="one prompt without beams"):
+        say(bytes_tokenizer, "a", [], print, beams=2)
+
+
+@pytest.fixture(scope="module")
+def folder(bytes_tokenizer, tmp_path_factory) -> str:
+    model = Gpt2(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=16, max_positions=64)
+    objective = CausalLM(model=model).bind(bytes_tokenizer.vocabulary, 64)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+    path = tmp_path_factory.mktemp("models") / "gpt2"
+    export_folder(path, objective, params, bytes_tokenizer, ModelCard())
+    return str(path)
+
+
+def test_command(folder, capsys, monkeypatch):
+    options = [folder, "the sea", "--max-new-tokens", "9"]
+    greedy = [*options, "--temperature", "0"]
+    assert command.main(greedy) == 0
+    plain = capsys.readouterr().out
+    assert plain.startswith("the sea|") and plain.endswith("\n")
+    # On a terminal the same comes piece by piece.
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert command.main(greedy) == 0
+    assert capsys.readouterr().out == plain
+    assert command.main([*options, "--beams", "3", "--length-penalty", "0.6", "--logprobs"]) == 0
+    first, *tokens, total = capsys.readouterr().out.rstrip("\n").split("\n")[-11:]
+    assert first.startswith("the sea|") and total.endswith("together, 9 tokens")
+    numbers = [float(line.split()[0]) for line in tokens]
+    assert len(numbers) == 9 and max(numbers) < 0
+    assert sum(numbers) == pytest.approx(float(total.split()[0]), abs=1e-3)
+
+
+def test_command_refuses_beams_that_draw(folder):
+    with pytest.raises(UserError, match="beam search draws nothing"):
+        command.main([folder, "the", "--beams", "2", "--temperature", "0.7"])
+    with pytest.raises(UserError, match="beams is 0"):
+        command.main([folder, "the", "--beams", "0"])
