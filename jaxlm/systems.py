@@ -12,6 +12,7 @@ from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
+from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.word2vec import Word2Vec
@@ -58,6 +59,7 @@ SYSTEMS = (
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(CausalLM, Gpt3, "gpt2", "causal_lm"),
+    System(CausalLM, Reformer, "reformer"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert"),
     System(LayerDistillation, Bert, "tinybert"),

@@ -12,21 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.fields import field
+from jaxlm.models.decoder import Decoder, Params
 from jaxlm.models.encoder import stack_flops
-from jaxlm.models.layers.config import (
-    Computation,
-    PlainActivation,
-    StackConfig,
-    check_heads,
-    check_sizes,
-)
-from jaxlm.models.layers.embeddings import Embeddings, logits
+from jaxlm.models.layers.config import PlainActivation, StackConfig, check_heads, check_sizes
+from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, Stack
 from jaxlm.tokenizers.template import Template
-from jaxlm.tokenizers.vocabulary import Vocabulary
-
-Params = dict[str, Any]
 
 PUBLISHED = {"small": (12, 768, 12), "medium": (24, 1024, 16), "large": (36, 1280, 20), "xl": (48, 1600, 25)}
 """Size → layers, width, heads."""
@@ -46,7 +38,7 @@ class DecodeState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpt2(Computation):
+class Gpt2(Decoder):
     """A GPT-2 decoder as a value. The defaults are the 124M model (first announced as 117M).
 
     Parameters: `embeddings/{word,position}`, `decoder/layers/i/…`, `decoder/final_norm`.
@@ -106,10 +98,6 @@ class Gpt2(Computation):
             **self.computation,
         )
 
-    def bind(self, vocabulary: Vocabulary) -> Self:
-        """A copy with as many rows of embedding as the vocabulary needs."""
-        return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size))
-
     def init(self, key: jax.Array) -> Params:
         """Fresh parameters, float32."""
         ids = jnp.zeros((1, 2), jnp.int32)
@@ -135,17 +123,9 @@ class Gpt2(Computation):
             deterministic=dropout_key is None, rngs=rngs,
         )[0]
 
-    def token_features(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
-        """What the output matrix is multiplied with: the hidden states."""
-        return hidden
-
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
         """(matrix, no bias) that turn `token_features` into vocabulary logits: the word embedding."""
         return params["embeddings"]["word"]["embedding"], None
-
-    def predict_tokens(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch vocab"]:
-        """Vocabulary logits in float32."""
-        return logits(self.token_features(params, hidden), *self.output_matrix(params))
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int

@@ -254,8 +254,8 @@ def require_positions(length: int, max_positions: int) -> None:
     """UserError where a sequence is longer than the model's learned positions."""
     if length > max_positions:
         raise UserError(
-            f"data.length {length} is more than the model's {max_positions} positions; lower it or raise "
-            "objective.model.max_positions."
+            f"data.length {length} is more than the model's {max_positions} positions; lower it, or give the model "
+            "more of them."
         )
 
 

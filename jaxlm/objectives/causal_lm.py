@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.gpt2 import DecodeState, Gpt2
+from jaxlm.models.decoder import Decoder
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.base import Example, Frozen, Generator, Line, Params, Term, Terms, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -26,7 +27,7 @@ class CausalLM(Generator):
     Rows are windows of the stream of documents, each ended by the end symbol, joined without padding.
     """
 
-    model: Gpt2 = field(Gpt2(), weights=True)
+    model: Decoder = field(Gpt2(), weights=True)
     """The decoder."""
     plain_stream: bool = False
     """Treat a row as one stream, as the original does: attention and positions run over document borders, and the
@@ -47,6 +48,8 @@ class CausalLM(Generator):
         require_positions(length, self.model.max_positions)
         if length < 2:
             raise UserError(f"data.length {length} leaves nothing to predict from; use 2 or more.")
+        if length % (multiple := self.model.length_multiple):
+            raise UserError(f"data.length {length} is not a multiple of {multiple}, the model's chunks of tokens.")
         return super().bind(vocabulary, length, statistics)
 
     def raw_length(self, length: int) -> int:
@@ -117,12 +120,12 @@ class CausalLM(Generator):
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+    ) -> tuple[Float[Array, "batch vocab"], Any]:
         return self.model.prefill(params, prompts, mask, new_tokens)
 
     def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        self, params: Params, tokens: Int[Array, " batch"], state: Any
+    ) -> tuple[Float[Array, "batch vocab"], Any]:
         return self.model.decode(params, tokens, state)
 
     @property

@@ -71,6 +71,68 @@ def run_layers(
     return run(state, each)
 
 
+class Coupling(NamedTuple):
+    """A reversible layer (Gomez et al. 2017): y1 = x1 + first(x2), y2 = x2 + second(y1).
+
+    first: (params, x2, own inputs, shared inputs, kept) -> (change, kept). `kept` is None at first; the backward pass
+    hands in what the forward pass gave out, where rounding must not decide anew (which bucket a vector falls into).
+    second: (params, y1, own inputs, shared inputs) -> change.
+    """
+
+    first: Callable[[Any, jax.Array, Any, Any, Any], tuple[jax.Array, Any]]
+    second: Callable[[Any, jax.Array, Any, Any], jax.Array]
+
+
+def run_reversible(
+    layers: Sequence[Coupling], params: Sequence[Any], state: tuple[jax.Array, jax.Array], inputs: Sequence[Any],
+    shared: Any, *, loop: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs couplings over a pair of streams by `run_layers`, of which each layer takes the next in turn. The backward
+    pass computes each layer's inputs from its outputs, so that what is kept does not grow with depth, but for `kept`
+    (Kitaev et al. 2020, section 3). inputs, shared: without gradients; what differs from layer to layer, and what does
+    not."""
+    return _reversible(tuple(layers), loop, list(params), state, list(inputs), shared)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _reversible(layers, loop, params, state, inputs, shared):
+    return reversible_forward(layers, loop, params, state, inputs, shared)[0]
+
+
+def reversible_forward(layers, loop, params, state, inputs, shared):
+    """(streams after the layers, what the backward pass reads). Differentiated as it stands, it is a plain stack."""
+    def forward(layer, params, state, own):
+        x1, x2 = state
+        change, kept = layer.first(params, x2, own, shared, None)
+        y1 = constrain(x1 + change)
+        return (y1, constrain(x2 + layer.second(params, y1, own, shared))), kept
+
+    turns = [functools.partial(forward, layer) for layer in layers]
+    state, kept = run_layers(turns, params, state, inputs, loop=loop)
+    return state, (params, state, inputs, shared, kept)
+
+
+def _reversible_backward(layers, loop, saved, gradient):
+    params, state, inputs, shared, kept = saved
+
+    def backward(layer, params, carry, inputs):
+        (y1, y2), (dy1, dy2), (own, kept) = *carry, inputs
+        change, vjp = jax.vjp(lambda params, y: layer.second(params, y, own, shared), params, y1)
+        d_second, dy = vjp(dy2)
+        x2, dy1 = constrain(y2 - change), dy1 + dy
+        change, vjp = jax.vjp(lambda params, x: layer.first(params, x, own, shared, kept)[0], params, x2)
+        d_first, dx = vjp(dy1)
+        return ((constrain(y1 - change), x2), (dy1, dy2 + dx)), jax.tree.map(jnp.add, d_first, d_second)
+
+    turns = [functools.partial(backward, layer) for layer in layers[::-1]]
+    own = list(zip(inputs, kept, strict=True))
+    (_, gradient), d_params = run_layers(turns, params[::-1], (state, gradient), own[::-1], loop=loop)
+    return d_params[::-1], gradient, None, None
+
+
+_reversible.defvjp(reversible_forward, _reversible_backward)
+
+
 class LayerInputs(NamedTuple):
     """What all layers of a stack read besides the hidden states."""
 
