@@ -29,6 +29,7 @@ from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tasks.distillation import DistilledClassification
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
@@ -77,7 +78,11 @@ def system_of(objective: Any) -> System | None:
 
 
 TASKS: tuple[tuple[type, type], ...] = (
-    (Classification, TextRows), (MultipleChoice, ChoiceRows), (Answers, AnswerRows), (Tagging, TagRows),
+    (Classification, TextRows),
+    (DistilledClassification, TextRows),
+    (MultipleChoice, ChoiceRows),
+    (Answers, AnswerRows),
+    (Tagging, TagRows),
     (TextToText, PairRows),
 )
 """The tasks, each with the form of rows that it takes where nothing says more."""

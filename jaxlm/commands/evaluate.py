@@ -74,5 +74,7 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
 
 def print_result(result: dict[str, Any]) -> None:
     """The metrics on one line."""
-    figures = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
-    print(f"{result['task']}, {result['examples']:,} examples: {figures}")
+    spread = {name: f" ± {value:.4f}" for name, value in result.get("deviations", {}).items()}
+    figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
+    seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
+    print(f"{result['task']}, {result['examples']:,} examples{seeds}: {figures}")

@@ -8,10 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import statistics
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxlm.commands.common import config_parser, read_config, start_jax
+from jaxlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlm.config.experiment import Experiment
 
 
 def main(arguments: list[str]) -> int:
@@ -21,6 +27,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--predictions", default=None, help="file for the answers to the held-out rows")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--as-text", action="store_true", help="let a decoder write the answer (T5 always does)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train N times, in run folders of their own")
     options, experiment = read_config(parser, arguments)
     config = Path(options.config)
     run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
@@ -31,7 +38,29 @@ def main(arguments: list[str]) -> int:
     if options.as_text:
         experiment = dataclasses.replace(experiment, objective=written(experiment.objective))
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        finetune(experiment, run_dir, options.init_from)
-        result = evaluate_run(run_dir, predictions=options.predictions)
+        results = []
+        for seed, folder in seeds_of(experiment, run_dir, options.seeds):
+            train = dataclasses.replace(experiment.train, seed=seed)
+            finetune(dataclasses.replace(experiment, train=train), folder, options.init_from)
+            results.append(evaluate_run(folder, predictions=options.predictions))
+    result = results[0] if len(results) == 1 else mean_of(results)
     print(json.dumps(result)) if options.json else print_result(result)
     return 0
+
+
+def seeds_of(experiment: Experiment, run_dir: Path, count: int) -> list[tuple[int, Path]]:
+    """(seed, run folder) of each training: the configuration's seed and those after it."""
+    if count < 1:
+        raise UserError(f"--seeds is {count}; it must be 1 or more.")
+    first = experiment.train.seed
+    return [(first, run_dir)] if count == 1 else [(s, run_dir / f"seed_{s}") for s in range(first, first + count)]
+
+
+def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The means of the metrics, and their standard deviations (n - 1) as `deviations`."""
+    values = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
+    return results[0] | {
+        "metrics": {name: statistics.fmean(found) for name, found in values.items()},
+        "deviations": {name: statistics.stdev(found) for name, found in values.items()},
+        "seeds": len(results),
+    }

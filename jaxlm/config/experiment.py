@@ -74,6 +74,9 @@ class TrainConfig:
     """Steps between lines of metrics."""
     eval_every: int = field(1000, resumable=True)
     """Steps between evaluations on held-out text; the last step is always evaluated. 0: only the last step."""
+    patience: int = field(0, resumable=True)
+    """End early after so many evaluations in a row without a lower held-out loss; the checkpoint with the lowest one is
+    what later commands read. 0: train to the last step."""
     eval_batches: int = field(32, resumable=True)
     """Maximum number of held-out batches per evaluation."""
     checkpoint_every: int = field(1000, resumable=True)
@@ -102,7 +105,7 @@ class Experiment:
         inf = math.inf
         for name in ("steps", "batch_size", "accumulate", "log_every", "eval_batches", "keep_checkpoints"):
             _check_range(f"train.{name}", getattr(t, name), 1, inf)
-        for name in ("short_steps", "eval_every", "checkpoint_every"):
+        for name in ("short_steps", "eval_every", "checkpoint_every", "patience"):
             _check_range(f"train.{name}", getattr(t, name), 0, inf)
         _check_range("train.seed", t.seed, 0, 2**32)
         _check_range("optimizer.warmup_steps", o.warmup_steps, 0, inf)

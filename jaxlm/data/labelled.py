@@ -118,7 +118,7 @@ class LabelledData(Data):
             # Not the last ones: files of tasks are often sorted by label.
             groups = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in train))}
             place = permute(np.arange(len(groups)), len(groups), _SPLIT_KEY)
-            count = max(1, round(self.held_out * len(groups)))
+            count = min(max(1, round(self.held_out * len(groups))), len(groups) - 1)
             held_out = [row for row in train if place[groups[row.group]] < count]
             train = [row for row in train if place[groups[row.group]] >= count]
         if self.source and not train:

@@ -9,6 +9,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -91,23 +92,10 @@ class LayerDistillation(Objective):
         return self.text.corrupt(key, batch)
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
-        mask, teacher = example["attention_mask"], frozen.objective.model
-        read = example["input_ids"], example["token_type_ids"], mask
-        their_hidden, their_scores = jax.lax.stop_gradient(teacher.encode_all(frozen.params, *read))
-        hidden, scores = self.model.encode_all(params, *read, dropout_key=key if train else None)
-        step = teacher.num_layers // self.model.num_layers
-        real = mask.astype(jnp.float32)
-        pairs = real[:, None, :, None] * real[:, None, None, :]
-        hidden_error, score_error = jnp.float32(0), jnp.float32(0)
-        for ours, theirs in zip(hidden, their_hidden[::step], strict=True):
-            error = self.projection(params["projection"], ours) - theirs.astype(jnp.float32)
-            hidden_error += jnp.sum(jnp.mean(jnp.square(error), axis=-1) * real)
-        for ours, theirs in zip(scores, their_scores[step - 1 :: step], strict=True):
-            score_error += jnp.sum(jnp.square(ours - theirs) * pairs)
-        return {
-            "hidden_loss": Term(hidden_error, jnp.sum(real), 1.0),
-            "attention_loss": Term(score_error, self.model.num_heads * jnp.sum(pairs), 1.0),
-        }
+        read = example["input_ids"], example["token_type_ids"], example["attention_mask"]
+        theirs = jax.lax.stop_gradient(frozen.objective.model.encode_all(frozen.params, *read))
+        ours = self.model.encode_all(params, *read, dropout_key=key if train else None)
+        return layer_terms(ours, theirs, lambda x: self.projection(params["projection"], x), read[2])
 
     def flops(self, length: int) -> tuple[float, float]:
         m = self.model
@@ -121,3 +109,28 @@ class LayerDistillation(Objective):
         text, given, _, pair = self.text.describe(batch, example, row)
         size = int(np.sum(example["attention_mask"][row]))
         return [text, given, pair, Line(f"imitate {size} states of each layer, {size}² scores of each head", [], [])]
+
+
+States = tuple[list[Float[Array, "batch length hidden"]], list[Float[Array, "batch heads length length"]]]
+"""What `Encoder.encode_all` returns: hidden states, and attention scores."""
+
+
+def layer_terms(
+    ours: States, theirs: States, project: Callable[[jax.Array], jax.Array], mask: Int[Array, "batch length"]
+) -> Terms:
+    """The errors of a student's layers, each with coefficient 1 (see LayerDistillation). project: from the student's
+    width to the teacher's."""
+    (hidden, scores), (their_hidden, their_scores) = ours, theirs
+    step = len(their_scores) // len(scores)
+    real = mask.astype(jnp.float32)
+    pairs = real[:, None, :, None] * real[:, None, None, :]
+    hidden_error, score_error = jnp.float32(0), jnp.float32(0)
+    for own, other in zip(hidden, their_hidden[::step], strict=True):
+        error = project(own) - other.astype(jnp.float32)
+        hidden_error += jnp.sum(jnp.mean(jnp.square(error), axis=-1) * real)
+    for own, other in zip(scores, their_scores[step - 1 :: step], strict=True):
+        score_error += jnp.sum(jnp.square(own - other) * pairs)
+    return {
+        "hidden_loss": Term(hidden_error, jnp.sum(real), 1.0),
+        "attention_loss": Term(score_error, scores[0].shape[1] * jnp.sum(pairs), 1.0),
+    }

@@ -26,7 +26,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
 from jaxlm.training.loop import StepLog, train
-from jaxlm.training.metrics import MetricsWriter, Totals, last_evaluation
+from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent, last_evaluation
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
 
@@ -104,6 +104,9 @@ def _pretrain(
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )
+    if is_spent(evaluations(folder, first), t.patience):
+        report(f"Finished early at step {first:,}; more train.patience, or 0, trains on. Run: {folder}")
+        return last_evaluation(folder)[1]
     if first >= t.steps:
         report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
         return last_evaluation(folder)[1]

@@ -19,6 +19,7 @@ from jaxlm.runs.folder import create, is_imported, lock, read_metadata, write_js
 from jaxlm.runs.resume import bind
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.metrics import evaluations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Run:
     metadata: dict[str, Any]
 
     def params(self) -> tuple[Any, int]:
-        """(parameters, step) of the newest readable checkpoint."""
+        """(parameters, step) of the newest readable checkpoint; with train.patience of that with the lowest held-out
+        loss."""
         shapes = jax.eval_shape(self.objective.init, jax.random.key(0))
         checkpoints = Checkpoints(self.folder / "checkpoints", read_only=True)
         try:
-            return checkpoints.restore_params(shapes)
+            losses = evaluations(self.folder) if self.experiment.train.patience else {}
+            kept = {step: losses[step] for step in checkpoints.steps() if step in losses}
+            return checkpoints.restore_params(shapes, step=min(kept, key=kept.__getitem__) if kept else None)
         finally:
             checkpoints.close()
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import generate
-from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.decoder import Decoder
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Example as Inputs
 from jaxlm.objectives.base import Frozen, Generator, Line, Loaded, Params, Term, Terms, adopt
@@ -148,7 +148,7 @@ class TextToText(Task, Generator):
     @property
     def is_decoder(self) -> bool:
         """Whether text and answer stand in one row."""
-        return isinstance(self.model, Gpt2)
+        return isinstance(self.model, Decoder)
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class TextToText(Task, Generator):
         return self.prefix + prompt, target
 
     def adopting(self, source: Any) -> TextToText:
-        if not isinstance(source.model, (T5, Gpt2)):
+        if not isinstance(source.model, (T5, Decoder)):
             raise UserError(
                 f"a {type(source.model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2."
             )

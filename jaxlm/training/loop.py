@@ -19,7 +19,7 @@ from jaxlm.objectives.base import Objective, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
-from jaxlm.training.metrics import MetricsWriter, Totals
+from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent
 from jaxlm.training.optimizers import make_schedule
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
@@ -41,6 +41,7 @@ def train(
     """
     t = experiment.train
     first, evaluation = int(state.step), {}
+    losses = evaluations(checkpoints.folder.parent, up_to=first)
     with _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches:
         for step in range(first + 1, t.steps + 1):
             state, terms = program.train_step(state, next(batches), program.frozen)
@@ -59,7 +60,7 @@ def train(
                     raise log.not_finite(step, "the held-out loss")
             log.write(step, figures)
             if figures:
-                evaluation = figures
+                evaluation, losses[step] = figures, figures["loss"]
                 log.progress.note(evaluation_line(step, figures, program.objective, entropy))
             if saving:
                 with log.paused():
@@ -69,6 +70,10 @@ def train(
                         checkpoints.save(state, step, metadata | unlogged, figures.get("loss"))
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
+            if is_spent(losses, t.patience) and step < t.steps:
+                log.progress.note(f"Stopped after step {step:,}: the held-out loss was lowest at step "
+                                  f"{min(losses, key=losses.__getitem__):,}.")
+                break
             if stopping and step < t.steps:
                 checkpoints.wait()
                 log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
@@ -80,7 +85,8 @@ def train(
 def _due(t: TrainConfig, step: int, stopping: bool) -> tuple[bool, bool]:
     """Whether to evaluate and whether to save after `step`."""
     evaluating = step == t.steps or bool(t.eval_every and step % t.eval_every == 0)
-    saving = stopping or step == t.steps or bool(t.checkpoint_every and step % t.checkpoint_every == 0)
+    due = bool(t.checkpoint_every and step % t.checkpoint_every == 0)
+    saving = due or stopping or step == t.steps or (evaluating and t.patience > 0)
     return evaluating, saving
 
 

@@ -122,3 +122,16 @@ def last_evaluation(folder: Path, up_to: int | None = None) -> tuple[int, dict[s
         if figures and (up_to is None or line["step"] <= up_to):
             return line["step"], figures
     return 0, {}
+
+
+def evaluations(folder: Path, up_to: int | None = None) -> dict[int, float]:
+    """Step → held-out loss of every evaluation, not after step `up_to`."""
+    lines = (line for line in read_metrics(folder) if "eval_loss" in line)
+    return {line["step"]: line["eval_loss"] for line in lines if up_to is None or line["step"] <= up_to}
+
+
+def is_spent(losses: Mapping[int, float], patience: int) -> bool:
+    """Whether the last `patience` evaluations were none of them the best; never with patience 0."""
+    if not patience or len(losses) <= patience:
+        return False
+    return min(losses, key=losses.__getitem__) not in [*losses][-patience:]

@@ -1,0 +1,113 @@
+"""Classification learnt from a fine-tuned teacher, as DistilBERT and TinyBERT do it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm.data.labelled import Arrays
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.encoder import Encoder
+from jaxlm.models.heads import LinearHead
+from jaxlm.objectives.base import Frozen, Loaded, Params, Term, Terms
+from jaxlm.objectives.layer_distillation import layer_terms
+from jaxlm.tasks.base import Task
+from jaxlm.tasks.classification import INPUTS, Classification
+
+
+@dataclasses.dataclass(frozen=True)
+class DistilledClassification(Classification):
+    """loss = soft_weight · T² KL(teacher ‖ student) at temperature T, for numbers the squared difference,
+    + hard_weight · the loss of the labels + layer_weight · the errors of attention scores and hidden states.
+
+    TinyBERT (Jiao et al. 2019, section 3.2) first learns the layers (layer_weight 1, soft_weight 0), then the
+    predictions (layer_weight 0, soft_weight 1). The student begins with what --init-from brings.
+    """
+
+    teacher: str = field("", resumable=True)
+    """A run or a Transformers folder of a model fine-tuned on the same labels, with the student's tokenizer."""
+    temperature: float = 1.0
+    """Both softmaxes are taken at this temperature."""
+    soft_weight: float = 1.0
+    """Weight of the teacher's predictions."""
+    hard_weight: float = 0.0
+    """Weight of the labels."""
+    layer_weight: float = field(0.0, weights=True)
+    """Weight of the layers' errors; above 0 the student must have the teacher's attention heads."""
+    teacher_hidden_size: int = field(768, weights=True)
+    """Width of the teacher's hidden states, where layer_weight is above 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = (self.soft_weight, self.hard_weight, self.layer_weight)
+        if self.temperature <= 0 or min(weights) < 0 or max(weights) == 0 or self.both_orders:
+            raise UserError(
+                "objective.temperature must be above 0, soft_weight, hard_weight and layer_weight at least 0 and not "
+                "all 0, and both_orders False."
+            )
+
+    @property
+    def _projection(self) -> LinearHead:
+        return LinearHead(self.model.stack, self.teacher_hidden_size)
+
+    def init(self, key: jax.Array) -> Params:
+        params = super().init(key)
+        projection = {"projection_to_teacher": self._projection.init(jax.random.fold_in(key, 2))}
+        return params | projection if self.layer_weight else params
+
+    def frozen(self, load: Callable[[str], Loaded]) -> Loaded:
+        if not self.teacher:
+            raise UserError("objective.teacher is empty; give --objective.teacher a fine-tuned run or folder.")
+        teacher = load(self.teacher)
+        if not isinstance(teacher.objective, Classification) or teacher.objective.labels != self.labels:
+            raise UserError(
+                f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
+                "with the same preset."
+            )
+        theirs, ours = teacher.objective.vocabulary, self.vocabulary
+        if theirs.size != ours.size or not np.array_equal(theirs.word_start, ours.word_start):
+            raise UserError(f"the teacher {self.teacher} reads another vocabulary than the student.")
+        if self.layer_weight:
+            self._check_layers(teacher.objective)
+        model = dataclasses.replace(teacher.objective.model, **self.model.computation)
+        return Loaded(dataclasses.replace(teacher.objective, model=model), teacher.params)
+
+    def _check_layers(self, teacher: Task) -> None:
+        theirs, ours = teacher.model, self.model
+        if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
+            raise UserError("objective.layer_weight is for encoders; set it to 0.")
+        if theirs.num_heads != ours.num_heads or theirs.num_layers % ours.num_layers:
+            raise UserError(
+                f"the teacher {self.teacher} has {theirs.num_layers} layers of {theirs.num_heads} heads, which do not "
+                f"map onto the student's {ours.num_layers} of {ours.num_heads}; choose another or set layer_weight 0."
+            )
+        if theirs.hidden_size != self.teacher_hidden_size:
+            raise UserError(f"set objective.teacher_hidden_size to the teacher's, {theirs.hidden_size}.")
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+        weights, inputs = self.weights(example), self._inputs(example)
+        terms = super().loss(params, example, key, train)
+        terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
+        if self.soft_weight:
+            theirs = jax.lax.stop_gradient(frozen.objective.predict(frozen.params, example)["logits"])
+            ours = self._logits(params, inputs, key if train else None)
+            terms["soft_loss"] = Term.of(self._difference(ours, theirs), weights, self.soft_weight)
+        if self.layer_weight:
+            read = [inputs[name] for name in INPUTS]
+            hidden = jax.lax.stop_gradient(frozen.objective.model.encode_all(frozen.params, *read))
+            ours = self.model.encode_all(params, *read, dropout_key=key if train else None)
+            mask = read[2] * (weights[:, None] > 0)
+            errors = layer_terms(ours, hidden, lambda x: self._projection(params["projection_to_teacher"], x), mask)
+            terms |= {name: term._replace(coefficient=self.layer_weight) for name, term in errors.items()}
+        return terms
+
+    def _difference(self, ours: jax.Array, theirs: jax.Array) -> jax.Array:
+        if self.target == "number":
+            return jnp.square(ours[:, 0] - theirs[:, 0])
+        p, q = (jax.nn.log_softmax(logits / self.temperature) for logits in (theirs, ours))
+        return self.temperature**2 * jnp.sum(jnp.exp(p) * (p - q), axis=-1)
