@@ -320,12 +320,13 @@ class Answers(Task):
                 "exact_match": _mean([left_out(metrics.exact_match, t, g) for t, g in zip(texts, golds, strict=True)]),
                 "f1": _mean([left_out(metrics.token_f1, t, g) for t, g in zip(texts, golds, strict=True)]),
             }
+        has_answer = [bool(gold) for gold in golds]
+        golds = [[text for text in gold if metrics.normalize_answer(text)] for gold in golds]
         measures = {"exact_match": metrics.exact_match, "f1": metrics.token_f1}
         scores = {name: [m(t, g) for t, g in zip(texts, golds, strict=True)] for name, m in measures.items()}
         found = {name: _mean(values) for name, values in scores.items()}
         if not self.no_answer:
             return found
-        has_answer = [bool(gold) for gold in golds]
         for name, values in scores.items():
             found[f"has_answer_{name}"] = _mean([v for v, has in zip(values, has_answer, strict=True) if has])
             found[f"no_answer_{name}"] = _mean([v for v, has in zip(values, has_answer, strict=True) if not has])

@@ -108,11 +108,11 @@ class Task(Objective):
         return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
 
     def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
-        """The parameters of the pretrained model, or of one fine-tuned before, with fresh heads where it has none like
-        these; rows of new symbols at the end of its embedding are fresh."""
+        """The parameters of the pretrained model (see `families.params_of`), or of one fine-tuned before, with fresh
+        heads where it has none like these; rows of new symbols at the end of its embedding are fresh."""
         if source is None:
             return params
-        given = families.params_of(source.objective, source.params)
+        given = source.params
         # Another objective's head of the same name and size would mean something else.
         same = isinstance(source.objective, Task) and source.objective.labels == self.labels
         if not same or type(source.objective) is not type(self):

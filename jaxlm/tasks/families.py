@@ -54,6 +54,7 @@ def _encoder(model: Encoder, params: Params, inputs: Inputs, key: jax.Array | No
 
 def _xlnet(model: Xlnet, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
     known = jnp.where(inputs["attention_mask"] > 0, 0, UNKNOWN)
+    params = params | {"bias": jnp.zeros(model.vocab_size)}  # of the output, which no task has
     return model.encode(params, inputs["input_ids"], inputs["token_type_ids"], known, dropout_key=key).content
 
 

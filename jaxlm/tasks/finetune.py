@@ -56,6 +56,7 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
         raise UserError("--data.source is empty; give a file of rows to train on.")
     objective = objective.with_labels(rows.records["train"])
     vocabulary = dataclasses.replace(tokenizer.vocabulary, keeps_rows=True)
+    objective = dataclasses.replace(objective, model=objective.model.bind(vocabulary))  # with rows for new symbols
     encoder = objective.bind(vocabulary, data.length).packing
     count = len(rows.examples("train", encoder, data.length))
     train, optimizer = experiment.train, experiment.optimizer

