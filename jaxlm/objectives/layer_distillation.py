@@ -111,7 +111,7 @@ class LayerDistillation(Objective):
         return [text, given, pair, Line(f"imitate {size} states of each layer, {size}² scores of each head", [], [])]
 
 
-States = tuple[list[Float[Array, "batch length hidden"]], list[Float[Array, "batch heads length length"]]]
+States = tuple[list[Float[Array, "batch length _"]], list[Float[Array, "batch heads length length"]]]
 """What `Encoder.encode_all` returns: hidden states, and attention scores."""
 
 

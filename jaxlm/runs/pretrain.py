@@ -104,11 +104,8 @@ def _pretrain(
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )
-    if is_spent(evaluations(folder, first), t.patience):
-        report(f"Finished early at step {first:,}; more train.patience, or 0, trains on. Run: {folder}")
-        return last_evaluation(folder)[1]
-    if first >= t.steps:
-        report(f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}")
+    if why := why_finished(experiment, folder, first):
+        report(why)
         return last_evaluation(folder)[1]
     for remark in schedule_remarks(experiment, first, steps_before):
         report(remark)
@@ -185,6 +182,16 @@ def unshared(params: Params, source: LoadedModel) -> str:
         (f"; it has no {lacking}, which start from random weights" if lacking else "")
         + (f"; this model has no {unused}, which are left out" if unused else "")
     )
+
+
+def why_finished(experiment: Experiment, folder: Path, first: int) -> str:
+    """A sentence where no step is left after step `first`; else ""."""
+    t = experiment.train
+    if first >= t.steps:
+        return f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}"
+    if is_spent(evaluations(folder, first), t.patience):
+        return f"Finished early at step {first:,}; more train.patience, or 0, trains on. Run: {folder}"
+    return ""
 
 
 def schedule_remarks(experiment: Experiment, first: int, steps_before: int | None) -> list[str]:

@@ -147,10 +147,10 @@ def test_symbols_of_an_objective(config, tmp_path):
 def test_synthetic_rows_and_statistics(config):
     prepared = prepare(config, lambda line: None)
     vocabulary = prepared.tokenizer.vocabulary
-    batch = config.synthetic(3, 10, vocabulary)
+    batch = config.synthetic(3, 10, vocabulary, "document")
     assert batch.tokens.shape == batch.segment_ids.shape == (3, 10) and batch.tokens.dtype == np.int32
     assert not vocabulary.special[batch.tokens].any() and (batch.segment_ids.T == [1, 2, 3]).all()
-    assert (batch.tokens == config.synthetic(3, 10, vocabulary).tokens).all()
+    assert (batch.tokens == config.synthetic(3, 10, vocabulary, "document").tokens).all()
     tokens = prepared.store.train.tokens.read(0, prepared.store.train.num_tokens)
     assert (prepared.store.statistics.token_counts == np.bincount(tokens, minlength=600)).all()
 
