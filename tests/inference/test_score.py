@@ -19,7 +19,9 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 
 MODELS = {
-    "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=40, vocab_size=420)),
+    "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, n_positions=40, vocab_size=420
+    )),
     "t5": ("T5ForConditionalGeneration", transformers.T5Config(
         d_model=32, d_kv=6, d_ff=48, num_layers=2, num_heads=5, vocab_size=512, pad_token_id=0, eos_token_id=3,
         decoder_start_token_id=0,
