@@ -144,10 +144,10 @@ def _generate(loaded: LoadedModel, task: PromptTask, examples: Sequence[Example]
         prompts = [(ids or [text_begin(tokenizer)])[-room:] for ids in prompts]
     settings = Settings(max_new_tokens=task.max_new_tokens, beams=task.beams, length_penalty=task.length_penalty)
     rows = []
-    for example, answer in zip(examples, write(*loaded[:3], prompts, settings, stops), strict=True):
-        text = answer.text.replace(tokenizer.piece(v.sentinel), "") if sentinel else answer.text
+    answers = write(*loaded[:3], prompts, settings, stops, skip_special=True)
+    for example, answer in zip(examples, answers, strict=True):
         rows.append({
-            "id": example.id, "prediction": text.strip(), "gold": list(example.answers),
+            "id": example.id, "prediction": answer.text.strip(), "gold": list(example.answers),
             "log_likelihood": sum(answer.log_probs),
         })
     gold = [list(example.answers) for example in examples]

@@ -134,7 +134,7 @@ def test_masked_model(bert):
         wanted.append(of_torch(torch.stack(logits), targets))
     check(score(ours.objective, ours.params, pairs), wanted)
     assert score(ours.objective, ours.params, []) == []
-    with pytest.raises(UserError, match="42 tokens .* takes 40"):
+    with pytest.raises(UserError, match=r"42 tokens .* takes 40"):
         score(ours.objective, ours.params, [Pair([110] * 20, [110] * 20)])
 
 
