@@ -1,7 +1,8 @@
-"""jaxlm bench CONFIG [--peer huggingface] [--steps N] [--json] [--any.field VALUE …]
+"""jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
 
 Times the train step on this machine, on synthetic text: tokens per second, MFU and the share of the corruption; with
---peer huggingface also the Transformers class of the same sizes under torch.compile, in alternating rounds.
+--peer huggingface also the Transformers class of the same sizes under torch.compile, in alternating rounds. With
+--generate N instead greedy generation of N tokens a row, the peer being Transformers' generate.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> int:
     parser = config_parser("jaxlm bench", __doc__)
     parser.add_argument("--peer", choices=["huggingface"], default=None, help="implementation to compare with")
     parser.add_argument("--steps", type=int, default=None, help="steps in each round; default: two seconds' worth")
+    parser.add_argument("--generate", type=int, default=None, metavar="N", help="time the generation of N tokens a row")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     options, experiment = read_config(parser, arguments)
     if options.steps is not None and options.steps < 1:
@@ -34,7 +36,14 @@ def main(arguments: list[str]) -> int:
     from jaxlm.analysis.plan import run_vocabulary
 
     say = functools.partial(print, file=sys.stderr, flush=True)
-    result = bench(experiment, options.peer, options.steps, say, run_vocabulary(options.config))
+    vocabulary = run_vocabulary(options.config)
+    if options.generate is not None:
+        from jaxlm.analysis.bench_generate import bench_generate
+
+        found = bench_generate(experiment, options.generate, options.peer, say, vocabulary)
+        print(json.dumps(found.to_json()) if options.json else found.report())
+        return 0
+    result = bench(experiment, options.peer, options.steps, say, vocabulary)
     print(json.dumps(result.to_json()) if options.json else report(result))
     return 0
 

@@ -28,13 +28,14 @@ class Written(NamedTuple):
 
 def write(
     objective: Objective, params: Params, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], settings: Settings,
-    stop: Sequence[str] = (), on_text: Callable[[str], None] | None = None,
+    stop: Sequence[str] = (), on_text: Callable[[str], None] | None = None, skip_special: bool = False,
 ) -> list[Written]:
     """Continues prompts (token ids) until the vocabulary's end symbol, one of the strings in `stop`, which is left out,
     or max_new_tokens.
 
     A stop that is a special symbol ("</s>") is one token. Beams end by tokens that hold a stop string; one that is
     spread over several tokens only cuts the text. on_text: gets the text of a single prompt in pieces as it grows.
+    skip_special: leave special symbols out of the text, which otherwise has them by name.
     """
     if any(not text for text in stop):
         raise UserError("a stop string is empty; give the text that ends a continuation.")
@@ -47,18 +48,18 @@ def write(
     settings = dataclasses.replace(settings, stop_ids=[*stop_ids, *symbols])
     return [
         answer for start in range(0, len(prompts), BATCH)
-        for answer in _write(objective, params, tokenizer, prompts[start : start + BATCH], settings, strings, on_text)
+        for answer in _write(
+            objective, params, tokenizer, prompts[start : start + BATCH], settings, strings, on_text, skip_special
+        )
     ]
 
 
-def _write(objective, params, tokenizer, prompts, settings, strings, on_text):
+def _write(objective, params, tokenizer, prompts, settings, strings, on_text, skip_special):
     shown = 0
 
     def text_of(number: int, ids: Sequence[int]) -> tuple[str, bool]:
-        """(the text, up to the first stop string, whether there is one)"""
-        text = continuation(tokenizer, prompts[number], [i for i in ids if i not in settings.stop_ids])
-        places = [place for string in strings if (place := text.find(string)) >= 0]
-        return (text[: min(places)], True) if places else (text, False)
+        ids = [i for i in ids if i not in settings.stop_ids]
+        return cut(continuation(tokenizer, prompts[number], ids, skip_special), strings)
 
     def show(text: str) -> None:
         nonlocal shown
@@ -91,6 +92,12 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text):
     return answers
 
 
+def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """(the text before the first stop string, whether it has one)"""
+    places = [place for string in stop if (place := text.find(string)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
 def settled(text: str, stop: Sequence[str] = ()) -> int:
     """How many characters of a growing text no later token can change: not the bytes of an unfinished character, nor
     what may be the beginning of a stop string."""
@@ -102,12 +109,14 @@ def settled(text: str, stop: Sequence[str] = ()) -> int:
     return min([size, *begun])
 
 
-def continuation(tokenizer: Tokenizer, prompt: Sequence[int], answer: Sequence[int]) -> str:
+def continuation(
+    tokenizer: Tokenizer, prompt: Sequence[int], answer: Sequence[int], skip_special: bool = False
+) -> str:
     """The answer as text, with special symbols by name (T5's sentinels) except for the end symbol and padding. It is
     decoded together with its prompt, since alone it would lose a leading space."""
     left_out = {tokenizer.vocabulary.eos, tokenizer.vocabulary.pad}
     answer = [token for token in answer if token not in left_out]
-    before = tokenizer.decode(prompt, skip_special=False)
-    both = tokenizer.decode([*prompt, *answer], skip_special=False)
+    before = tokenizer.decode(prompt, skip_special=skip_special)
+    both = tokenizer.decode([*prompt, *answer], skip_special=skip_special)
     # A character whose bytes are on both sides can only be decoded as a whole.
-    return both[len(before) :] if both.startswith(before) else tokenizer.decode(answer, skip_special=False)
+    return both[len(before) :] if both.startswith(before) else tokenizer.decode(answer, skip_special=skip_special)

@@ -19,7 +19,9 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 
 MODELS = {
-    "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=40, vocab_size=420)),
+    "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, n_positions=40, vocab_size=420
+    )),
     "t5": ("T5ForConditionalGeneration", transformers.T5Config(
         d_model=32, d_kv=6, d_ff=48, num_layers=2, num_heads=5, vocab_size=512, pad_token_id=0, eos_token_id=3,
         decoder_start_token_id=0,
@@ -132,7 +134,7 @@ def test_masked_model(bert):
         wanted.append(of_torch(torch.stack(logits), targets))
     check(score(ours.objective, ours.params, pairs), wanted)
     assert score(ours.objective, ours.params, []) == []
-    with pytest.raises(UserError, match="42 tokens .* takes 40"):
+    with pytest.raises(UserError, match=r"42 tokens .* takes 40"):
         score(ours.objective, ours.params, [Pair([110] * 20, [110] * 20)])
 
 

@@ -1,0 +1,115 @@
+"""lm_eval's tasks on our models, beside `lm_eval --model hf` on the exported folder, on local files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from tests.inference.test_score import side
+
+TASKS = {
+    "choices": dict(
+        output_type="multiple_choice", doc_to_text="Say {{text}}:", doc_to_choice="pieces", doc_to_target="label",
+        metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}], num_fewshot=1,
+    ),
+    "rolling": dict(
+        output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{long}}",
+        metric_list=[{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    ),
+    "free": dict(
+        output_type="generate_until", doc_to_text="Say {{text}}:", doc_to_target="{{pieces[0]}}",
+        generation_kwargs={"until": ["b", "\n\n"], "max_gen_toks": 7, "do_sample": False},
+        metric_list=[{"metric": "exact_match"}],
+    ),
+}
+ASK = """
+import json, sys
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+kind, path, folder, *tasks = sys.argv[1:]
+if kind == "ours":
+    from jaxlm.tasks.lm_eval import JaxLM
+    model, options = JaxLM(path), {}
+else:
+    facts = {"pretrained": path, "dtype": "float32"} | json.loads(kind)
+    model, options = "hf", {"model_args": facts, "device": "cpu", "batch_size": 2}
+found = simple_evaluate(
+    model=model, tasks=tasks, task_manager=TaskManager(include_path=folder, include_defaults=False), bootstrap_iters=0,
+    log_samples=True, **options,
+)
+print("RESULT" + json.dumps([found["results"], {
+    name: [sample["filtered_resps"] for sample in samples] for name, samples in found["samples"].items()
+}]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Task files over rows of JSON."""
+    path = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {
+            "text": f"{a}bc {a}de", "label": i % 2, "pieces": [f"{a}bx", f"{a}by {a}b"],
+            "long": f"{a}bc {a}b, ab{a}. " * (3 + 9 * i),
+        }
+        for i, a in enumerate("abcdef")
+    ]
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, task in TASKS.items():
+        facts = {
+            "task": name, "dataset_path": "json", "test_split": "test", "fewshot_split": "test",
+            "dataset_kwargs": {"data_files": {"test": str(path / "rows.jsonl")}}, **task,
+        }
+        (path / f"{name}.yaml").write_text(json.dumps(facts))  # JSON is YAML
+    return path
+
+
+def ask(kind: str, model: Path, folder: Path, *tasks: str):
+    environment = os.environ | {
+        "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"),
+        "TOKENIZERS_PARALLELISM": "false", "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-c", ASK, kind, str(model), str(folder), *tasks]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, out.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("RESULT"))
+
+
+@pytest.mark.parametrize(("family", "tasks", "options"), [
+    ("gpt2", ["choices", "rolling", "free"], "{}"), ("t5", ["choices", "free"], '{"backend": "seq2seq"}'),
+])
+def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder, tmp_path):
+    side(family, tmp_path)
+    (ours, own), (theirs, wanted) = (ask(kind, tmp_path / "hf", folder, *tasks) for kind in ("ours", options))
+    for task in tasks:
+        keys = [key for key in theirs[task] if key.endswith(",none") and "stderr" not in key]
+        assert keys and ours[task].keys() >= set(keys)
+        for key in keys:
+            assert ours[task][key] == pytest.approx(theirs[task][key], rel=1e-3), (task, key)
+        if task == "free":
+            answers = [answer for (answer,) in wanted[task]]
+            if family == "t5":  # theirs counts the tokens of the prompt as well and writes more
+                cut = [len(answer.rstrip("\N{REPLACEMENT CHARACTER}")) for (answer,) in own[task]]
+                assert max(cut) > 3
+                assert [a[:n] for a, n in zip(answers, cut, strict=True)] == [
+                    a[:n] for (a,), n in zip(own[task], cut, strict=True)
+                ]
+            else:
+                assert own[task] == wanted[task]
+            assert len(set(answers)) > 2
+            continue
+        for mine, other in zip(own[task], wanted[task], strict=True):
+            pairs = zip(mine, other, strict=True) if task == "choices" else [(mine, other)]
+            for a, b in pairs:
+                a, b = (a, b) if isinstance(a, list) else ([a], [b])
+                assert float(a[0]) == pytest.approx(float(b[0]), abs=1e-3 * max(1, abs(float(b[0]))))
+                assert a[1:] == b[1:]
