@@ -4,7 +4,7 @@ every Python carries.
 Command:     jaxlm pretrain configs/reformer_tiny.py --run-dir runs/reformer_tiny
              jaxlm generate runs/reformer_tiny "Return a list of"
 Hardware:    two CPU cores
-Parameters:  1
+Parameters:  860,162 with the 258 symbols of bytes
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -26,5 +26,5 @@ experiment = Experiment(
     optimizer=OptimizerConfig(
         learning_rate=3e-3, warmup_steps=50, schedule="cosine", final_share=0.1, b2=0.98, eps=1e-9, weight_decay=0.0
     ),
-    train=TrainConfig(steps=400, batch_size=16, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
+    train=TrainConfig(steps=300, batch_size=16, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100),
 )

@@ -132,7 +132,7 @@ def test_gradients_are_those_of_a_plain_stack(loop, params, monkeypatch):
 
 def temporary_bytes(layers: int) -> int:
     """Memory of the compiled gradient, besides parameters and gradients."""
-    model = dataclasses.replace(SMALL, num_layers=layers, axial_shape=(36, 8), loop_layers=True)
+    model = dataclasses.replace(SMALL, num_layers=layers, axial_shape=(36, 8))
     function = jax.jit(jax.grad(lambda p, ids: jnp.sum(model.decode_hidden(p, ids, None, jax.random.key(0)))))
     shapes = jax.eval_shape(model.init, jax.random.key(0)), jax.ShapeDtypeStruct((8, 288), jnp.int32)
     return function.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
