@@ -15,8 +15,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("source", help="python-docs, a file, folder or glob, or tfds:NAME")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
-    parser.add_argument("--kind", choices=["unigram", "bpe", "byte-bpe", "words"], default="unigram",
-                        help="SentencePiece, unigram (default) or BPE; byte-level BPE; whole words")
+    parser.add_argument("--kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"], default="unigram",
+                        help="SentencePiece, unigram (default) or BPE; byte-level BPE; bytes (258 ids); whole words")
     parser.add_argument("--normalization", choices=["nmt_nfkc", "identity"], default="nmt_nfkc",
                         help="what is done to a text first: nmt_nfkc (default) or nothing")
     parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")

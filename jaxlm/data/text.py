@@ -52,7 +52,8 @@ class TextData(Data):
     """`auto` trains one on the source; else a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
 
     tokenizer_kind: Kind = "unigram"
-    """What `auto` trains: SentencePiece, unigram or BPE; byte-level BPE as GPT-2 and RoBERTa have it; whole words."""
+    """What `auto` trains: SentencePiece, unigram or BPE; byte-level BPE as GPT-2 and RoBERTa have it; single bytes (258
+    ids); whole words."""
 
     vocab_size: int = 8192
     """Size of the vocabulary that `auto` trains."""
@@ -86,8 +87,9 @@ class TextData(Data):
             raise UserError(
                 f"--data.normalization must be one of {', '.join(NORMALIZATIONS)}, not {self.normalization!r}."
             )
-        if not 512 <= self.vocab_size <= 1 << 22:
-            raise UserError(f"--data.vocab-size must be between 512 and {1 << 22:,}, not {self.vocab_size:,}.")
+        least = 258 if self.tokenizer_kind == "bytes" else 512
+        if not least <= self.vocab_size <= 1 << 22:
+            raise UserError(f"--data.vocab-size must be between {least} and {1 << 22:,}, not {self.vocab_size:,}.")
         if not 0 <= self.held_out <= 0.5:
             raise UserError(f"--data.held-out is a share between 0 and 0.5, not {self.held_out}.")
         if self.workers < 0:

@@ -36,7 +36,7 @@ class ReformerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reformer(Decoder):
-    """A Reformer as a value. The defaults are those of google/reformer-enwik8.
+    """A Reformer as a value. The defaults have the sizes of google/reformer-enwik8.
 
     Parameters: `word`, `position_row`, `position_column`, `layers/i/{attention_norm,attention,mlp_norm,mlp}`,
     `final_norm` (of both streams, joined), `lm_head`.
@@ -64,7 +64,7 @@ class Reformer(Decoder):
     """Tokens of a chunk of local attention."""
     lsh_chunk_size: int = 256
     """Tokens of a chunk of hashed attention."""
-    num_hashes: int = field(4, recipe=True)
+    num_hashes: int = field(2, recipe=True)
     """Rounds of hashing."""
     buckets: tuple[int, ...] = field((512,), recipe=True)
     """Even factors of the number of buckets; the paper has 2 · length / lsh_chunk_size buckets."""
@@ -78,7 +78,7 @@ class Reformer(Decoder):
     """Dropout of embeddings, of columns of positions, after attention, twice in the feed-forward layer, at the end."""
     attention_dropout: float = field(0.2, recipe=True)
     """Dropout on probabilities of local attention."""
-    lsh_attention_dropout: float = field(0.1, recipe=True)
+    lsh_attention_dropout: float = field(0.2, recipe=True)
     """Dropout on probabilities of hashed attention."""
     norm_eps: float = 1e-12
     """Epsilon of LayerNorm."""
@@ -86,6 +86,8 @@ class Reformer(Decoder):
     """Standard deviation of the normal that matrices and word embeddings are initialized from."""
     position_init_std: float = 1.0
     """The same for the embeddings of rows and columns."""
+    loop_layers: bool = field(True, resumable=True)
+    """Compile the layers as one loop; written out, the compiler holds some of a layer's work until later ones."""
 
     def __post_init__(self) -> None:
         check_sizes(self)

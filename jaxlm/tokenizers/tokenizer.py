@@ -326,7 +326,7 @@ def _starts_word(piece: str, style: str) -> bool:
 
 
 @functools.cache
-def _byte_of_char() -> dict[str, int]:
+def byte_of_char() -> dict[str, int]:
     """GPT-2's table: printable bytes stand for themselves, the others for the characters from U+0100 on."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]
@@ -334,8 +334,8 @@ def _byte_of_char() -> dict[str, int]:
 
 
 def _readable(piece: str, style: str) -> str:
-    if style == "bytes" and all(char in _byte_of_char() for char in piece):
-        data = bytes(_byte_of_char()[char] for char in piece)
+    if style == "bytes" and all(char in byte_of_char() for char in piece):
+        data = bytes(byte_of_char()[char] for char in piece)
         piece = data.decode("utf-8", "backslashreplace")
         piece = re.sub(r"\\x([0-9a-f]{2})", lambda m: f"<0x{m[1].upper()}>", piece) if b"\\" not in data else piece
         piece = piece.replace(" ", sentencepiece_json.SPACE)

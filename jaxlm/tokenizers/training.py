@@ -18,9 +18,9 @@ from etils import epath
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer, byte_of_char
 
-Kind = Literal["unigram", "bpe", "byte-bpe", "words"]
+Kind = Literal["unigram", "bpe", "byte-bpe", "bytes", "words"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Normalization = Literal["nmt_nfkc", "identity"]
 NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
@@ -60,8 +60,8 @@ def train_tokenizer(
     texts: documents, or pieces of them; read once and held in memory, so of a large corpus give a sample of some ten
         megabytes (`jaxlm.data.fingerprint.sample`).
     kind: "unigram" (pieces of a language model) or "bpe" (merged pairs of characters), both by SentencePiece;
-        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them); "words" (the most frequent words and
-        punctuation marks, by frequency; all others are [UNK]).
+        "byte-bpe" (merged pairs of bytes, as GPT-2 and RoBERTa have them); "bytes" (the bytes alone, 258 ids);
+        "words" (the most frequent words and punctuation marks, by frequency; all others are [UNK]).
     vocab_size: number of ids in all: 7 symbols, 100 sentinels, 256 bytes, and the text's pieces.
     character_coverage: share of the characters of the text that get a piece; the others are spelt in bytes.
     normalization: what the tokenizer does to a text first: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
@@ -82,11 +82,13 @@ def train_tokenizer(
         texts = map(normalize, texts)
     elif normalization != "identity":
         raise UserError(f"a normalization is {' or '.join(NORMALIZATIONS)}, not {normalization!r}.")
-    chunks = list(_chunks(texts, keep_lines=kind == "byte-bpe"))
+    chunks = list(_chunks(texts, keep_lines=kind in ("byte-bpe", "bytes")))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
     if kind == "words":
         definition = _train_words(chunks, vocab_size, normalization, symbols)
+    elif kind == "bytes":
+        definition = _byte_vocabulary(vocab_size, normalization, symbols)
     elif kind == "byte-bpe":
         definition = _train_byte_bpe(chunks, vocab_size, normalization, symbols)
     else:
@@ -145,6 +147,17 @@ def _train_byte_bpe(
         vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
         normalizer=_normalizer(normalization),
     )
+
+
+def _byte_vocabulary(vocab_size: int, normalization: str, symbols: Sequence[str]) -> files.Definition:
+    """Padding, the end symbol, then the bytes: the ids of trax's character tokenizer, and so of reformer-enwik8."""
+    special, alphabet = ["<pad>", "</s>", *symbols], byte_of_char()
+    pieces = [*special[:2], *sorted(alphabet, key=alphabet.__getitem__), *special[2:]]
+    if vocab_size != len(pieces):
+        raise UserError(f"a vocabulary of bytes has {len(pieces)} ids, not {vocab_size}; give data.vocab_size that.")
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    roles, normalizer = files.guess_symbols(special), _normalizer(normalization)
+    return files.byte_bpe(vocab, [], special, roles, "the vocabulary of bytes", normalizer=normalizer)
 
 
 def _train_words(

@@ -42,6 +42,8 @@ def test_it_loads_and_has_as_many_parameters_as_it_says(name):
 BERT = dict(name="adamw", learning_rate=1e-4, warmup_steps=10_000, schedule="linear", b1=0.9, b2=0.999, eps=1e-6,
             bias_correction=False, weight_decay=0.01, clip_norm=1.0)
 GPT2 = dict(name="adamw", warmup_steps=2_000, schedule="cosine", b1=0.9, b2=0.95, weight_decay=0.1, clip_norm=1.0)
+REFORMER = dict(name="adamw", learning_rate=7e-4, warmup_steps=2_000, schedule="inverse-sqrt", b1=0.9, b2=0.98,
+                eps=1e-9, weight_decay=0.0)
 T5 = dict(name="adafactor", schedule="inverse-sqrt", weight_decay=0.0)
 
 # optimizer; steps, batch, length
@@ -62,6 +64,8 @@ RECIPES = {
             ("175b", 0.6e-4, 119, 95_400, 1536),
         )
     },
+    "reformer_enwik8": (REFORMER, 100_000, 8, 65_536),
+    "reformer_enwik8_768": (REFORMER, 100_000, 8, 65_536),
     "gpt2": (GPT2 | dict(learning_rate=6e-4), 600_000, 512, 1024),
     "gpt2_medium": (GPT2, 600_000, 512, 1024),
     "gpt2_large": (GPT2, 600_000, 512, 1024),

@@ -152,7 +152,7 @@ def test_loss_and_gradients(tmp_path, tokenizer):
 @pytest.mark.parametrize("name", SIZES)
 def test_greedy_continuations_are_theirs(name, tmp_path, tokenizer):
     """From one chunk into several. Beside a longer prompt the answer is the same."""
-    model, folder = save(SIZES[name], tokenizer, tmp_path / "hf")
+    _, folder = save(SIZES[name], tokenizer, tmp_path / "hf")
     imported = import_folder(folder)
     export_folder(tmp_path / "out", imported.objective, imported.params, tokenizer, ModelCard())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

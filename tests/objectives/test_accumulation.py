@@ -18,6 +18,7 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
+from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Frozen, Loaded, Objective, total_loss
@@ -56,6 +57,11 @@ OBJECTIVES = {
     "causal": CausalLM(model=Gpt2(**ENCODER)),
     "gpt-1": CausalLM(model=Gpt1(**ENCODER)),
     "bands": CausalLM(model=Gpt3(**(ENCODER | dict(num_layers=2)), band=4)),
+    "hashed": CausalLM(model=Reformer(
+        **(SIZES | dict(num_layers=2)), head_dim=8, attention_types=("local", "lsh"), axial_shape=(4, 6),
+        axial_widths=(8, 8), local_chunk_size=4, lsh_chunk_size=6, buckets=(4,), lsh_attention_dropout=0.0,
+        init_std=0.2, new_hashes=False,
+    )),
     "spans": SpanCorruption(model=T5(**SIZES, head_dim=8), z_loss=0.01),
     "distilled": Distillation(model=Distilbert(**ENCODER), teacher="BERT"),
     "layers": LayerDistillation(model=Bert(**ENCODER), teacher="BERT", teacher_hidden_size=16),

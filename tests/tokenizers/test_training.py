@@ -51,6 +51,21 @@ def test_the_same_text_gives_the_same_bytes_quietly(kind, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_vocabulary_of_bytes(tmp_path):
+    """The ids of google/reformer-enwik8: a byte's number and 2."""
+    tokenizer = train_tokenizer(["any"], tmp_path / "t", kind="bytes", vocab_size=258, normalization="identity")
+    for text in ("Aé 🙂\n  x", "", " </s>", "\0\x7f"):
+        assert tokenizer.encode(text) == [byte + 2 for byte in text.encode()]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    vocabulary = tokenizer.vocabulary
+    assert (vocabulary.size, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (258, 0, 1, -1)
+    assert tokenizer.encode_with_symbols("a</s>") == [ord("a") + 2, 1]
+    more = train_tokenizer(["any"], tmp_path / "more", kind="bytes", vocab_size=259, symbols=["[R]"])
+    assert more.vocabulary.id("[R]") == 258
+    with pytest.raises(UserError, match="has 258 ids, not 512"):
+        train_tokenizer(["any"], tmp_path / "wrong", kind="bytes", vocab_size=512)
+
+
 def test_unigram_scores_sum_without_rounding(tmp_path):
     train_tokenizer(_texts(), tmp_path / "t", vocab_size=700)
     proto = sentencepiece_json.parse((tmp_path / "t" / "spiece.model").read_bytes())

@@ -122,7 +122,9 @@ def _reversible_backward(layers, loop, saved, gradient):
         x2, dy1 = constrain(y2 - change), dy1 + dy
         change, vjp = jax.vjp(lambda params, x: layer.first(params, x, own, shared, kept)[0], params, x2)
         d_first, dx = vjp(dy1)
-        return ((constrain(y1 - change), x2), (dy1, dy2 + dx)), jax.tree.map(jnp.add, d_first, d_second)
+        carry = (constrain(y1 - change), x2), (dy1, dy2 + dx)
+        # One layer after the other: what a gradient is computed from would else be held until all layers are done.
+        return jax.lax.optimization_barrier((carry, jax.tree.map(jnp.add, d_first, d_second)))
 
     turns = [functools.partial(backward, layer) for layer in layers[::-1]]
     own = list(zip(inputs, kept, strict=True))
