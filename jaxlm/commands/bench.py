@@ -2,7 +2,8 @@
 
 Times the train step on this machine, on synthetic text: tokens per second, MFU and the share of the corruption; with
 --peer huggingface also the Transformers class of the same sizes under torch.compile, in alternating rounds. With
---generate N instead greedy generation of N tokens a row, the peer being Transformers' generate.
+--generate N instead greedy generation of N tokens a row, the peer being Transformers' generate. A task (configs/tasks,
+with --init-from and --data.source) is timed on its rows, the peer being the Transformers Trainer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=None, help="steps in each round; default: two seconds' worth")
     parser.add_argument("--generate", type=int, default=None, metavar="N", help="time the generation of N tokens a row")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
     options, experiment = read_config(parser, arguments)
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
@@ -36,6 +38,13 @@ def main(arguments: list[str]) -> int:
     from jaxlm.analysis.plan import run_vocabulary
 
     say = functools.partial(print, file=sys.stderr, flush=True)
+    if options.init_from:
+        from jaxlm.analysis.bench_finetune import bench_finetune
+        from jaxlm.tasks.finetune import open_task
+
+        found = bench_finetune(*open_task(experiment, options.init_from, say), options.peer, options.steps, say)
+        print(json.dumps(found.to_json()) if options.json else found.report())
+        return 0
     vocabulary = run_vocabulary(options.config)
     if options.generate is not None:
         from jaxlm.analysis.bench_generate import bench_generate

@@ -38,12 +38,11 @@ def finetune(
     return pretrain(experiment, run_dir, init_from, report, settle)
 
 
-def open_task(experiment: Experiment, init_from: str, report: Report = print) -> tuple[Experiment, Tokenizer]:
-    """The configuration of a task settled for a pretrained model, and the tokenizer; for `show` and `bench`."""
+def open_task(experiment: Experiment, init_from: str, report: Report = print) -> tuple[Experiment, LoadedModel]:
+    """The configuration of a task settled for a pretrained model, and that; for `show` and `bench`."""
     if not isinstance(experiment.objective, Task):
         raise UserError("--init-from is for tasks here; a pretraining preset is shown as it is.")
-    experiment, source = settled(experiment, load_model(init_from), report)
-    return experiment, source.tokenizer
+    return settled(experiment, load_model(init_from), report)
 
 
 def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:

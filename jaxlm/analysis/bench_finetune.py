@@ -1,0 +1,178 @@
+"""Rows a second of fine-tuning on this machine, beside the Transformers `Trainer` on the same rows if asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxlm.analysis.bench import ROUNDS, Report
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.labelled import Arrays
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Loaded
+from jaxlm.parallel.mesh import make_mesh
+from jaxlm.runs.load import LoadedModel
+from jaxlm.tasks.answers import Answers
+from jaxlm.tasks.base import Task
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.tagging import Tagging
+from jaxlm.training.feed import Feed
+from jaxlm.training.program import Program
+
+STEPS = 64
+"""Steps of a round: two pools of batches that were sorted by length together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneBench:
+    """Seconds of each round of `steps` steps over `batch_size` rows, reading and padding the batches included."""
+
+    task: str
+    model: str
+    device: str
+    batch_size: int
+    length: int
+    steps: int
+    seconds: list[float]
+    peer: str | None = None
+    peer_seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def rows_per_second(self, seconds: list[float]) -> float:
+        return self.batch_size * self.steps / statistics.median(seconds)
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the peer's rows a second: the median over rounds, each of which timed both."""
+        pairs = zip(self.peer_seconds, self.seconds, strict=True)
+        return statistics.median(theirs / ours for theirs, ours in pairs) if self.peer else None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {
+            "rows_per_second": self.rows_per_second(self.seconds),
+            "peer_rows_per_second": self.rows_per_second(self.peer_seconds) if self.peer else None,
+            "ratio": self.ratio,
+        }
+
+    def report(self) -> str:
+        """The result as text for a terminal."""
+        lines = [
+            f"{self.task} with a {self.model}, batches of {self.batch_size} rows of at most {self.length} tokens, "
+            f"{self.device}; medians of {len(self.seconds)} rounds of {self.steps} steps", "",
+            f"{'':<44}{'rows/s':>10}{'seconds':>10}",
+        ]
+        for name, seconds in (("jaxlm", self.seconds), (self.peer, self.peer_seconds)):
+            if name:
+                lines.append(f"{name:<44}{self.rows_per_second(seconds):>10,.1f}{statistics.median(seconds):>10,.2f}")
+        return "\n".join(lines + ([f"ratio{self.ratio:>49.2f}"] if self.peer else []))
+
+
+def bench_finetune(
+    experiment: Experiment, source: LoadedModel, peer: str | None = None, steps: int | None = None,
+    report: Report = print,
+) -> FinetuneBench:
+    """Times fine-tuning as `jaxlm finetune` does it, without evaluations and checkpoints. Every shape of a batch is
+    compiled before. experiment, source: settled for each other (`jaxlm.tasks.finetune.open_task`). UserError where the
+    peer has no class for the task."""
+    steps, task = steps or STEPS, experiment.objective
+    mesh = make_mesh(experiment.mesh)
+    rows = experiment.data.open(source.tokenizer, report)
+    vocabulary = dataclasses.replace(source.tokenizer.vocabulary, keeps_rows=True)
+    task = task.bind(vocabulary, experiment.data.length, rows.statistics)
+    feed, program = Feed(experiment, rows, task, mesh), Program(experiment, task, mesh)
+    fresh = program.init_params(experiment.train.seed)
+    params = jax.device_get(task.begin(fresh, (), Loaded(source.objective, source.params)))
+    state = program.begin(params)
+
+    def ours() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        for batch in itertools.islice(feed.after(0), steps):
+            state, _ = program.train_step(state, batch, ())
+        jax.block_until_ready(state)
+        return time.perf_counter() - start
+
+    report(f"First run: {ours():,.1f} s")
+    sides, name = [ours], None
+    if peer:
+        examples = rows.examples("train", task.packing, experiment.data.length)
+        batches = rows.batches("train", experiment.train.batch_size, experiment.data.length, task.packing,
+                               experiment.train.seed)
+        chosen = np.concatenate([batches.batch(step)["row"] for step in range(steps)])
+        name, theirs = _trainer(experiment, task, params, source, [examples[i].arrays for i in chosen], steps)
+        report(f"First run of the peer: {theirs():,.1f} s")
+        sides.append(theirs)
+    seconds: list[list[float]] = [[] for _ in sides]
+    for _ in range(ROUNDS):
+        for side, timed in zip(sides, seconds, strict=True):
+            timed.append(side())
+    return FinetuneBench(
+        task=task.name, model=type(task.model).__name__, device=jax.devices()[0].device_kind,
+        batch_size=experiment.train.batch_size, length=experiment.data.length, steps=steps, seconds=seconds[0],
+        peer=name, peer_seconds=seconds[1] if peer else [],
+    )
+
+
+def _labels(task: Task, example: Arrays) -> dict[str, Any]:
+    """The labels of an example by Transformers' names."""
+    if isinstance(task, Answers):
+        return {"start_positions": int(example["start"]), "end_positions": int(example["end"])}
+    if isinstance(task, Tagging):
+        return {"labels": np.where(example["labels"] < 0, -100, example["labels"]).tolist()}
+    if isinstance(task, Classification) and not task.both_orders:
+        return {"labels": example["label"].item()}
+    raise UserError(f"there is no recipe to fine-tune {task.name} with the Trainer; leave --peer out.")
+
+
+def _trainer(
+    experiment: Experiment, task: Task, params: Any, source: LoadedModel, examples: Sequence[Arrays], steps: int
+) -> tuple[str, Callable[[], float]]:
+    """(a name, a runner of `Trainer.train` over the rows, grouped by length and padded to the longest of a batch)."""
+    from jaxlm.analysis.peer import require_torch
+
+    require_torch(task)
+    import torch
+    import transformers
+
+    from jaxlm.huggingface import ModelCard, export_folder
+
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    rows = [{name: row[name].tolist() for name in names} | _labels(task, row) for row in examples]
+    with tempfile.TemporaryDirectory() as folder:
+        out = export_folder(Path(folder) / "model", task, params, source.tokenizer, ModelCard())
+        config = transformers.AutoConfig.from_pretrained(out)
+        model = getattr(transformers, config.architectures[0]).from_pretrained(out)
+    fill = {"input_ids": max(task.vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0, "labels": -100}
+    takes = set(model.forward.__code__.co_varnames)
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        longest = max(len(row["input_ids"]) for row in batch)
+        columns = {name: [row[name] for row in batch] for name in batch[0] if name in takes}
+        for name in set(columns) & set(fill):
+            if isinstance(columns[name][0], list):
+                columns[name] = [values + [fill[name]] * (longest - len(values)) for values in columns[name]]
+        return {name: torch.tensor(values) for name, values in columns.items()}
+
+    optimizer = experiment.optimizer
+    arguments = transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=experiment.train.batch_size, max_steps=steps,
+        learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay, max_grad_norm=optimizer.clip_norm,
+        train_sampling_strategy="group_by_length", save_strategy="no", logging_strategy="no", report_to=[],
+        disable_tqdm=True, remove_unused_columns=False, use_cpu=jax.default_backend() == "cpu",
+    )
+
+    def run() -> float:
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collate)
+        start = time.perf_counter()
+        trainer.train()
+        return time.perf_counter() - start
+
+    return f"Trainer, {config.architectures[0]}", run
