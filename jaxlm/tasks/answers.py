@@ -249,7 +249,7 @@ class Answers(Task):
     def _logits(self, params: Params, example: Arrays, key: jax.Array | None) -> dict[str, jax.Array]:
         """start, end: float32 [batch, length], at padding as good as none; kind: float32 [batch, 4]."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = self.family.hidden(self.model, params, example, keys[0])
+        hidden = self.hidden(params, example, keys[0])
         hidden = dropout(hidden, self.classifier_dropout, keys[1])
         logits = jnp.where(example["attention_mask"][..., None] > 0, self.classify(params, hidden), -1e9)
         found = {"start": logits[..., 0], "end": logits[..., 1]}

@@ -15,12 +15,16 @@ from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record, RowEnco
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.bert import Bert
+from jaxlm.models.elmo import Elmo, spell
 from jaxlm.models.layers.activations import ACTIVATIONS
-from jaxlm.models.layers.config import Computation
+from jaxlm.models.layers.config import Computation, ComputeType
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.objectives.base import Frozen, Line, Loaded, Objective, Params, adopt
 from jaxlm.tasks import families
 from jaxlm.tokenizers.vocabulary import Vocabulary
+
+INIT_STD = 0.02
+"""Standard deviation of the truncated normal that heads are initialized from (Devlin et al. 2018, appendix A.2)."""
 
 
 class Answer(NamedTuple):
@@ -39,7 +43,7 @@ class Task(Objective):
     is.
     """
 
-    model: Computation = field(Bert(), weights=True)
+    model: ComputeType = field(Bert(), weights=True)
     """The pretrained model; `--init-from` brings it."""
     labels: tuple[str, ...] = field((), weights=True)
     """Names of the classes in the order of their numbers; empty: those of the training rows, sorted."""
@@ -77,7 +81,9 @@ class Task(Objective):
         """A copy with the model of the objective `source`. UserError where the model cannot do the task."""
         model = families.model_of(source)
         families.family_of(model)
-        return dataclasses.replace(self, model=dataclasses.replace(model, attention="auto"))
+        if isinstance(model, Computation):  # the kernel was chosen for the machine that trained
+            model = dataclasses.replace(model, attention="auto")
+        return dataclasses.replace(self, model=model)
 
     def with_labels(self, records: Sequence[Record]) -> Self:
         """A copy with the labels of the training rows, where none are given."""
@@ -94,17 +100,19 @@ class Task(Objective):
     def init(self, key: jax.Array) -> Params:
         key_model, key_pooler, key_classifier = jax.random.split(key, 3)
         params = self.model.init(key_model)
-        for head in ("mlm_head", "bias"):
+        for head in ("mlm_head", "bias", "softmax"):
             params.pop(head, None)
-        width = self.model.hidden_size
+        if isinstance(self.model, Elmo):
+            params["mix"] = {"weights": jnp.zeros(self.model.num_layers + 1), "scale": jnp.ones(())}
+        width = families.width(self.model)
         if self.pools and self.family.dense:
             params["pooler"] = self._dense(key_pooler, width, True)
         params["classifier"] = self._dense(key_classifier, self.outputs, self.family.bias or not self.pools)
         return params
 
     def _dense(self, key: jax.Array, outputs: int, bias: bool) -> Params:
-        shape = (self.model.hidden_size, outputs)
-        kernel = {"kernel": self.model.init_std * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
+        shape = (families.width(self.model), outputs)
+        kernel = {"kernel": INIT_STD * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
         return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
 
     def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
@@ -132,7 +140,18 @@ class Task(Objective):
     def pooled(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Float[Array, "batch hidden"]:
         """The vector of each text that the classifier reads, with dropout where there is a key."""
         keys = (None, None) if key is None else jax.random.split(key)
-        return self.squashed(params, families.summary(self.model, params, inputs, keys[0]), keys[1])
+        x = families.summary(self.model, params, self.spelt(inputs), keys[0])
+        return self.squashed(params, x, keys[1])
+
+    def hidden(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Array:
+        """The last hidden states [batch, length, hidden], with the model's dropout where there is a key."""
+        return self.family.hidden(self.model, params, self.spelt(inputs), key)
+
+    def spelt(self, inputs: families.Inputs) -> families.Inputs:
+        """`inputs` with the characters of the words where the model reads them (ELMo)."""
+        if not isinstance(self.model, Elmo):
+            return inputs
+        return inputs | {"characters": jnp.asarray(spell(self.vocabulary))[inputs["input_ids"]]}
 
     def squashed(self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None) -> Array:
         """The dense layer in front of the classifier, where the family has one, and dropout."""
@@ -148,11 +167,11 @@ class Task(Objective):
     def token_logits(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Array:
         """Logits of the classifier at each token, float32 [batch, length, outputs]."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = self.family.hidden(self.model, params, inputs, keys[0])
+        hidden = self.hidden(params, inputs, keys[0])
         return self.classify(params, dropout(hidden, self.classifier_dropout, keys[1]))
 
     def flops(self, length: int) -> tuple[float, float]:
-        width = self.model.hidden_size
+        width = families.width(self.model)
         pooler = 2 * width * width if self.pools and self.family.dense else 0
         return families.forward_flops(self.model, length) + pooler + 2 * width * self.outputs, 0.0
 

@@ -183,7 +183,7 @@ class Classification(Task):
     ) -> tuple[jax.Array, Terms]:
         """(logits, the language-model loss: the mean over each text's tokens, then over texts)."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = self.family.hidden(self.model, params, inputs, keys[0])
+        hidden = self.hidden(params, inputs, keys[0])
         x = self._summed(self.squashed(params, at_last_token(hidden, inputs["attention_mask"]), keys[1]))
         asked = inputs["attention_mask"][:, 1:].astype(jnp.float32)
         asked = asked / jnp.maximum(jnp.sum(asked, axis=1, keepdims=True), 1.0)

@@ -16,17 +16,20 @@ from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra, ElectraEncoder
+from jaxlm.models.elmo import Elmo, scalar_mix
 from jaxlm.models.encoder import Encoder, stack_flops
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.config import PlainActivation
+from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.xlnet import UNKNOWN, Xlnet
 from jaxlm.tokenizers.template import Template
 
 Params = dict[str, Any]
 Inputs = dict[str, Array]
-"""input_ids, token_type_ids, attention_mask int32 [batch, length]; padding stands at the end."""
+"""input_ids, token_type_ids, attention_mask int32 [batch, length]; padding stands at the end. For ELMo also the words'
+characters, int32 [batch, length, characters]."""
 Hidden = Callable[[Any, Params, Inputs, jax.Array | None], Float[Array, "batch length hidden"]]
 
 
@@ -35,14 +38,15 @@ class Family:
     """A model family that can be fine-tuned.
 
     template: what stands around a task's texts. hidden: (model, parameters, inputs, dropout key) → last hidden states.
-    summary: the token whose hidden state stands for a text. dense: activation of the dense layer between that and the
-    classifier, as the class in Transformers has it; None without one. bias: whether its classifier of texts has a bias.
+    summary: the token whose hidden state stands for a text, or the mean of all. dense: activation of the dense layer
+    between that and the classifier, as the class in Transformers has it; None without one. bias: whether its classifier
+    of texts has a bias.
     is_decoder: whether it can also predict the next token.
     """
 
     template: Template
     hidden: Hidden
-    summary: Literal["first", "last"] = "first"
+    summary: Literal["first", "last", "mean"] = "first"
     dense: PlainActivation | Literal["tanh"] | None = "tanh"
     bias: bool = True
     is_decoder: bool = False
@@ -54,8 +58,13 @@ def _encoder(model: Encoder, params: Params, inputs: Inputs, key: jax.Array | No
 
 def _xlnet(model: Xlnet, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
     known = jnp.where(inputs["attention_mask"] > 0, 0, UNKNOWN)
-    params = params | {"bias": jnp.zeros(model.vocab_size)}  # of the output, which no task has
     return model.encode(params, inputs["input_ids"], inputs["token_type_ids"], known, dropout_key=key).content
+
+
+def _elmo(model: Elmo, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+    sizes = jnp.sum(inputs["attention_mask"], axis=1)
+    layers = model.encode(params, inputs["characters"], sizes)
+    return dropout(scalar_mix(params["mix"]["weights"], params["mix"]["scale"], layers), model.dropout, key)
 
 
 def _decoder(model: Gpt2, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
@@ -75,6 +84,8 @@ FAMILIES: dict[type, Family] = {
     # Radford et al. 2018, section 3.3; the symbols' embeddings are new.
     Gpt1: Family(_GPT1, _decoder, "last", None, False, is_decoder=True),
     Gpt2: Family(_GPT2, _decoder, "last", None, False, is_decoder=True),
+    # Peters et al. 2018, equation 1; the mean of the words' vectors stands for a text.
+    Elmo: Family(Template(pair="$A eos $B", needs=("eos",)), _elmo, "mean", None),
 }
 
 
@@ -114,11 +125,23 @@ def summary(
         first = jnp.zeros((inputs["input_ids"].shape[0], 1), jnp.int32)
         arrays = (inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask"))
         return model.encode(params, *arrays, dropout_key, positions=first)[:, 0]
-    return at_last_token(family.hidden(model, params, inputs, dropout_key), inputs["attention_mask"])
+    hidden, mask = family.hidden(model, params, inputs, dropout_key), inputs["attention_mask"]
+    if family.summary == "mean":
+        return jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype)) / jnp.maximum(
+            jnp.sum(mask, axis=1, keepdims=True), 1
+        )
+    return at_last_token(hidden, mask)
+
+
+def width(model: Any) -> int:
+    """Width of the hidden states."""
+    return 2 * model.hidden_size if isinstance(model, Elmo) else model.hidden_size
 
 
 def forward_flops(model: Any, length: int) -> float:
     """FLOPs of one sequence's forward pass up to the last hidden states; a multiply-add counts as 2."""
+    if isinstance(model, Elmo):
+        return 2 * model.flops(length, 0)
     if isinstance(model, Xlnet):
         return model.flops(length, 0, 0)
     return model.flops(length, 0) if isinstance(model, Encoder) else stack_flops(model.stack, length)

@@ -13,6 +13,7 @@ from jaxlm.cli import main
 from jaxlm.huggingface import import_folder
 from jaxlm.runs.run import open_run
 from jaxlm.training.checkpoints import Checkpoints
+from tests.tasks.support import sentences
 
 FAST = ("--train.epochs", "0", "--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
         "--train.tensorboard", "False")
@@ -119,6 +120,23 @@ def test_similarity_in_both_orders_and_the_language_model(models, rows, tmp_path
     assert finetune("pair", rows["pair"], models("gpt1"), tmp_path / "run", *flags) == 0
     assert "lm_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert set(result(capsys)["metrics"]) == KINDS["pair"]
+
+
+def test_elmo_from_a_run(rows, tmp_path, capsys):
+    """Its layers are mixed, and the words' vectors averaged."""
+    others = [f"{text} word{i} word{i}" for i, text in enumerate(sentences(450))]
+    (tmp_path / "text.txt").write_text("\n\n".join(others))
+    sizes = dict(hidden_size=8, cell_size=16, character_size=4, filter_widths=2, num_highways=1)
+    flags = [f"--objective.model.{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    flags += ["--objective.noise-words", "0", "--data.length", "16", "--data.vocab-size", "512"]
+    assert main(["pretrain", "configs/elmo_tiny.py", "--data.source", str(tmp_path / "text.txt"), "--run-dir",
+                 str(tmp_path / "elmo"), "--train.steps", "1", "--train.batch-size", "4", *flags]) == 0
+    capsys.readouterr()
+    for preset in ("classify", "tag"):
+        assert finetune(preset, rows[preset], str(tmp_path / "elmo"), tmp_path / preset) == 0
+        assert "accuracy" in result(capsys)["metrics"]
+    (params, _) = open_run(tmp_path / "classify").params()
+    assert set(params["mix"]) == {"weights", "scale"} and "softmax" not in params
 
 
 def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
