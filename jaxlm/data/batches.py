@@ -58,6 +58,10 @@ class Batches:
         self.raw_length = rows.length
         self.num_rows = rows.count
 
+    def read_length(self, length: int) -> int:
+        """Tokens of a row as a model of sequences of `length` reads it, on average; for speeds and FLOPs."""
+        return length
+
     def batch(self, step: int, rows: slice = slice(None)) -> Any:
         """Batch number `step`, or the `rows` of it that this host feeds. Raises UserError if there is nothing to
         batch."""

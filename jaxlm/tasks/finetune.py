@@ -48,6 +48,8 @@ def open_task(experiment: Experiment, init_from: str, report: Report = print) ->
 def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:
     """What the preset of a task leaves open, from the pretrained model and the rows: the model, the task's symbols, its
     labels, the number of steps. The model's parameters come without what ELECTRA's generator needs."""
+    if experiment.train.short_steps:
+        raise UserError("train.short_steps is for pretraining; set it to 0.")
     data, objective = experiment.data, adopting(experiment.objective, source.objective)
     tokenizer = source.tokenizer.with_symbols(objective.symbols)
     rows = data.open(tokenizer, report)

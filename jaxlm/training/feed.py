@@ -70,7 +70,8 @@ class Feed:
         self._sharding = batch_sharding(mesh)
         self._stages = stages_of(experiment, source, objective)
         self._held_out = batches_of(experiment, source, objective, "held_out")
-        self.tokens_per_step = experiment.train.batch_size * experiment.data.length
+        full = self._stages[-1]
+        self.tokens_per_step = full.batches.batch_size * full.batches.read_length(full.length)
 
     def __str__(self) -> str:
         done = [s for s in self._stages if s.first < self._experiment.train.steps]
@@ -92,7 +93,7 @@ class Feed:
     def flops(self, step: int, frozen: Any = ()) -> float:
         """Training FLOPs of `step` (3 × forward, and a teacher's)."""
         stage = stage_after(self._stages, step - 1)
-        return self._objective.step_flops(stage.length, stage.batches.batch_size, frozen)
+        return self._objective.step_flops(stage.batches.read_length(stage.length), stage.batches.batch_size, frozen)
 
     def change_at(self, step: int) -> str | None:
         """A sentence where the rows of `step` are of another length than those before."""

@@ -168,3 +168,14 @@ def test_clipping():
     np.testing.assert_allclose(moved(1.0, 1.0), moved(0.0, 0.2), rtol=1e-6)
     np.testing.assert_allclose(moved(1.0, 0.1), moved(0.0, 0.1), rtol=1e-6)
     assert not np.allclose(moved(1.0, 1.0), moved(0.0, 1.0))
+
+
+def test_layers_below_learn_more_slowly():
+    """ELECTRA's fine-tuning: rate · d^(n + 2 - depth), depth 0 for embeddings, i + 1 for layer i, n + 2 for heads."""
+    plain, decayed = (run(OptimizerConfig(warmup_steps=0, weight_decay=0.0, layer_decay=d), 1) for d in (1.0, 0.5))
+    begun = parameters()
+    shares = jax.tree.map(lambda a, b, c: float(jnp.mean((b - c) / (a - c))), plain, decayed, begun)
+    assert shares["word"]["embedding"] == pytest.approx(0.5**4, rel=1e-3)
+    for layer, factor in (("0", 0.5**3), ("1", 0.5**2)):
+        assert jax.tree.leaves(shares["encoder"]["layers"][layer]) == pytest.approx([factor] * 4, rel=1e-3)
+    assert shares["norm"]["scale"] == pytest.approx(1.0, rel=1e-3)
