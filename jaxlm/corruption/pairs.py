@@ -38,7 +38,7 @@ def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> To
     rows, length = tokens.shape
     key_which, key_size = jax.random.split(key)
     size = jax.random.randint(key_size, (rows,), min(least, length), length + 1)
-    size = jnp.where(jax.random.bernoulli(key_which, rate, (rows,)), size, length)
+    size = jnp.where(jax.random.bernoulli(key_which, float(rate), (rows,)), size, length)
     kept = jnp.arange(length)[None, :] < size[:, None]
     return TokenBatch(jnp.where(kept, tokens, 0), jnp.where(kept, segment_ids, 0))
 
@@ -61,14 +61,14 @@ def sentence_pairs(
     key_swap, key_order, key_single, key_cut = jax.random.split(key, 4)
 
     sizes = jnp.sum(segment_ids > 0, axis=1)
-    single = jax.random.bernoulli(key_single, single_rate, (rows,))
+    single = jax.random.bernoulli(key_single, float(single_rate), (rows,))
     size_a, at_sentence = _cut(key_cut, tokens, sizes, word_start, sentence_end)
     size_a = jnp.where(single, sizes, size_a)
     has_pair = (sizes >= 2) & ~single
     own = jnp.arange(rows)
     kind = jnp.where(has_pair, 1 + at_sentence, 0)
     partner = _partners(key_order, sizes - size_a, kind, segment_ids[:, 0]) if random_rate > 0 else own
-    is_random = jax.random.bernoulli(key_swap, random_rate, (rows,)) & (partner != own)
+    is_random = jax.random.bernoulli(key_swap, float(random_rate), (rows,)) & (partner != own)
     size_b = jnp.minimum(sizes - size_a, (sizes - size_a)[partner])
     source = jnp.where(is_random, partner, own)
     a, b = _Part(tokens, jnp.zeros_like(sizes), size_a), _Part(tokens[source], size_a[source], size_b)
@@ -97,7 +97,7 @@ def ordered_pairs(
     tokens, sizes = jnp.where(at_sentence[:, None], inner, words), jnp.where(at_sentence, inner_sizes, word_sizes)
     size_a = jnp.where(at_sentence, size_a, middle)
     has_pair = sizes >= 2
-    is_swapped = jax.random.bernoulli(key_swap, swap_rate, sizes.shape) & has_pair
+    is_swapped = jax.random.bernoulli(key_swap, float(swap_rate), sizes.shape) & has_pair
     # The part that stands first, and the other.
     a = _Part(tokens, jnp.where(is_swapped, size_a, 0), jnp.where(is_swapped, sizes - size_a, size_a))
     b = _Part(tokens, jnp.where(is_swapped, 0, size_a), sizes - a.size)

@@ -265,6 +265,12 @@ def require_share(name: str, value: float) -> None:
         raise UserError(f"objective.{name} is {value}; it must be in [0, 1].")
 
 
+def require_count(name: str, value: int, least: int = 1) -> None:
+    """UserError where objective.`name` is no number of things that a row can hold."""
+    if not least <= value <= 1 << 16:
+        raise UserError(f"objective.{name} is {value}; it must be at least {least}, and at most {1 << 16:,}.")
+
+
 def require_masking(vocabulary: Vocabulary, length: int, max_positions: int, purpose: str) -> None:
     """UserError where `[CLS] text [SEP]` with masks cannot be made, or is too long for the model or short of text."""
     vocabulary.require("mask", "cls", "sep", "pad", purpose=purpose)

@@ -27,6 +27,7 @@ from jaxlm.objectives.base import (
     Params,
     Term,
     Terms,
+    require_count,
     require_share,
 )
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
@@ -70,8 +71,7 @@ class PermutationLM(Generator):
         require_share("random_rate", self.random_rate)
         if not 0.0 < self.predict_share <= 1 / 2:
             raise UserError(f"objective.predict_share is {self.predict_share}; it must be above 0, and at most 0.5.")
-        if self.memory_length < 0:
-            raise UserError(f"objective.memory_length is {self.memory_length}; it must be at least 0.")
+        require_count("memory_length", self.memory_length, least=0)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         vocabulary.require("cls", "sep", "pad", "eos", purpose="permutation language modelling")
@@ -136,7 +136,7 @@ class PermutationLM(Generator):
         cut = jnp.argmax(jnp.where(place > (raw + 3) // 2, ends + draw, -1.0), axis=1)[:, None]  # the first [SEP]
         # Another row that reads the same way.
         other = (jnp.arange(rows) + 2 * jax.random.randint(key_other, (), 1, max(rows // 2, 2))) % rows
-        swapped = jax.random.bernoulli(key_swap, self.random_rate, (rows,))
+        swapped = jax.random.bernoulli(key_swap, float(self.random_rate), (rows,))
         if self.random_rate:
             swapped |= ~jnp.any(ends, axis=1)
         source = jnp.where(swapped, other, jnp.arange(rows))

@@ -14,7 +14,7 @@ from jaxlm.corruption.context import contexts, draw_noise, keep_probabilities, n
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.word2vec import Word2Vec
-from jaxlm.objectives.base import Example, Frozen, Line, Objective, Params, Term, Terms
+from jaxlm.objectives.base import Example, Frozen, Line, Objective, Params, Term, Terms, require_count
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -44,11 +44,10 @@ class SkipGram(Objective):
 
     def __post_init__(self) -> None:
         for name in ("window", "negatives"):
-            if getattr(self, name) < 1:
-                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 1.")
+            require_count(name, getattr(self, name))
         for name in ("noise_power", "threshold"):
-            if getattr(self, name) < 0:
-                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 0.")
+            if not 0 <= getattr(self, name) < np.inf:
+                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 0, and finite.")
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         bound = super().bind(vocabulary, length, statistics)

@@ -26,6 +26,7 @@ from jaxlm.objectives.base import (
     Params,
     Term,
     Terms,
+    require_count,
     require_masking,
     require_share,
 )
@@ -81,8 +82,7 @@ class SpanBoundary(MaskFiller):
                 "add up to 1 at most."
             )
         for name in ("longest_span", "boundary_offsets", "offset_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"objective.{name} is {getattr(self, name)}; it must be at least 1.")
+            require_count(name, getattr(self, name))
         if self.boundary_weight < 0:
             raise UserError(f"objective.boundary_weight is {self.boundary_weight}; it must be at least 0.")
 

@@ -61,6 +61,7 @@ def test_rows_are_cut_where_a_sentence_ends():
             first, second = split(p, row)
             assert first + second == b.tokens[row][:size].tolist()  # nothing is lost
             cuts[row].append(len(first))
+    assert pairs(0, b, rate=0).has_pair.any()  # a whole number is a rate, too
     assert set(cuts[0]) == {7, 14, 21} and set(cuts[2]) == {7} and set(cuts[7]) == set(range(14, 99, 7))
     assert set(cuts[4]) == {2, 3} and set(cuts[5]) == {1}  # none has ended: the middle
     share = np.bincount(cuts[0] + cuts[1])[[7, 14, 21]] / 300

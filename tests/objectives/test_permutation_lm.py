@@ -205,7 +205,7 @@ def test_rows_of_padding_have_no_weight():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"predict_share": 0.6}, "predict_share"), ({"memory_length": -1}, "memory_length"),
-     ({"random_rate": 2.0}, "random_rate")],
+     ({"memory_length": 2**31}, "memory_length"), ({"random_rate": 2.0}, "random_rate")],
 )
 def test_values_out_of_range_are_refused(changes, message):
     with pytest.raises(UserError, match=message):

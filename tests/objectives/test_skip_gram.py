@@ -191,10 +191,13 @@ def test_a_run_learns_neighbours_and_is_exported(tmp_path, capsys):
     assert loaded.index_to_key == words
 
 
-@pytest.mark.parametrize("name", ["window", "negatives", "threshold"])
-def test_values_out_of_range_are_refused(name):
-    with pytest.raises(UserError, match=name):
-        dataclasses.replace(OBJECTIVES[False], **{name: -1})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("window", 0), ("window", 2**31), ("negatives", -1), ("threshold", -1.0), ("noise_power", float("inf"))],
+)
+def test_values_out_of_range_are_refused(name, value):
+    with pytest.raises(UserError, match=f"{name} is {value}"):
+        dataclasses.replace(OBJECTIVES[False], **{name: value})
 
 
 def test_the_published_size():
