@@ -5,8 +5,9 @@
 
 "Before" is the held-out loss of the initial weights: a run of one step at a vanishing learning rate. All presets of one
 kind of vocabulary use the same one and the same token store, so that their losses are of the same tokens (bert_tiny's
-own vocabulary is made for less text); roberta_tiny's and reformer_tiny's are of bytes, those of elmo_tiny and word2vec_tiny are of
-words. A run that is there already is resumed or found finished, so the script can be started again.
+own vocabulary is made for less text); roberta_tiny's and reformer_tiny's are of bytes, those of elmo_tiny and
+word2vec_tiny are of words. A run that is there already is resumed or found finished, so the script can be started
+again.
 """
 
 from __future__ import annotations
