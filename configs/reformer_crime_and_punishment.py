@@ -6,8 +6,8 @@ Hardware:    published: 8 cores of a TPU v2, one row on each
 Parameters:  2,748,224 with the published vocabulary of 320
 Result:      none published; the checkpoint was made to show what fits
 
-The recipe is that of trax's notebook (text_generation.ipynb), which stops after 600 steps and pads the novel by a random
-amount in front. The published vocabulary is a SentencePiece model of 320, fewer than are trained here: give it with
+The recipe is that of trax's notebook (text_generation.ipynb), which stops after 600 steps and pads the novel by random
+amounts in front. The published vocabulary is a SentencePiece model of 320, fewer than are trained here: give it with
 --data.tokenizer, or take bytes by --data.vocab-size 258.
 """
 

@@ -60,7 +60,7 @@ SYSTEMS = (
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(CausalLM, Gpt3, "gpt2", "causal_lm"),
-    System(CausalLM, Reformer, "reformer"),
+    System(CausalLM, Reformer, "reformer", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert"),
     System(LayerDistillation, Bert, "tinybert"),
