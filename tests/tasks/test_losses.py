@@ -1,0 +1,156 @@
+"""Losses of tasks against PyTorch's functions on the same logits; microbatches; what no answer is asked of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.gpt1 import Gpt1
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.base import Loaded, total_loss
+from jaxlm.tasks.answers import Answers
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.distillation import DistilledClassification
+from jaxlm.tasks.multiple_choice import MultipleChoice
+from jaxlm.tasks.tagging import Tagging
+from jaxlm.tasks.text_to_text import TextToText
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import gradients
+
+VOCABULARY = Vocabulary.stand_in(160, ["[START]", "[DELIMITER]", "[EXTRACT]"])
+QUIET = dict(dropout=0.0, attention_dropout=0.0)
+SIZES = dict(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, **QUIET)
+PLACES = dict(max_positions=24, init_std=0.3)
+LABELS = dict(labels=("a", "b", "c"), classifier_dropout=0.0)
+TASKS = {
+    "classes": Classification(model=Bert(**SIZES, **PLACES), **LABELS),
+    "numbers": Classification(model=Distilbert(**SIZES, **PLACES), target="number", classifier_dropout=0.0),
+    "gpt-1": Classification(model=Gpt1(**SIZES, **PLACES), lm_coefficient=0.5, **LABELS),
+    "choices": MultipleChoice(model=Bert(**SIZES, **PLACES), classifier_dropout=0.0),
+    "tags": Tagging(model=Gpt2(**SIZES, **PLACES), **LABELS),
+    "answers": Answers(model=Bert(**SIZES, **PLACES), classifier_dropout=0.0, kinds=True),
+    "t5": TextToText(model=T5(**SIZES, head_dim=8), max_target=6),
+    "decoder": TextToText(model=Gpt2(**SIZES, **PLACES), max_target=6),
+}
+
+
+def made(name, rows=8):
+    """(the task, its parameters, a batch of unequal rows, two of which only fill it up)."""
+    task = TASKS[name].bind(VOCABULARY, 24)
+    params = jax.jit(task.init)(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    batch = task.packing.synthetic(rows, 24, VOCABULARY)
+    draw = np.random.default_rng(3)
+    sizes = draw.integers(4, 25, batch["attention_mask"].shape[:-1])
+    mask = np.arange(24) < sizes[..., None]
+    batch["attention_mask"] = mask.astype(np.int32)
+    batch["row"] = np.where(np.arange(rows) < rows - 2, np.arange(rows), -1).astype(np.int32)
+    for key, most in (("label", 3), ("labels", 3), ("start", 4), ("end", 4), ("kind", 4)):
+        if key in batch:
+            most = 2 if name == "choices" else most
+            value = draw.integers(-1 if key == "labels" else 0, most, batch[key].shape)
+            batch[key] = value.astype(batch[key].dtype)
+    if "weights" in batch:
+        batch["weights"] = (draw.random(batch["weights"].shape) < 0.5).astype(np.float32)
+        if name == "decoder":
+            batch["weights"] *= mask
+    return task, params, {key: jnp.asarray(value) for key, value in batch.items()}
+
+
+def evaluated(task, params, batch):
+    """The loss without dropout."""
+    return float(total_loss(task.loss(params, batch, jax.random.key(0), False)))
+
+
+def tensor(x):
+    return torch.tensor(np.asarray(x))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_microbatches_make_the_whole(name):
+    task, params, batch = made(name)
+
+    def of(parts):
+        return jax.jit(lambda p, b: gradients(task, p, b, (), jax.random.key(0), (), parts)[:2])(params, batch)
+
+    grads, terms = of(1)
+    for parts in (2, 4):
+        other, found = of(parts)
+        for ours, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=1e-5)
+        assert float(found["loss"].total) == pytest.approx(float(terms["loss"].total), rel=1e-5)
+    # Rows that fill up a batch change nothing.
+    fewer = {key: value[:6] for key, value in batch.items()}
+    alone = total_loss(task.loss(params, fewer, jax.random.key(0), True))
+    assert float(alone) == pytest.approx(float(terms["loss"].total), rel=1e-5)
+
+
+def test_classes_and_numbers_as_torch():
+    task, params, batch = made("classes")
+    logits, label = tensor(task.predict(params, batch)["logits"])[:6], tensor(batch["label"])[:6].long()
+    terms = task.loss(params, batch, jax.random.key(0), False)
+    assert float(total_loss(terms)) == pytest.approx(float(F.cross_entropy(logits, label)), rel=1e-5)
+    task, params, batch = made("numbers")
+    logits = tensor(task.predict(params, batch)["logits"])[:6, 0]
+    wanted = F.mse_loss(logits, tensor(batch["label"])[:6])
+    assert evaluated(task, params, batch) == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_the_language_model_beside_a_classifier():
+    """Radford et al. 2018, equation 5: the mean over each text's tokens, then over texts, times λ."""
+    task, params, batch = made("gpt-1")
+    hidden = task.model.decode_hidden(params, batch["input_ids"], batch["attention_mask"])
+    logits = tensor(task.model.predict_tokens(params, hidden))
+    losses = []
+    for row in range(6):
+        size = int(batch["attention_mask"][row].sum())
+        ids = tensor(batch["input_ids"][row]).long()
+        losses.append(F.cross_entropy(logits[row, : size - 1], ids[1:size]))
+    classes = F.cross_entropy(tensor(task.predict(params, batch)["logits"])[:6], tensor(batch["label"])[:6].long())
+    wanted = float(classes + 0.5 * torch.stack(losses).mean())
+    assert float(total_loss(task.loss(params, batch, jax.random.key(0), True))) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_tags_and_answers_as_torch():
+    task, params, batch = made("tags")
+    logits = tensor(task.token_logits(params, batch, None))[:6]
+    labels = tensor(batch["labels"])[:6].long()
+    wanted = F.cross_entropy(logits.reshape(-1, 3), labels.reshape(-1), ignore_index=-1)
+    assert evaluated(task, params, batch) == pytest.approx(float(wanted), rel=1e-5)
+    task, params, batch = made("answers")
+    found = {side: tensor(values)[:6] for side, values in task.predict(params, batch).items()}
+    parts = {side: F.cross_entropy(found[side], tensor(batch[side])[:6].long()) for side in ("start", "end", "kind")}
+    wanted = float((parts["start"] + parts["end"]) / 2 + parts["kind"])
+    assert evaluated(task, params, batch) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_teacher_as_torch():
+    """T² KL(teacher ‖ student), the labels, the layers; nothing flows into the teacher."""
+    teacher, theirs, batch = made("classes")
+    student = DistilledClassification(
+        model=Bert(**(SIZES | {"num_layers": 1}), **PLACES), teacher="T", temperature=2.0, hard_weight=0.3,
+        layer_weight=1.0, teacher_hidden_size=16, **LABELS,
+    ).bind(VOCABULARY, 24)
+    frozen = student.frozen(lambda path: Loaded(teacher, theirs))
+    params = jax.jit(student.init)(jax.random.key(4))
+    terms = student.loss(params, batch, jax.random.key(0), False, frozen)
+    ours = tensor(student.predict(params, batch)["logits"])[:6]
+    target = tensor(teacher.predict(theirs, batch)["logits"])[:6]
+    soft = 4 * F.kl_div(F.log_softmax(ours / 2, -1), F.softmax(target / 2, -1), reduction="batchmean")
+    assert float(terms["soft_loss"].total / terms["soft_loss"].weight) == pytest.approx(float(soft), rel=1e-4)
+    assert terms["task_loss"].coefficient == pytest.approx(0.3)
+    assert {"hidden_loss", "attention_loss"} <= terms.keys()
+    flow = jax.grad(lambda f: total_loss(student.loss(params, batch, jax.random.key(0), False, f)))(frozen)
+    assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(flow))
+    other = dataclasses.replace(student, labels=("a", "b"))
+    with pytest.raises(Exception, match="not fine-tuned on the labels a, b"):
+        other.frozen(lambda path: Loaded(teacher, theirs))
