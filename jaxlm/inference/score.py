@@ -1,7 +1,7 @@
 """How likely a model finds given texts: log-likelihoods of continuations, of whole texts in windows, and pseudo-log-
 likelihoods of masked models.
 
-Texts are sorted into few static shapes, powers of two, so that each is compiled once.
+Texts are sorted into few static shapes, each of which is compiled once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from jaxlm.models.layers.embeddings import logits as vocabulary_logits
 from jaxlm.objectives.base import Generator, MaskFiller, Objective, Params
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
-LEAST_LENGTH = 16
-"""The shortest shape."""
+CONTEXTS = tuple(32 * 2**k for k in range(9))
+TARGETS = tuple(16 * 4**k for k in range(6))
+"""The lengths to which contexts and targets are padded, where the model takes as many."""
 BATCH_TOKENS = 4096
 """Tokens that go through the model together, padding included."""
 LOGITS_ROWS = 512
@@ -113,8 +114,8 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
                         "masked model.")
     fitted = [fit(objective, pair) for pair in pairs]
     found: list[Score] = [Score(np.zeros(0, np.float32), np.zeros(0, bool))] * len(pairs)
-    shapes = ((_bucket(len(p.context), objective.max_length + 1), _bucket(len(p.targets), objective.max_length))
-              for p in fitted)
+    most = objective.max_length
+    shapes = ((_padded(len(p.context), CONTEXTS, most), _padded(len(p.targets), TARGETS, most)) for p in fitted)
     for (length, count), batch, rows in _batches(shapes, [len(pair.targets) > 0 for pair in fitted]):
         chosen = [fitted[i] for i in batch] + [Pair([0], [0])] * (rows - len(batch))
         ids, mask = pad_left([pair.context for pair in chosen], length)
@@ -137,8 +138,8 @@ def fit(objective: Generator, pair: Pair) -> Pair:
     return pair._replace(context=context[-(room + 1 - len(pair.targets)) :])
 
 
-def _bucket(size: int, limit: int) -> int:
-    return max(min(max(LEAST_LENGTH, 1 << (size - 1).bit_length()), limit), size)
+def _padded(size: int, lengths: Sequence[int], limit: int) -> int:
+    return min(next((length for length in lengths if length >= size), size), max(limit, size))
 
 
 def _batches(
@@ -193,7 +194,7 @@ def _score_masked(objective: MaskFiller, params: Params, pairs: Sequence[Pair]) 
                         f"{objective.max_length}; shorten it.")
     places = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]
     values, likeliest = np.zeros(len(places), np.float32), np.zeros(len(places), bool)
-    shapes = ((_bucket(len(texts[i]), objective.max_length), 0) for i, _ in places)
+    shapes = ((_padded(len(texts[i]), CONTEXTS, objective.max_length), 0) for i, _ in places)
     for (length, _), batch, rows in _batches(shapes, [True] * len(places)):
         ids, attention_mask = np.full((rows, length), v.pad, np.int32), np.zeros((rows, length), np.int32)
         positions, labels = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
