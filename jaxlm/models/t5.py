@@ -269,17 +269,11 @@ class RelativeBias(nn.Module):
         return relative_buckets(distance, self.bidirectional, c.relative_buckets, c.relative_max_distance)
 
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 heads queries keys"]:
-        """The bias depends on the distance alone: look up each distance once and lay the values out along diagonals,
-        with reshapes only, since a gather of queries x keys entries has a slow scatter for its gradient."""
-        one_hot = jax.nn.one_hot(self.buckets(np.arange(1 - queries, keys)), self.model.relative_buckets)
+        """Looked up by a product, since a gather of queries x keys entries has a slow scatter for its gradient."""
+        distance = np.arange(keys) - np.arange(queries)[:, None]
+        one_hot = jax.nn.one_hot(self.buckets(distance), self.model.relative_buckets)
         # Exact products: the rounding that TPUs apply to float32 by default would change the table's values.
-        by_distance = jnp.einsum("db,bh->hd", one_hot, self.embedding, precision="highest")
-        heads, width = self.model.num_heads, queries + keys
-        padded = jnp.pad(by_distance, ((0, 0), (0, 1)))
-        rows = jnp.broadcast_to(padded[:, None, :], (heads, queries, width)).reshape(heads, queries * width)
-        # Read in rows shorter by one, each row starts one entry earlier: column j of row i has distance j - i - q + 1.
-        shifted = rows[:, : queries * (width - 1)].reshape(heads, queries, width - 1)
-        return shifted[None, :, :, queries - 1 :]
+        return jnp.einsum("qkb,bh->hqk", one_hot, self.embedding, precision="highest")[None]
 
     def at(self, index: Int[Array, ""], slots: int) -> Float[Array, "1 heads 1 slots"]:
         """The bias of one query at position `index` over cache slots 0..slots-1."""

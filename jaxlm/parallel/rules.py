@@ -18,7 +18,6 @@ from jaxlm.parallel.mesh import BATCH_AXES
 # over `tensor`, so that one all-reduce a pair suffices (Megatron-LM, Shoeybi et al. 2019, section 3); `fsdp` takes the
 # other dimension.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"v_(row|col)/.*", ()),  # Adafactor's factored moments: one number a row or column
     (r"(query|key|value|wi|wi_0|wi_1)/kernel", ("fsdp", "tensor")),
     (r"(query|key|value|wi|wi_0|wi_1)/bias", ("tensor",)),
     (r"(out|wo)/kernel", ("tensor", "fsdp")),
@@ -36,6 +35,10 @@ ACTIVATION_AXES: dict[str | None, Any] = {"batch": BATCH_AXES, "vocabulary": "te
 def partition_spec(path: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
     """The PartitionSpec of one parameter; a mesh axis that does not divide its dimension is left out."""
     tail = next(tail for pattern, tail in RULES if re.search(rf"(^|/)({pattern})$", path))
+    # Adafactor's moments, one number a row or column, are split as those are. (optax calls the shorter side of a matrix
+    # its rows: those of `wo` and the embeddings are split the other way, and gathered, which are a few kilobytes.)
+    if moment := re.search(r"(^|/)v_(row|col)/", path):
+        tail = tail[:-1] if moment[2] == "row" else tail[:-2] + tail[-1:]
     if len(tail) > len(shape):
         return PartitionSpec()
     spec = [None] * (len(shape) - len(tail)) + [

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.models.layers.biased_attention import biased_attention, fits
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.parallel.activations import current_mesh, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
@@ -52,8 +53,11 @@ def attend(
     padding, at the end of a row. mask: True where attention is allowed; combined with the segments by and. causal hides
     later keys (queries and keys aligned at the start), band those that are `band` places or more before. A query that
     may see nothing gets a finite, meaningless result.
-    kernel: from `choose_kernel`: "xla" (scores in memory) or "cudnn" (fused). `fused_attention` is the TPU's.
+    kernel: from `choose_kernel`: "xla" (scores in memory), "cudnn" or "pallas" (fused). Without a bias, the TPU's is
+    `fused_attention`.
     """
+    if kernel == "pallas":
+        return _biased(query, key, value, key_segments, bias, causal, scale)
     if kernel == "cudnn" and query_segments is None and mask is None and band is None:
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
         bias = None if bias is None else bias.astype(query.dtype)
@@ -139,6 +143,33 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
     return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
 
 
+def _biased(query, key, value, key_segments, bias, causal, scale):
+    """`attend` with a bias by the TPU's kernel for it, each device on its own rows and heads."""
+    rows, queries, heads, head_dim = query.shape
+    keys = key.shape[1]
+    if causal:
+        bias = jnp.where(jnp.tri(queries, keys, dtype=bool), bias, HIDDEN)
+    hidden = jnp.zeros((rows, keys)) if key_segments is None else jnp.where(key_segments > 0, 0.0, HIDDEN)
+    run = functools.partial(biased_attention, head_dim=head_dim)
+    if (mesh := current_mesh()) is not None:
+        axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
+        split = PartitionSpec(batch, None, axis)
+        run = jax.shard_map(
+            run, mesh=mesh, in_specs=(split, split, split, PartitionSpec(axis), PartitionSpec(batch)),
+            out_specs=split, check_vma=False,
+        )
+    query, key, value = (x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value))
+    output = run(query, key, value, bias[0].astype(jnp.float32), hidden[:, None].astype(jnp.float32))
+    return checkpoint_name(output, "attention").reshape(rows, queries, heads, head_dim)
+
+
+def _split_heads(heads: int) -> tuple[str | None, int]:
+    """(the mesh axis that divides the heads, or None; the heads of one device)."""
+    mesh, axis = current_mesh(), ACTIVATION_AXES["heads"]
+    size = 1 if mesh is None else mesh.shape[axis]
+    return (axis, heads // size) if heads % size == 0 else (None, heads)
+
+
 def visible_keys(
     query_segments: jax.Array | None, key_segments: jax.Array | None, mask: jax.Array | None, causal: bool,
     queries: int, keys: int, band: int | None = None,
@@ -172,7 +203,12 @@ def choose_kernel(
     """
     platform = target_platform()
     if platform == "tpu":
-        fused = "pallas" if queries % 128 == 0 and keys % 128 == 0 and mask is None and bias is None else None
+        taken = queries % 128 == 0 and keys % 128 == 0 and mask is None
+        if bias is not None:
+            heads = _split_heads(bias.shape[1])[1]
+            taken = bias.shape[0] == 1 and not packed and mask is None and dtype == "bfloat16"
+            taken = taken and fits(queries, keys, heads, head_dim)
+        fused = "pallas" if taken else None
     elif platform == "gpu" and cudnn_works(dtype, head_dim):
         # cuDNN takes masks as biases, and biases have gradients for even lengths only.
         plain = bias is None and mask is None and not packed
@@ -238,10 +274,8 @@ def fused_attention(
         segments = SegmentIds(q=own, kv=key_segments if query_segments is not None else (key_segments > 0).astype(int))
     on_each_device = functools.partial(_splash, causal=causal, band=band)
     if (mesh := current_mesh()) is not None:
-        heads = ACTIVATION_AXES["heads"]
-        heads = heads if query.shape[1] % mesh.shape[heads] == 0 else None
         rows = PartitionSpec(ACTIVATION_AXES["batch"])
-        split = PartitionSpec(ACTIVATION_AXES["batch"], heads)
+        split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[1])[0])
         on_each_device = jax.shard_map(
             on_each_device, mesh=mesh, in_specs=(split, split, split, rows), out_specs=split, check_vma=False
         )

@@ -67,7 +67,7 @@ class MultiHeadAttention(nn.Module):
             mask=visibility.mask, bias=visibility.bias,
             packed=visibility.query_segments is not None or c.band is not None,
         )
-        heads_first = kernel == "pallas"
+        heads_first = kernel == "pallas" and visibility.bias is None
 
         def project(name: str, inputs: jax.Array) -> jax.Array:
             return HeadsDense(c, query=name == "query", heads_first=heads_first, name=name)(inputs)

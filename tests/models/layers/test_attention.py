@@ -65,12 +65,18 @@ def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
     ("cpu", {}, "xla"), ("gpu", {}, "cudnn"), ("tpu", {}, "pallas"),
     ("gpu", dict(implementation="xla"), "xla"), ("tpu", dict(implementation="xla"), "xla"),
     ("gpu", dict(dtype="float32"), "xla"), ("tpu", dict(dtype="float32"), "pallas"),
-    ("tpu", dict(bias=True), "xla"), ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
+    ("tpu", dict(bias=(1, 12, 128, 128)), "pallas"), ("tpu", dict(bias=(1, 3, 128, 128)), "xla"),
+    ("tpu", dict(bias=(1, 12, 512, 1024), queries=512, keys=1024), "xla"),
+    ("tpu", dict(bias=(1, 12, 128, 128), dtype="float32"), "xla"), ("tpu", dict(bias=(2, 12, 128, 128)), "xla"),
+    ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
     ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "pallas"),
     ("gpu", dict(implementation="cudnn", dtype="float32"), "xla"),
-    ("gpu", dict(bias=True), "cudnn"), ("gpu", dict(bias=True, keys=127), "xla"), ("gpu", dict(keys=127), "cudnn"),
+    ("gpu", dict(bias=(1, 12, 128, 128)), "cudnn"), ("gpu", dict(bias=(1, 12, 128, 127), keys=127), "xla"),
+    ("gpu", dict(keys=127), "cudnn"),
 ])
 def test_the_kernel_suits_platform_and_arguments(platform, arguments, expected, monkeypatch):
+    if "bias" in arguments:
+        arguments = arguments | dict(bias=jax.ShapeDtypeStruct(arguments["bias"], jnp.float32))
     assert choice(monkeypatch, platform, **arguments) == expected
 
 
@@ -142,6 +148,28 @@ def test_splash_attention_gives_what_scores_in_memory_give(kind, causal, monkeyp
     found = results("pallas", monkeypatch, 128, real, causal=causal, **arguments)
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(theirs).max() > 0.5
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["padded", "whole"])
+def test_attention_with_a_bias_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
+    """The TPU's kernel in Pallas's interpreter: two heads in one block; the bias's gradient is of all rows."""
+    monkeypatch.setattr(attention, "biased_attention", functools.partial(attention.biased_attention, interpret=True))
+    real, arguments = masked(128, kind)
+    *inputs, cotangent = arrays(128)
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal((1, 2, 128, 128)), jnp.float32)
+
+    def run(kernel, query, key, value, bias):
+        y = attend(query, key, value, bias=bias, causal=causal, scale=0.125, kernel=kernel, **arguments)
+        return jnp.where(real[..., None, None], y, 0)
+
+    found, expected = (
+        (y, *pull(cotangent))
+        for y, pull in (jax.vjp(jax.jit(functools.partial(run, kernel)), *inputs, bias) for kernel in ("pallas", "xla"))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(theirs).max() > 0.1
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
