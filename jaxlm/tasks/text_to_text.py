@@ -223,6 +223,19 @@ class TextToText(Task, Generator):
                 found[i] = {"text": np.array(text.strip())}
         return found
 
+    @property
+    def has_encoder(self) -> bool:
+        return self.lm.has_encoder
+
+    @property
+    def max_length(self) -> int:
+        return self.lm.max_length
+
+    def target_features(
+        self, params: Params, prompts: jax.Array, mask: jax.Array, targets: jax.Array, target_mask: jax.Array
+    ) -> jax.Array:
+        return self.lm.target_features(params, prompts, mask, targets, target_mask)
+
     def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         return self.lm.prepare_prompts(prompts, max_new_tokens)
 
