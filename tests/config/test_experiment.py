@@ -37,7 +37,7 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
     [
         (BERT, "optimizer.name", "sgd", "adamw, lamb, adafactor or adagrad"),
         (BERT, "optimizer.schedule", "linaer", "linear, cosine, inverse-sqrt or constant"),
-        (BERT, "data.tokenizer_kind", "wordpiece", "unigram, bpe, byte-bpe or words"),
+        (BERT, "data.tokenizer_kind", "wordpiece", "unigram, bpe, byte-bpe, bytes or words"),
         (BERT, "objective.model.dtype", "float16", "float32 or bfloat16"),
         (GPT2, "objective.model.remat", "dot", "none, cheap, dots or full"),
         (T5, "objective.model.attention", "flash", "auto, xla, cudnn or pallas"),
