@@ -202,7 +202,8 @@ class XlnetModule(nn.Module):
         m, c = self.model, self.model.stack
         table = Table(m.vocab_size, m.hidden_size, kernel_init(c), m.dtype, name="word")
         start = self.param("query_start", kernel_init(c), (m.hidden_size,), jnp.float32).astype(m.dtype)
-        self.param("bias", nn.initializers.zeros, (m.vocab_size,), jnp.float32)
+        if self.is_initializing():  # it is read by `output_matrix` alone, and a fine-tuned model has none
+            self.param("bias", nn.initializers.zeros, (m.vocab_size,), jnp.float32)
 
         def drop(x: jax.Array) -> jax.Array:
             return dropout(x, m.dropout, module_key(self, m.dropout, self.deterministic))
