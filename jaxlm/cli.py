@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": ("jaxlm.commands.evaluate", "score a fine-tuned model on rows, or any model on prompts"),
     "fill-mask": ("jaxlm.commands.fill_mask", "predict the tokens behind [MASK]"),
     "generate": ("jaxlm.commands.generate", "continue a prompt"),
+    "embed": ("jaxlm.commands.embed", "vectors of texts"),
     "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),
     "import": ("jaxlm.commands.import_", "make a run from a Transformers folder"),
     "tokenizer": ("jaxlm.commands.tokenizer", "train a tokenizer with the special symbols that the objectives need"),

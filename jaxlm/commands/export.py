@@ -14,9 +14,13 @@ def main(arguments: list[str]) -> int:
     parser = Parser("jaxlm export", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="a run folder")
     parser.add_argument("out", help="folder to write; must not exist or be empty")
+    parser.add_argument("--sentence-transformers", choices=("cls", "mean", "last"), default=None, help=(
+        "let sentence-transformers load the folder too, for the vectors of `jaxlm embed` with this pooling"))
+    parser.add_argument("--normalize", action="store_true", help="of these vectors, with length 1")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
+    from jaxlm.huggingface.sentence_transformers import Vectors
     from jaxlm.runs.run import open_run
     from jaxlm.training.metrics import last_evaluation
 
@@ -40,7 +44,11 @@ def main(arguments: list[str]) -> int:
         derived_from=run.metadata.get("imported_from", ""),
     )
     trained_length = experiment.data.length if step else None
-    out = export_folder(options.out, run.objective, params, run.tokenizer, card, max_length=trained_length)
+    pooling = options.sentence_transformers
+    vectors = Vectors(pooling, trained_length, options.normalize) if pooling else None
+    out = export_folder(
+        options.out, run.objective, params, run.tokenizer, card, max_length=trained_length, vectors=vectors
+    )
     name = run.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:

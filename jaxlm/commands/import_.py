@@ -23,8 +23,14 @@ def main(arguments: list[str]) -> int:
     from jaxlm.huggingface import import_folder
     from jaxlm.huggingface.families import family_of
     from jaxlm.runs.run import write_imported_run
+    from jaxlm.tasks.base import Task
 
     imported = import_folder(options.hf_dir, seed=options.seed)
+    if isinstance(imported.objective, Task):
+        raise UserError(
+            f"{options.hf_dir} holds a fine-tuned {imported.architecture}, which needs no import: give it to `jaxlm "
+            "evaluate`, or to `jaxlm finetune` as --init-from."
+        )
     # Not more than the model has positions.
     length = min(TextData.length, family_of(imported.objective).max_length(imported.objective))
     # Defaults of continued pretraining; only the user knows the text.

@@ -41,6 +41,7 @@ def render(
     facts: list[tuple[str, object]] = [
         ("Family", f"{model_type} ({', '.join(model.architecture for model in models)})"),
         ("Objective", objective_name),
+        ("Labels", ", ".join(main.config.get("id2label", {}).values())),
         ("Parameters", f"{parameters:,}"),
         ("Layers, width, heads", shape(main)),
         ("Training steps", "" if card.steps is None else f"{card.steps:,}"),
@@ -52,7 +53,7 @@ def render(
         ("Written by", f"jaxlm {version()}"),
     ]
     lines = [*header, "", f"# {name}", ""]
-    lines += [f"Pretrained with jaxlm and saved as a Transformers {main.architecture}.", "", "| | |", "|---|---|"]
+    lines += [f"Trained with jaxlm and saved as a Transformers {main.architecture}.", "", "| | |", "|---|---|"]
     lines += [f"| {cell(key)} | {cell(value)} |" for key, value in facts if value not in ("", None)]
     lines += ["", "## Held-out evaluation", ""]
     if card.metrics:

@@ -8,11 +8,15 @@ from typing import Any
 
 from jaxlm import systems
 from jaxlm.errors import UserError
+from jaxlm.huggingface import tasks
 from jaxlm.huggingface.family import Family
+from jaxlm.tasks.base import Task
 
 
 def family_of(objective: Any) -> Family:
     """The family to export an objective as. UserError where its parameters fill no class of Transformers."""
+    if isinstance(objective, Task):
+        return tasks.exported(family_of(tasks.pretraining(objective)), objective)
     system = systems.system_of(objective)
     if system is None or not system.family:
         raise UserError(
@@ -22,8 +26,9 @@ def family_of(objective: Any) -> Family:
     return _load(system.family)
 
 
-def family_named(model_type: str, where: str) -> Family:
-    """The first family of a `model_type` in config.json. UserError, naming `where`, if there is none."""
+def family_named(model_type: str, where: str, architecture: str = "") -> Family:
+    """The first family of a `model_type` in config.json, or that of a task, if the class `architecture` is a task's.
+    UserError, naming `where`, if there is none."""
     known = {}
     for system in systems.SYSTEMS:
         if system.family:
@@ -33,7 +38,7 @@ def family_named(model_type: str, where: str) -> Family:
         raise UserError(
             f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {', '.join(known)}."
         )
-    return known[model_type]
+    return tasks.imported(known[model_type], architecture)
 
 
 def writer_of(objective: Any) -> Callable[..., None] | None:

@@ -20,6 +20,8 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
 from jaxlm.huggingface.families import family_named, family_of, writer_of
 from jaxlm.huggingface.family import Source, TransformersModel, read_config
+from jaxlm.huggingface.sentence_transformers import Vectors
+from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import Params, get, listed, paths, put, subtrees, within
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
 from jaxlm.objectives.base import Objective
@@ -34,7 +36,7 @@ class Imported:
     """A Transformers folder, read."""
 
     objective: Objective
-    """The pretraining objective with the model's configuration, bound to the tokenizer's vocabulary."""
+    """The pretraining objective or the task with the model's configuration, bound to the tokenizer's vocabulary."""
     params: Params
     """Nested dict of float32 numpy arrays."""
     tokenizer: Tokenizer
@@ -58,16 +60,18 @@ def export_folder(
     card: ModelCard,
     *,
     max_length: int | None = None,
+    vectors: Vectors | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Writes a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load. Returns its path.
 
     config.json, model.safetensors (shards of at most `shard_bytes` when it is larger), the tokenizer's files,
     README.md, and generation_config.json for a model that generates. max_length: the longest text that the model was
-    trained on, special symbols included, for the tokenizer; the longest that it takes when not given. Everything is
-    written beside `out` under another name and renamed at the end, so that `out` is whole or not there. UserError:
-    `out` exists and is not empty, the disk is full, the objective has no Transformers class, parameters or tokenizer do
-    not fit it. A model that Transformers has no class for is written in the format of its kind, if there is one.
+    trained on, special symbols included, for the tokenizer; the longest that it takes when not given. vectors: makes it
+    a folder of sentence-transformers, too. Everything is written beside `out` under another name and renamed at the
+    end, so that `out` is whole or not there. UserError: `out` exists and is not empty, the disk is full, the objective
+    has no Transformers class, parameters or tokenizer do not fit it. A model that Transformers has no class for is
+    written in the format of its kind, if there is one.
     """
     out = local_folder(out, "Transformers folders").absolute()
     if write := writer_of(objective):
@@ -99,6 +103,9 @@ def export_folder(
                 _write_json(folder / "generation_config.json", model.generation_config)
             write_weights(folder, model.table.to_transformers(params), shard_bytes)
             export_tokenizer(tokenizer, folder, family.template, max_length or family.max_length(objective))
+        if vectors is not None:
+            write_vectors(temporary, objective, vectors._replace(
+                length=min(filter(None, (vectors.length, max_length, family.max_length(objective))))))
         text = render(card, family.model_type, type(objective).__name__, models, parameters, out.name)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
@@ -114,14 +121,15 @@ def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, 
     """
     folder = local_folder(hf_dir, "Transformers folders")
     config = read_config(folder)
-    found = family_named(config["model_type"], str(folder))
+    with reading(folder / "config.json"):
+        architecture = next(iter(config.get("architectures") or [""]))
+    found = family_named(config["model_type"], str(folder), architecture)
     if family not in (None, found.model_type):
         raise UserError(f"{folder} holds a model of the family {found.model_type!r}; {family!r} is wanted here.")
     with Weights(folder) as weights:
         with reading(folder / "config.json"):
             source = Source(folder, config, weights.shapes)
             objective = found.read_objective(source)
-            architecture = next(iter(config.get("architectures") or [""]))
         tokenizer = Tokenizer.load(folder)
         _check_tokenizer(folder, objective, tokenizer.vocabulary)
         objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)

@@ -23,6 +23,8 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
     vocabulary = tokenizer.vocabulary
     vocabulary.require(*template.needs, purpose="an export for this model")
     names = {role: tokenizer.piece(number) for role in ROLES if (number := getattr(vocabulary, role)) >= 0}
+    if template.symbols:  # the published GPT-1 has no symbol to pad with
+        names.setdefault("pad", template.symbols[0])
     facts = tokenizer.to_json()
     facts["post_processor"] = _post_processor(template, tokenizer, names)
     roles = {f"{role}_token": piece for role, piece in names.items()}
@@ -47,7 +49,7 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
 
 
 def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, Any] | None:
-    if not template.single:
+    if not template.pair:
         byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
         return byte_level if tokenizer.is_byte_level else None
 
@@ -62,6 +64,6 @@ def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, s
     used = sorted({name for name, _ in parts(template.pair) if not name.startswith("$")})
     special = {names.get(name, name): symbol_id(tokenizer.vocabulary, name) for name in used}
     return {
-        "type": "TemplateProcessing", "single": described(template.single), "pair": described(template.pair),
+        "type": "TemplateProcessing", "single": described(template.single or "$A"), "pair": described(template.pair),
         "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in special.items()},
     }

@@ -1,0 +1,61 @@
+"""jaxlm embed RUN_OR_HF_DIR [TEXT …] [--data.source FILE] [--out FILE.npy]
+
+Vectors of texts: one JSON object a line with `text` and `vector`, or with --out a float32 array [texts, width].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from jaxlm.commands.common import Parser, start_jax
+from jaxlm.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser(
+        "jaxlm embed", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a run folder or a Transformers folder")
+    parser.add_argument("texts", nargs="*", metavar="TEXT")
+    parser.add_argument("--data.source", dest="source", default=None, help="file with a text a line")
+    parser.add_argument("--pooling", choices=("cls", "mean", "last"), default=None, help=(
+        "the vector of the token that stands for a text, the mean of all tokens, or the last token's; by default as a "
+        "folder of sentence-transformers says, else mean"))
+    parser.add_argument("--normalize", action="store_true", help="make vectors as long as 1")
+    parser.add_argument("--length", type=int, default=None, help="longest text in tokens; the rest is cut")
+    parser.add_argument("--out", default=None, help="file for the vectors, in numpy's format")
+    options = parser.parse_args(arguments or ["--help"])
+    if options.length is not None and options.length < 3:
+        raise UserError(f"--length must be 3 or more, not {options.length}.")
+    start_jax()
+    import numpy as np
+
+    from jaxlm.data.readers import read_lines
+    from jaxlm.huggingface.sentence_transformers import Vectors, read
+    from jaxlm.inference.embed import embed
+    from jaxlm.runs.load import load_model
+
+    texts = list(options.texts)
+    if options.source:
+        texts += [line.strip() for _, line in read_lines(options.source) if line.strip()]
+    if not texts:
+        raise UserError("there is no text; give one, or --data.source FILE.")
+    loaded = load_model(options.model)
+    folder = read(Path(options.model)) or Vectors("mean", None, False)
+    vectors = embed(
+        loaded.objective, loaded.params, loaded.tokenizer, texts, options.pooling or folder.pooling,
+        options.length or folder.length, options.normalize or folder.normalize,
+    )
+    if options.out is None:
+        for text, vector in zip(texts, vectors.tolist(), strict=True):
+            print(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
+        return 0
+    out = Path(options.out).with_suffix(".npy")
+    try:
+        np.save(out, vectors)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
+    print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")
+    return 0

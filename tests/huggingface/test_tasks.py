@@ -1,0 +1,218 @@
+"""Fine-tuned models against the classes of Transformers, in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jaxlm.data.labelled import LabelledSource, Record
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.tasks import HEADS, USES
+from jaxlm.models.albert import Albert
+from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.electra import ElectraEncoder
+from jaxlm.models.gpt1 import Gpt1
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.roberta import Roberta
+from jaxlm.models.t5 import T5
+from jaxlm.models.xlnet import Xlnet
+from jaxlm.tasks.answers import Answers
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.multiple_choice import MultipleChoice
+from jaxlm.tasks.tagging import Tagging
+from jaxlm.tasks.text_to_text import TextToText
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
+from tests.huggingface.support import random_params, read_json
+
+TOLERANCE = 1e-4
+LENGTH = 37
+SIZES = dict(hidden_size=24, num_layers=2, num_heads=2, intermediate_size=40)
+MODELS = {
+    Bert: Bert(**SIZES, max_positions=37),
+    Roberta: Roberta(**SIZES, max_positions=37, activation="gelu_new"),
+    Albert: Albert(**SIZES, max_positions=37, embedding_size=12),
+    Distilbert: Distilbert(**SIZES, max_positions=37),
+    ElectraEncoder: ElectraEncoder(**SIZES, max_positions=37, embedding_size=12),
+    Xlnet: Xlnet(**SIZES),
+    Gpt1: Gpt1(**SIZES | dict(intermediate_size=96), max_positions=37),
+    Gpt2: Gpt2(**SIZES, max_positions=37),
+}
+SETTINGS = {
+    Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},
+    Tagging: dict(labels=("B-x", "I-x", "O"), metric="entities"), Answers: dict(no_answer=True, max_answer=7),
+}
+TEXTS = ("ak", "bks the tree, lb as a tree", "cm")
+PAIRS = ("the tree, dn and eo", "fp", "then a tree, or the gq or the hr")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    texts = [" ".join(f"{a}{b}s the tree, {b}{a}" for a in "abcdefgh") + "." for b in "klmnopqrst"]
+    made = train_tokenizer(texts, tmp_path_factory.mktemp("bpe"), kind="byte-bpe", vocab_size=420)
+    return made.with_symbols(("[START]", "[DELIMITER]", "[EXTRACT]"))
+
+
+def task_of(kind, model, tokenizer, **changes):
+    return kind(model=MODELS[model], **(SETTINGS[kind] | changes)).bind(tokenizer.vocabulary, LENGTH)
+
+
+def records(kind) -> list[Record]:
+    """Rows of very different lengths, each with two texts."""
+    found = []
+    for number, (text, other) in enumerate(zip(TEXTS, PAIRS, strict=True)):
+        values = {
+            Classification: {"text": text, "text_pair": other, "label": "1"},
+            MultipleChoice: {"text": text, "question": "", "choices": [other, text], "label": 0},
+            Tagging: {"words": other.split(), "tags": ["O"] * len(other.split())},
+            Answers: {"question": text, "passage": other, "answers": [], "start": -1, "text": "", "kind": "unknown"},
+        }[kind]
+        found.append(Record(str(number), "here", values, "group"))
+    return found
+
+
+def batch_of(task, tokenizer):
+    rows = records(type(task))
+    source = LabelledSource(tokenizer, {"held_out": rows}, False)
+    (batch,) = source.batches("held_out", 3, LENGTH, task.packing, 0).evaluation(3, 1)
+    return batch
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def our_logits(task, params, batch):
+    """[batch, outputs], or [batch, length, outputs]."""
+    return task.token_logits(params, batch, None) if isinstance(task, Tagging) else task.predict(params, batch)
+
+
+def theirs_of(model, batch) -> np.ndarray:
+    """Their logits, [batch, ...], or [tokens, outputs] of all tokens but padding."""
+    with torch.no_grad():
+        found = model(**{name: torch.tensor(array).long() for name, array in batch.items()})
+    if "start_logits" in found:
+        return torch.stack([found.start_logits, found.end_logits], -1)[batch["attention_mask"] > 0].numpy()
+    return (found.logits[batch["attention_mask"] > 0] if found.logits.ndim == 3 else found.logits).numpy()
+
+
+def ours_of(task, params, batch) -> np.ndarray:
+    found = our_logits(task, params, batch)
+    if isinstance(task, Answers):
+        found = np.stack([found["start"], found["end"]], -1)
+    elif not isinstance(task, Tagging):
+        return np.asarray(found["logits"])
+    return np.asarray(found)[batch["attention_mask"] > 0]
+
+
+def compare(task, params, folder, tokenizer) -> None:
+    """Logits of the rows, encoded on their side by the folder's own tokenizer."""
+    model, info = getattr(transformers, USES[type(task)][0]).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    batch = batch_of(task, tokenizer)
+    ours = ours_of(task, params, batch)
+    theirs = theirs_of(model.eval(), their_inputs(task, folder, batch))
+    assert np.abs(theirs).max() > 0.05  # agreement on zeros would say nothing
+    assert np.abs(ours - theirs).max() < TOLERANCE
+
+
+def their_inputs(task, folder, batch):
+    """What their tokenizer gives for the rows of a batch; words of a sentence are our tokens."""
+    template = task.family.template
+    if isinstance(task, Tagging):
+        inputs = {name: batch[name] for name in template.inputs}
+        if template.padding_side == "left":
+            sizes = batch["attention_mask"].sum(axis=1)
+            inputs = {name: np.stack([np.roll(row, LENGTH - size) for row, size in zip(array, sizes, strict=True)])
+                      for name, array in inputs.items()}
+        return inputs
+    texts = [(TEXTS[row], PAIRS[row]) for row in batch["row"]]
+    if isinstance(task, MultipleChoice):
+        texts = [pair for text, other in texts for pair in ((text, other), (text, text))]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    firsts, seconds = map(list, zip(*texts, strict=True))
+    inputs = dict(theirs(firsts, seconds, padding="max_length", max_length=LENGTH, return_tensors="np"))
+    assert inputs.keys() == set(template.inputs)
+    for name, array in inputs.items():  # the same tokens and segments as ours
+        own, mask = (batch[name].reshape(-1, LENGTH) for name in (name, "attention_mask"))
+        assert array[inputs["attention_mask"] > 0].tolist() == own[mask > 0].tolist()
+    if isinstance(task, MultipleChoice):
+        inputs = {name: array.reshape(3, 2, LENGTH) for name, array in inputs.items()}
+    return inputs
+
+
+@pytest.mark.parametrize(("kind", "model"), HEADS, ids=[head.architecture for head in HEADS.values()])
+def test_logits_are_those_of_their_class_both_ways(kind, model, tokenizer, tmp_path):
+    task = task_of(kind, model, tokenizer)
+    params = random_params(task, 0)
+    out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
+    assert read_json(out / "config.json")["architectures"] == [HEADS[kind, model].architecture]
+    compare(task, params, out, tokenizer)
+
+    # A model of theirs, of the same configuration, with weights of its own.
+    torch.manual_seed(1)
+    theirs = getattr(transformers, USES[kind][0]).from_config(transformers.AutoConfig.from_pretrained(out))
+    assert type(theirs).__name__ == HEADS[kind, model].architecture
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(out)
+    imported = import_folder(out)
+    assert not imported.fresh and imported.architecture == HEADS[kind, model].architecture
+    assert dataclasses.replace(imported.objective, vocabulary=None) == dataclasses.replace(task, vocabulary=None)
+    compare(task, imported.params, out, tokenizer)
+
+
+def test_a_number_is_a_regression(tokenizer, tmp_path):
+    task = task_of(Classification, Bert, tokenizer, labels=(), target="number")
+    params = random_params(task, 0)
+    out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
+    compare(task, params, out, tokenizer)
+    theirs = transformers.AutoConfig.from_pretrained(out)
+    assert (theirs.problem_type, theirs.num_labels) == ("regression", 1)
+    assert import_folder(out).objective.target == "number"
+
+
+@pytest.mark.parametrize("model", [T5(hidden_size=16, num_layers=1, num_heads=2, head_dim=8, intermediate_size=24),
+                                   MODELS[Gpt2]], ids=["t5", "gpt2"])
+def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_path):
+    task = TextToText(model=model, kind=Classification(labels=("a", "b"))).bind(tokenizer.vocabulary, LENGTH)
+    params = random_params(task, 0)
+    imported = import_folder(export_folder(tmp_path / "out", task, params, tokenizer, ModelCard()))
+    assert imported.architecture in ("T5ForConditionalGeneration", "GPT2LMHeadModel")
+    assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
+
+
+def test_what_has_no_class_is_refused(tokenizer, tmp_path):
+    for task, named in (
+        (task_of(Tagging, Gpt1, tokenizer), "Tagging with a Gpt1 has no class"),
+        (task_of(MultipleChoice, Gpt2, tokenizer), "MultipleChoice with a Gpt2 has no class"),
+        (task_of(Classification, Bert, tokenizer, both_orders=True), "reads a pair in both orders has no class"),
+    ):
+        with pytest.raises(UserError, match=named):
+            export_folder(tmp_path / "out", task, {}, tokenizer, ModelCard())
+
+
+def test_the_kinds_of_coqa_stay_at_home(tokenizer, tmp_path):
+    task = task_of(Answers, Bert, tokenizer, kinds=True)
+    params = random_params(task, 0)
+    imported = import_folder(export_folder(tmp_path / "out", task, params, tokenizer, ModelCard()))
+    assert not imported.objective.kinds and imported.params.keys() == params.keys() - {"kind_classifier"}
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
+    ({"summary_activation": "relu"}, "summary_activation is 'relu'"),
+])
+def test_other_heads_are_refused(changes, message, tokenizer, tmp_path):
+    task = task_of(Classification, Xlnet, tokenizer)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), tokenizer, ModelCard())
+    (out / "config.json").write_text(json.dumps(read_json(out / "config.json") | changes))
+    with pytest.raises(UserError, match=message):
+        import_folder(out)

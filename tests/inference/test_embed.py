@@ -1,0 +1,87 @@
+"""Vectors of texts, against sentence-transformers on the same folders."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.cli import main
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.huggingface.sentence_transformers import Vectors, read
+from jaxlm.inference.embed import embed
+from jaxlm.models.elmo import Elmo
+from jaxlm.models.word2vec import Word2Vec
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.skip_gram import SkipGram
+from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures
+from tests.huggingface.support import minilm, random_params
+from tests.huggingface.test_tasks import MODELS, Bert, Gpt2, Xlnet
+from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
+
+TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60]
+
+
+@pytest.mark.parametrize(("model", "pooling"), [(Bert, "cls"), (Bert, "mean"), (Gpt2, "last"), (Xlnet, "cls")])
+def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):  # noqa: F811
+    from sentence_transformers import SentenceTransformer
+
+    from jaxlm.objectives.causal_lm import CausalLM
+    from jaxlm.objectives.permutation_lm import PermutationLM
+
+    kind = {Bert: MaskedLM, Gpt2: CausalLM, Xlnet: PermutationLM}[model]
+    objective = kind(model=MODELS[model], vocabulary=bpe.vocabulary)
+    objective = kind(model=objective.model.bind(bpe.vocabulary), vocabulary=bpe.vocabulary)
+    params = random_params(objective, 0)
+    vectors = Vectors(pooling, 30, model is Bert)
+    out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), vectors=vectors)
+    ours = embed(objective, params, bpe, TEXTS, pooling, 30, vectors.normalize)
+    theirs = SentenceTransformer(str(out), device="cpu").encode(TEXTS)
+    assert ours.shape == (4, 24) and np.abs(ours - ours[::-1]).max() > 0.1
+    assert np.abs(ours - theirs).max() < 1e-4
+    # XLNet's symbol at the end is the last token.
+    assert read(out) == (vectors._replace(pooling="last") if model is Xlnet else vectors)
+
+
+def test_a_folder_of_sentence_transformers_is_read_as_it_says(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    texts = tmp_path / "texts.txt"
+    texts.write_text("A man is eating food.\nThe girl carries a baby, who is asleep at last.\n")
+    assert main(["embed", str(minilm()), "--data.source", str(texts), "--out", str(tmp_path / "v.npy")]) == 0
+    theirs = SentenceTransformer(str(minilm()), device="cpu").encode(texts.read_text().splitlines())
+    assert np.abs(np.load(tmp_path / "v.npy") - theirs).max() < 1e-4
+
+
+def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # noqa: F811
+    v = tokenizer.vocabulary
+    objective = SkipGram(model=Word2Vec(vocab_size=v.size, hidden_size=6), vocabulary=v)
+    params = jax.tree.map(jnp.asarray, random_params(objective, 0))
+    table = np.asarray(objective.model.vectors(params))
+    ids = tokenizer.encode("cat sat")
+    found = embed(objective, params, tokenizer, ["cat", "cat sat"])
+    np.testing.assert_allclose(found, [table[ids[0]], table[ids].mean(axis=0)], atol=1e-6)
+
+    model = Elmo(vocab_size=v.size, hidden_size=4, cell_size=8, filter_widths=2, num_highways=1)
+    elmo = BidirectionalLM(model=model, vocabulary=v)
+    # A text's vector does not depend on what is beside it.
+    params = random_params(elmo, 0)
+    both = embed(elmo, params, tokenizer, ["cat", "the dog sat on the mat"])
+    assert both.shape == (2, 8)
+    np.testing.assert_allclose(both[:1], embed(elmo, params, tokenizer, ["cat"]), atol=1e-6)
+    with pytest.raises(UserError, match="no token that stands for a text"):
+        embed(elmo, params, tokenizer, ["cat"], "cls")
+    with pytest.raises(UserError, match="text 2 has no tokens"):
+        embed(elmo, params, tokenizer, ["cat", ""])
+
+
+def test_folders_with_other_modules_are_refused(tmp_path):
+    types = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Dense")]
+    (tmp_path / "modules.json").write_text(json.dumps(types))
+    with pytest.raises(UserError, match="Transformer, Pooling, Dense, of which jaxlm knows"):
+        read(tmp_path)
