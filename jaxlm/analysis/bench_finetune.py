@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import statistics
 import tempfile
@@ -151,7 +152,7 @@ def _trainer(
         config = transformers.AutoConfig.from_pretrained(out)
         model = getattr(transformers, config.architectures[0]).from_pretrained(out)
     fill = {"input_ids": max(task.vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0, "labels": -100}
-    takes = set(model.forward.__code__.co_varnames)
+    takes = inspect.signature(model.forward).parameters
 
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
         longest = max(len(row["input_ids"]) for row in batch)
@@ -163,7 +164,8 @@ def _trainer(
 
     optimizer = experiment.optimizer
     arguments = transformers.TrainingArguments(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=experiment.train.batch_size, max_steps=steps,
+        output_dir=str(Path(tempfile.gettempdir()) / "unused"), max_steps=steps,
+        per_device_train_batch_size=experiment.train.batch_size,
         learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay, max_grad_norm=optimizer.clip_norm,
         train_sampling_strategy="group_by_length", save_strategy="no", logging_strategy="no", report_to=[],
         disable_tqdm=True, remove_unused_columns=False, use_cpu=jax.default_backend() == "cpu",

@@ -47,6 +47,7 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
     """The result of a fine-tuned model on its held-out rows, or on `--data.source` among the flags."""
     from jaxlm.config.flags import override
     from jaxlm.data.labelled import LabelledData
+    from jaxlm.fields import marks_of
     from jaxlm.runs.load import load_model
     from jaxlm.tasks.base import Task
     from jaxlm.tasks.finetune import evaluate
@@ -59,17 +60,24 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
             f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, or "
             "--task FILE to evaluate it with prompts."
         )
-    experiment = experiment_of(path, task)
-    flags = flags or []
-    if any(flag.split("=")[0] == "--data.source" for flag in flags):
+    experiment, flags = experiment_of(path, task), flags or []
+    given = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
+    if other := sorted(flag for flag in given if not flag.startswith(("--data.", "--objective.", "--train.batch"))):
+        raise UserError(f"{other[0]} decides nothing here; --data.… and --objective.… are the ones that do.")
+    if "--data.source" in given:
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, dev=""))
-        experiment = override(experiment, flags, f"jaxlm evaluate {path}")
-        data = dataclasses.replace(experiment.data, source="", dev=experiment.data.source)
-    else:
-        experiment = override(experiment, flags, f"jaxlm evaluate {path}")
-        data = experiment.data
+    experiment = override(experiment, flags, f"jaxlm evaluate {path}")
+    data = experiment.data
     assert isinstance(data, LabelledData)
-    return evaluate(task, loaded.params, loaded.tokenizer, data, predictions=predictions)
+    if "--data.source" in given:
+        data = dataclasses.replace(data, source="", dev=data.source)
+    elif data.dev:
+        data = dataclasses.replace(data, source="")
+    kept = {item.name for item in dataclasses.fields(task) if marks_of(item) & {"bound", "weights"}}
+    rates = {item.name: getattr(experiment.objective, item.name) for item in dataclasses.fields(task)}
+    task = dataclasses.replace(task, **{name: value for name, value in rates.items() if name not in kept})
+    size = experiment.train.batch_size
+    return evaluate(task, loaded.params, loaded.tokenizer, data, size, predictions)
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
     start_jax()
     from jaxlm.commands.evaluate import evaluate_run, print_result
-    from jaxlm.tasks.finetune import finetune, written
+    from jaxlm.tasks.finetune import finetune, is_finished, written
 
     if options.as_text:
         experiment = dataclasses.replace(experiment, objective=written(experiment.objective))
@@ -41,8 +41,16 @@ def main(arguments: list[str]) -> int:
         results = []
         for seed, folder in seeds_of(experiment, run_dir, options.seeds):
             train = dataclasses.replace(experiment.train, seed=seed)
-            finetune(dataclasses.replace(experiment, train=train), folder, options.init_from)
-            results.append(evaluate_run(folder, predictions=options.predictions))
+            figures = finetune(dataclasses.replace(experiment, train=train), folder, options.init_from)
+            if not is_finished(folder):  # by a signal; the same command goes on
+                return 0
+            if not figures:
+                print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
+                return 0
+            name = options.predictions
+            if name and options.seeds > 1:
+                name = str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}"))
+            results.append(evaluate_run(folder, predictions=name))
     result = results[0] if len(results) == 1 else mean_of(results)
     print(json.dumps(result)) if options.json else print_result(result)
     return 0

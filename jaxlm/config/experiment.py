@@ -56,8 +56,8 @@ class TrainConfig:
 
     steps: int = field(1_000_000, resumable=True)
     """Optimizer steps in total."""
-    epochs: float = field(0.0, resumable=True)
-    """Passes over the rows of a task; above 0 they decide `steps`."""
+    epochs: float = 0.0
+    """Passes over the rows of a task; above 0 they decide `steps` when a run begins."""
     batch_size: int = 256
     """Global batch size: sequences per optimizer step, over all devices."""
     short_steps: int = 0

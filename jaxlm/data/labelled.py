@@ -226,7 +226,8 @@ class LengthBatches(Batches):
         for one in np.unique(epoch):
             chosen = epoch == one
             index[chosen] = permute(place[chosen], self.num_rows, self._seed, int(one))
-        return index[np.argsort(self._rows.lengths[index], kind="stable")].reshape(_POOL, self.batch_size)
+        # By epoch first: a row that a pool has twice is not to stand twice in one batch.
+        return index[np.lexsort((self._rows.lengths[index], epoch))].reshape(_POOL, self.batch_size)
 
     def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Arrays]:
         """All rows, or as many as fill `count` batches, from short ones to long ones."""

@@ -21,7 +21,7 @@ from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_dense
-from jaxlm.tasks.families import Family, at_last_token, inputs_of
+from jaxlm.tasks.families import Family, at_last_token, input_fill, inputs_of, synthetic_inputs
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -97,7 +97,7 @@ def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Recor
             within = evidence.lower().find(text.lower()) if kind == "span" else -1
             if within >= 0:  # the answer itself, rather than the sentence it was taken from
                 start, evidence = start + within, evidence[within : within + len(text)]
-            asked = " ".join([*turns[len(turns) - 2 * history if history else len(turns) :], question["input_text"]])
+            asked = " ".join([*(turns[-2 * history :] if history else []), question["input_text"]])
             values = {
                 "question": asked, "passage": passage, "start": start, "text": evidence, "kind": kind,
                 "answers": [text, *(other[number]["input_text"] for other in others)],
@@ -130,6 +130,7 @@ class AnswerEncoder:
     vocabulary: Vocabulary
     stride: int
     max_question: int
+    keeps_end: bool
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         passages = list(dict.fromkeys(row.values["passage"] for row in records))
@@ -137,7 +138,8 @@ class AnswerEncoder:
         questions = tokenizer.encode_arrays([row.values["question"] for row in records])
         examples = []
         for number, (row, question) in enumerate(zip(records, questions, strict=True)):
-            question = question[-self.max_question :]  # of a conversation the newest turn stands last
+            # Of a conversation the newest turn stands last.
+            question = question[-self.max_question :] if self.keeps_end else question[: self.max_question]
             room = length - len(question) - self.family.template.num_symbols(True)
             if room < 16:
                 raise UserError(
@@ -154,28 +156,26 @@ class AnswerEncoder:
         context = np.stack([_context(len(ids), *span) for span in spans])
         is_best = context.argmax(axis=0)
         asked = row.values["kind"]
-        answer = _tokens_of(offsets, row.values["start"], len(row.values["text"])) if asked == "span" else None
+        answer = _tokens_of(offsets, row.values["start"], len(row.values["text"])) if row.values["text"] else None
         for place, (start, end) in enumerate(spans):
             made = self.family.template.build(self.vocabulary, question, ids[start:end])
             null = 0 if self.family.summary == "first" else int(np.flatnonzero(made.part == 0)[-1])
             first = int(np.argmax(made.part == 2))
-            target, kind = (null, null), "unknown" if asked == "span" else asked
-            if answer and start <= answer[0] and answer[1] < end:
-                target, kind = (answer[0] - start + first, answer[1] - start + first), "span"
+            target, kind = (null, null), "unknown"
+            if answer and start <= answer[0] and answer[1] < end:  # for yes and no it is the evidence
+                kind = asked
+                if asked == "span":
+                    target = (answer[0] - start + first, answer[1] - start + first)
             arrays = {"start": np.int32(target[0]), "end": np.int32(target[1]), "kind": np.int32(KINDS.index(kind))}
             window = Window(first, null, offsets[start:end], is_best[start:end] == place)
             yield Example(number, inputs_of(made) | arrays, window)
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
-        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+        return input_fill(vocabulary)
 
     def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
-        ids = np.random.default_rng(0).integers(0, vocabulary.size, (rows, length), np.int32)
         zeros = np.zeros(rows, np.int32)
-        return {
-            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
-            "attention_mask": np.ones_like(ids), "start": zeros, "end": zeros, "kind": zeros,
-        }
+        return synthetic_inputs((rows, length), vocabulary) | {"start": zeros, "end": zeros, "kind": zeros}
 
 
 def _spans(count: int, room: int, stride: int) -> list[tuple[int, int]]:
@@ -225,7 +225,8 @@ class Answers(Task):
     @property
     def packing(self) -> AnswerEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
-        return AnswerEncoder(self.family, self.vocabulary, self.window_stride, self.max_question)
+        family = dataclasses.replace(self.family, template=self.family.answer_template or self.family.template)
+        return AnswerEncoder(family, self.vocabulary, self.window_stride, self.max_question, self.kinds)
 
     @property
     def outputs(self) -> int:
@@ -267,8 +268,9 @@ class Answers(Task):
         start, end = int(example["start"][row]), int(example["end"][row])
         marks = ["target" if start <= i <= end else mark for i, mark in enumerate(line.marks)]
         kind = KINDS[int(example["kind"][row])]
-        return [line._replace(marks=marks), Line("answer" if kind == "span" else kind, line.ids[start : end + 1], [
-            "target"] * (end + 1 - start))]
+        found = line.ids[start : end + 1]
+        title = "answer" if kind == "span" else kind
+        return [line._replace(marks=marks), Line(title, found, ["target"] * len(found))]
 
     def answers(
         self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
@@ -282,14 +284,14 @@ class Answers(Task):
         ]
 
     def _answer(self, passage: str, windows: list[tuple[Window, Arrays]]) -> Answer:
-        """The best span of all windows; scores are sums of a start's and an end's logit. `null` is how much higher than
-        it "no answer" scores, in the window where that scores lowest (run_squad.py)."""
-        best, text = -np.inf, ""
+        """The best span of all windows; scores are sums of a start's and an end's logit. `null` is the score of no
+        answer, the lowest of the windows', minus that of the best span (run_squad.py)."""
+        best, text = -1e9, ""
         for window, output in windows:
             place = slice(window.first, window.first + len(window.offsets))
             score, start, end = best_span(output["start"][place], output["end"][place], window.best, self.max_answer)
             if score > best:
-                best, text = score, passage[window.offsets[start, 0] : window.offsets[end, 1]]
+                best, text = score, passage[window.offsets[start, 0] : window.offsets[end, 1]].strip()
         null = min(float(output["start"][w.null] + output["end"][w.null]) for w, output in windows) - best
         if self.kinds:
             # Each window votes for a kind by how sure it is that the answer is not elsewhere.

@@ -140,20 +140,20 @@ class Task(Objective):
     def pooled(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Float[Array, "batch hidden"]:
         """The vector of each text that the classifier reads, with dropout where there is a key."""
         keys = (None, None) if key is None else jax.random.split(key)
-        x = families.summary(self.model, params, self.spelt(inputs), keys[0])
-        return self.squashed(params, x, keys[1])
+        x = families.summary(self.model, params, self.with_characters(inputs), keys[0])
+        return self.before_classifier(params, x, keys[1])
 
     def hidden(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Array:
         """The last hidden states [batch, length, hidden], with the model's dropout where there is a key."""
-        return self.family.hidden(self.model, params, self.spelt(inputs), key)
+        return self.family.hidden(self.model, params, self.with_characters(inputs), key)
 
-    def spelt(self, inputs: families.Inputs) -> families.Inputs:
+    def with_characters(self, inputs: families.Inputs) -> families.Inputs:
         """`inputs` with the characters of the words where the model reads them (ELMo)."""
         if not isinstance(self.model, Elmo):
             return inputs
         return inputs | {"characters": jnp.asarray(spell(self.vocabulary))[inputs["input_ids"]]}
 
-    def squashed(self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None) -> Array:
+    def before_classifier(self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None) -> Array:
         """The dense layer in front of the classifier, where the family has one, and dropout."""
         if self.family.dense:
             act = jnp.tanh if self.family.dense == "tanh" else ACTIVATIONS[self.family.dense]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
@@ -18,13 +19,19 @@ from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
-from jaxlm.tasks.families import Inputs, at_last_token, family_of, inputs_of
+from jaxlm.tasks.families import (
+    INPUTS,
+    Inputs,
+    at_last_token,
+    family_of,
+    input_fill,
+    inputs_of,
+    synthetic_inputs,
+)
 from jaxlm.tasks.tables import read_table
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-
-INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +46,7 @@ class TextRows(LabelledData):
     """Column of the second text; empty where there is one text a row."""
 
     label_field: str = "label"
-    """Column of the label."""
+    """Column of the label; empty for a file whose labels are to be predicted."""
 
     id_field: str = ""
     """Column of the row's id; empty: the number of the row."""
@@ -47,7 +54,9 @@ class TextRows(LabelledData):
     def read(self, path: str) -> Iterator[Record]:
         columns = [name for name in (self.text_field, self.text_pair_field, self.label_field, self.id_field) if name]
         for number, (place, row) in enumerate(read_table(path, columns)):
-            values = {"text": str(row[self.text_field]), "label": str(row[self.label_field])}
+            values = {"text": str(row[self.text_field]), "label": None}
+            if self.label_field:
+                values["label"] = str(row[self.label_field])
             if self.text_pair_field:
                 values["text_pair"] = str(row[self.text_pair_field])
             name = str(row[self.id_field]) if self.id_field else str(number)
@@ -71,6 +80,8 @@ class TextEncoder:
         examples = []
         for number, (row, first, second) in enumerate(zip(records, texts, pairs, strict=True)):
             both = "text_pair" in row.values
+            if self.both_orders and not both:
+                raise UserError(f"{row.place} has one text; objective.both_orders needs --data.text-pair-field.")
             first, second = shortened(first, second, length - self.template.num_symbols(both))
             rows = [self.template.build(self.vocabulary, first, second if both else None)]
             if self.both_orders:
@@ -82,6 +93,8 @@ class TextEncoder:
 
     def _label(self, row: Record) -> np.ndarray:
         label = row.values["label"]
+        if label is None:  # a file to predict, without labels
+            return np.float32(0) if self.is_number else np.int32(0)
         if not self.is_number:
             if label not in self.labels:
                 raise UserError(
@@ -90,21 +103,19 @@ class TextEncoder:
                 )
             return np.int32(self.labels.index(label))
         try:
+            if not math.isfinite(float(label)):
+                raise ValueError
             return np.float32(label)
         except ValueError:
             raise UserError(f"{row.place}: the label {label!r} is no number; mend or remove the line.") from None
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
-        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+        return input_fill(vocabulary)
 
     def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
         shape = (rows, 2, length) if self.both_orders else (rows, length)
-        ids = np.random.default_rng(0).integers(0, vocabulary.size, shape, np.int32)
         label = np.zeros(rows, np.float32 if self.is_number else np.int32)
-        return {
-            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
-            "attention_mask": np.ones_like(ids), "label": label,
-        }
+        return synthetic_inputs(shape, vocabulary) | {"label": label}
 
 
 def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
@@ -151,6 +162,8 @@ class Classification(Task):
     def with_labels(self, records: Sequence[Record]) -> Self:
         if self.labels or self.target == "number":
             return self
+        if any(row.values["label"] is None for row in records):
+            raise UserError("--data.label-field is empty; name the column of the labels to learn.")
         return dataclasses.replace(self, labels=tuple(sorted({row.values["label"] for row in records})))
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
@@ -184,7 +197,7 @@ class Classification(Task):
         """(logits, the language-model loss: the mean over each text's tokens, then over texts)."""
         keys = (None, None) if key is None else jax.random.split(key)
         hidden = self.hidden(params, inputs, keys[0])
-        x = self._summed(self.squashed(params, at_last_token(hidden, inputs["attention_mask"]), keys[1]))
+        x = self._summed(self.before_classifier(params, at_last_token(hidden, inputs["attention_mask"]), keys[1]))
         asked = inputs["attention_mask"][:, 1:].astype(jnp.float32)
         asked = asked / jnp.maximum(jnp.sum(asked, axis=1, keepdims=True), 1.0)
         rows = jnp.repeat(weights, 2) if self.both_orders else weights
@@ -241,10 +254,13 @@ class Classification(Task):
             return 0.0
 
     def gold(self, record: Record) -> Any:
-        return float(record.values["label"]) if self.target == "number" else record.values["label"]
+        label = record.values["label"]
+        return float(label) if self.target == "number" and label is not None else label
 
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         predictions, gold = [a.prediction for a in answers], [self.gold(row) for row in records]
+        if None in gold:
+            return {}
         if self.target == "number":
             return {"pearson": metrics.pearson(predictions, gold), "spearman": metrics.spearman(predictions, gold)}
         return {

@@ -25,6 +25,7 @@ from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.xlnet import UNKNOWN, Xlnet
 from jaxlm.tokenizers.template import Template
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
 Inputs = dict[str, Array]
@@ -50,6 +51,8 @@ class Family:
     dense: PlainActivation | Literal["tanh"] | None = "tanh"
     bias: bool = True
     is_decoder: bool = False
+    answer_template: Template | None = None
+    """For answers in passages, where `template` puts no symbol behind the passage to stand for "no answer"."""
 
 
 def _encoder(model: Encoder, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
@@ -83,9 +86,11 @@ FAMILIES: dict[type, Family] = {
     Xlnet: Family(Xlnet.template, _xlnet, "last"),
     # Radford et al. 2018, section 3.3; the symbols' embeddings are new.
     Gpt1: Family(_GPT1, _decoder, "last", None, False, is_decoder=True),
-    Gpt2: Family(_GPT2, _decoder, "last", None, False, is_decoder=True),
+    Gpt2: Family(
+        _GPT2, _decoder, "last", None, False, is_decoder=True, answer_template=Template(pair="$A eos $B eos")
+    ),
     # Peters et al. 2018, equation 1; the mean of the words' vectors stands for a text.
-    Elmo: Family(Template(pair="$A eos $B", needs=("eos",)), _elmo, "mean", None),
+    Elmo: Family(_GPT2, _elmo, "mean", None, answer_template=Template(pair="$A eos $B eos")),
 }
 
 
@@ -145,6 +150,21 @@ def forward_flops(model: Any, length: int) -> float:
     if isinstance(model, Xlnet):
         return model.flops(length, 0, 0)
     return model.flops(length, 0) if isinstance(model, Encoder) else stack_flops(model.stack, length)
+
+
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+
+
+def input_fill(vocabulary: Vocabulary) -> dict[str, int]:
+    """What the inputs are filled up with."""
+    return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+
+
+def synthetic_inputs(shape: tuple[int, ...], vocabulary: Vocabulary) -> dict[str, np.ndarray]:
+    """Full rows of random ids, and their numbers, for plans and benchmarks."""
+    ids = np.random.default_rng(0).integers(0, vocabulary.size, shape, np.int32)
+    rows = np.arange(shape[0], dtype=np.int32)
+    return {"row": rows, "input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
 
 
 def inputs_of(row: Any) -> dict[str, np.ndarray]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.config.experiment import Experiment
+from jaxlm.config.presets import load_config
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.models.t5 import T5
+from jaxlm.runs.folder import newest_step
 from jaxlm.runs.load import LoadedModel, load_model
-from jaxlm.runs.pretrain import pretrain
+from jaxlm.runs.pretrain import pretrain, why_finished
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.families import params_of
 from jaxlm.tasks.text_to_text import TextToText
@@ -38,6 +40,12 @@ def finetune(
     return pretrain(experiment, run_dir, init_from, report, settle)
 
 
+def is_finished(run_dir: str | Path) -> bool:
+    """Whether a run has done all its steps, or has stopped early as it should."""
+    folder = Path(run_dir)
+    return bool(why_finished(load_config(folder / "config.json"), folder, newest_step(folder)))
+
+
 def open_task(experiment: Experiment, init_from: str, report: Report = print) -> tuple[Experiment, LoadedModel]:
     """The configuration of a task settled for a pretrained model, and that; for `show` and `bench`."""
     if not isinstance(experiment.objective, Task):
@@ -55,7 +63,7 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
     rows = data.open(tokenizer, report)
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
-    objective = objective.with_labels(rows.records["train"])
+    objective = objective.with_labels(rows.records["train"] + ([] if data.dev else rows.records["held_out"]))
     vocabulary = dataclasses.replace(tokenizer.vocabulary, keeps_rows=True)
     objective = dataclasses.replace(objective, model=objective.model.bind(vocabulary))  # with rows for new symbols
     encoder = objective.bind(vocabulary, data.length).packing
@@ -78,6 +86,8 @@ def adopting(task: Task, source: Any) -> Task:
 
 def written(task: Task) -> TextToText:
     """The task with its rows as texts, for a model that writes the answer."""
+    if not isinstance(task, Task):
+        raise UserError("the configuration is of pretraining, not of a task; choose a preset of configs/tasks.")
     return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=task.longest_text)
 
 

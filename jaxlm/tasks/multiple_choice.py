@@ -16,8 +16,8 @@ from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
-from jaxlm.tasks.classification import INPUTS, shortened
-from jaxlm.tasks.families import inputs_of
+from jaxlm.tasks.classification import shortened
+from jaxlm.tasks.families import INPUTS, input_fill, inputs_of, synthetic_inputs
 from jaxlm.tasks.tables import read_table
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ class ChoiceEncoder:
         flat = [" ".join(filter(None, (row.values["question"], choice))) for row in records
                 for choice in row.values["choices"]]
         endings = iter(tokenizer.encode_arrays(flat))
-        room, pad = length - self.template.num_symbols(True), max(self.vocabulary.pad, 0)
+        room, fill = length - self.template.num_symbols(True), self.fill(self.vocabulary)
         examples = []
         for number, (row, text) in enumerate(zip(records, texts, strict=True)):
             made = []
@@ -91,7 +91,6 @@ class ChoiceEncoder:
                 first, second = shortened(text, next(endings), room)
                 made.append(inputs_of(self.template.build(self.vocabulary, first, second)))
             longest = max(len(one["input_ids"]) for one in made)
-            fill = {"input_ids": pad, "token_type_ids": 0, "attention_mask": 0}
             arrays = {
                 name: np.stack([np.pad(one[name], (0, longest - len(one[name])), constant_values=fill[name])
                                 for one in made])
@@ -101,14 +100,10 @@ class ChoiceEncoder:
         return examples
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
-        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+        return input_fill(vocabulary)
 
     def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
-        ids = np.random.default_rng(0).integers(0, vocabulary.size, (rows, 4, length), np.int32)
-        return {
-            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
-            "attention_mask": np.ones_like(ids), "label": np.zeros(rows, np.int32),
-        }
+        return synthetic_inputs((rows, 4, length), vocabulary) | {"label": np.zeros(rows, np.int32)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which rows belong to a fine-tuned model."""
+"""The configuration to evaluate a fine-tuned model with."""
 
 from __future__ import annotations
 

@@ -68,4 +68,6 @@ def _inside(row: dict[str, Any], name: str, place: str) -> Any:
         if not isinstance(value, dict) or part not in value:
             raise UserError(f"{place}: there is no column {name!r}; it has {', '.join(map(repr, row))}.")
         value = value[part]
+    if value is None:
+        raise UserError(f"{place}: the column {name!r} is null; mend or remove the line.")
     return value

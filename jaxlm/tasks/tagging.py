@@ -17,7 +17,7 @@ from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
-from jaxlm.tasks.families import inputs_of
+from jaxlm.tasks.families import input_fill, inputs_of, synthetic_inputs
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -29,8 +29,8 @@ UNASKED = -1
 @dataclasses.dataclass(frozen=True)
 class TagRows(LabelledData):
     """Sentences of words with tags, from CoNLL or CoNLL-U: one word a line, columns separated by tabs or spaces, a
-    blank line between sentences. Lines that begin with "# " or "-DOCSTART-", and in CoNLL-U the ranges ("3-4") and
-    empty words ("8.1"), are no words."""
+    blank line between sentences. Lines with "-DOCSTART-", those with "# " before a sentence, and in CoNLL-U the ranges
+    ("3-4") and empty words ("8.1"), are no words."""
 
     word_column: int = 1
     """Place of the word in a line, from 1."""
@@ -56,7 +56,7 @@ class TagRows(LabelledData):
                     yield sentence()
                     number, words, tags = number + 1, [], []
                 continue
-            if line.startswith(("# ", "-DOCSTART-")):
+            if line.startswith("-DOCSTART-") or (line.startswith("# ") and not words):
                 continue
             columns = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
             if self.has_ids and not columns[0].isdecimal():
@@ -112,14 +112,10 @@ class TagEncoder:
         return examples
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
-        return {"input_ids": max(vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0, "labels": UNASKED}
+        return input_fill(vocabulary) | {"labels": UNASKED}
 
     def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
-        ids = np.random.default_rng(0).integers(0, vocabulary.size, (rows, length), np.int32)
-        return {
-            "row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
-            "attention_mask": np.ones_like(ids), "labels": np.zeros_like(ids),
-        }
+        return synthetic_inputs((rows, length), vocabulary) | {"labels": np.zeros((rows, length), np.int32)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +133,11 @@ class Tagging(Task):
     def packing(self) -> TagEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return TagEncoder(self.family.template, self.vocabulary, self.labels)
+
+    @property
+    def filler(self) -> str:
+        """The tag of a word that got none."""
+        return "O" if "O" in self.labels else self.labels[0]
 
     def with_labels(self, records: Sequence[Record]) -> Self:
         found = self.labels or tuple(sorted({tag for row in records for tag in row.values["tags"]}))
@@ -168,9 +169,8 @@ class Tagging(Task):
         for record, example, output in zip(records, examples, outputs, strict=True):
             asked = example.arrays["labels"]
             tags = [self.labels[tag] for tag in output["tags"][: len(asked)][asked >= 0]]
-            # Words that did not fit in get the commonest answer to nothing.
-            rest = len(record.values["words"]) - len(tags)
-            found.append(Answer(tags + ["O" if "O" in self.labels else self.labels[0]] * rest, {}))
+            rest = len(record.values["words"]) - len(tags)  # words beyond `length`
+            found.append(Answer(tags + [self.filler] * rest, {}))
         return found
 
     def as_text(self, record: Record) -> tuple[str, str]:
@@ -178,8 +178,7 @@ class Tagging(Task):
 
     def from_text(self, record: Record, text: str) -> Any:
         count = len(record.values["words"])
-        filler = "O" if "O" in self.labels else self.labels[0]
-        return (text.split() + [filler] * count)[:count]
+        return (text.split() + [self.filler] * count)[:count]
 
     def gold(self, record: Record) -> Any:
         return record.values["tags"]

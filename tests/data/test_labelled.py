@@ -60,6 +60,13 @@ def test_an_epoch_has_every_row_once(buckets):
                for k in range(3))
 
 
+def test_no_row_is_twice_in_a_batch():
+    """Also where a pool of batches has every row several times. Batches in which an epoch ends may."""
+    found = batches(" ".join(map(str, range(1, 41))), 8)
+    twice = [len(set(found.batch(step)["label"])) < 8 for step in range(32)]
+    assert sum(twice) == 0  # 40 rows are five batches
+
+
 def test_rows_of_similar_length_are_padded_little():
     found = batches(SOURCE, 4)
     made = [found.batch(step) for step in range(64)]
