@@ -149,7 +149,7 @@ def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("RESOURCE_EXHAUSTED: no room"), RuntimeError()])
 def test_memory_that_does_not_suffice_is_one_sentence(error, preset, capsys, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr("jaxlm.analysis.show.show", fail)

@@ -106,7 +106,7 @@ def exported(base: Family, task: Task) -> Family:
     """The family to export a task as, given that of its model's pretraining: text to text as it was pretrained."""
     if isinstance(task, TextToText):
         return dataclasses.replace(base, models=lambda task: base.models(pretraining(task)))
-    return dataclasses.replace(base, template=task.family.template, models=lambda task: (_model(base, task),))
+    return dataclasses.replace(base, template=task.template, models=lambda task: (_model(base, task),))
 
 
 def imported(base: Family, architecture: str) -> Family:
@@ -156,7 +156,7 @@ def _table(main: Table, task: Task, head: Head) -> Table:
 
 
 def _config(task: Task, head: Head) -> dict[str, Any]:
-    template, v = task.family.template, task.vocabulary
+    template, v = task.template, task.vocabulary
     config: dict[str, Any] = {"classifier_dropout": task.classifier_dropout, **head.config}
     if isinstance(task.model, Xlnet):
         config["mem_len"] = None

@@ -41,7 +41,7 @@ def embed(
     """
     model, own = model_of(objective), params_of(objective, params)
     is_task = isinstance(objective, Task) and not isinstance(objective, TextToText)
-    template = objective.family.template if is_task else getattr(model, "template", Template())
+    template = objective.template if is_task else getattr(model, "template", Template())
     most = min(length or 512, getattr(model, "max_positions", None) or 512)
     encoded = tokenizer.encode_arrays(texts)
     room = most - template.num_symbols(False)

@@ -173,7 +173,7 @@ class Objective:
         trained, fixed = self.flops(length)
         return rows * (3.0 * trained + fixed + (self.frozen_flops(length, frozen) if frozen else 0.0))
 
-    def real_tokens(self, example: Example, batch: TokenBatch) -> Array:
+    def real_tokens(self, example: Example, batch: TokenBatch) -> Array | np.ndarray:
         """True at the tokens that the model reads, False at padding: [batch, length]."""
         return example.get("attention_mask", batch.segment_ids) > 0
 

@@ -21,7 +21,8 @@ from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_dense
-from jaxlm.tasks.families import Family, at_last_token, input_fill, inputs_of, synthetic_inputs
+from jaxlm.tasks.families import at_last_token, input_fill, inputs_of, synthetic_inputs
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -126,7 +127,8 @@ class AnswerEncoder:
     input_ids, token_type_ids, attention_mask int32 [length]; start, end int32 [], the answer's first and last token,
     both at the "no answer" place where the window has none; kind int32 []."""
 
-    family: Family
+    template: Template
+    null_first: bool
     vocabulary: Vocabulary
     stride: int
     max_question: int
@@ -140,7 +142,7 @@ class AnswerEncoder:
         for number, (row, question) in enumerate(zip(records, questions, strict=True)):
             # Of a conversation the newest turn stands last.
             question = question[-self.max_question :] if self.keeps_end else question[: self.max_question]
-            room = length - len(question) - self.family.template.num_symbols(True)
+            room = length - len(question) - self.template.num_symbols(True)
             if room < 16:
                 raise UserError(
                     f"{row.place}: data.length {length} leaves {max(room, 0)} tokens for the passage beside a question "
@@ -158,8 +160,8 @@ class AnswerEncoder:
         asked = row.values["kind"]
         answer = _tokens_of(offsets, row.values["start"], len(row.values["text"])) if row.values["text"] else None
         for place, (start, end) in enumerate(spans):
-            made = self.family.template.build(self.vocabulary, question, ids[start:end])
-            null = 0 if self.family.summary == "first" else int(np.flatnonzero(made.part == 0)[-1])
+            made = self.template.build(self.vocabulary, question, ids[start:end])
+            null = 0 if self.null_first else int(np.flatnonzero(made.part == 0)[-1])
             first = int(np.argmax(made.part == 2))
             target, kind = (null, null), "unknown"
             if answer and start <= answer[0] and answer[1] < end:  # for yes and no it is the evidence
@@ -223,10 +225,14 @@ class Answers(Task):
                 raise UserError(f"objective.{name} is {getattr(self, name)}; it must be 1 or more.")
 
     @property
+    def template(self) -> Template:
+        return self.family.answer_template or self.family.template
+
+    @property
     def packing(self) -> AnswerEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
-        family = dataclasses.replace(self.family, template=self.family.answer_template or self.family.template)
-        return AnswerEncoder(family, self.vocabulary, self.window_stride, self.max_question, self.kinds)
+        null_first = self.family.summary == "first"
+        return AnswerEncoder(self.template, null_first, self.vocabulary, self.window_stride, self.max_question, self.kinds)
 
     @property
     def outputs(self) -> int:

@@ -21,6 +21,7 @@ from jaxlm.models.layers.config import Computation, ComputeType
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.objectives.base import Frozen, Line, Loaded, Objective, Params, adopt
 from jaxlm.tasks import families
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 INIT_STD = 0.02
@@ -69,8 +70,13 @@ class Task(Objective):
         return families.family_of(self.model)
 
     @property
+    def template(self) -> Template:
+        """What stands around the texts."""
+        return self.family.template
+
+    @property
     def symbols(self) -> tuple[str, ...]:
-        return self.family.template.symbols
+        return self.template.symbols
 
     @property
     def outputs(self) -> int:
@@ -93,7 +99,7 @@ class Task(Objective):
         positions = getattr(self.model, "max_positions", None)
         if positions is not None and length > positions:
             raise UserError(f"data.length {length} is more than the model's {positions} positions; lower it.")
-        for role in self.family.template.needs:
+        for role in self.template.needs:
             vocabulary.require(role, purpose="this model")
         return super().bind(vocabulary, length, statistics)
 
@@ -130,7 +136,7 @@ class Task(Objective):
     def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:
         return batch
 
-    def real_tokens(self, example: Arrays, batch: Arrays) -> Array:
+    def real_tokens(self, example: Arrays, batch: Arrays) -> Array | np.ndarray:
         return example["attention_mask"] > 0
 
     def weights(self, example: Arrays) -> Float[Array, " batch"]:

@@ -147,7 +147,7 @@ class Classification(Task):
     def packing(self) -> TextEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         is_number = self.target == "number"
-        return TextEncoder(self.family.template, self.vocabulary, self.labels, is_number, self.both_orders)
+        return TextEncoder(self.template, self.vocabulary, self.labels, is_number, self.both_orders)
 
     @property
     def outputs(self) -> int:

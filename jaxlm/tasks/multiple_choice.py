@@ -115,7 +115,7 @@ class MultipleChoice(Task):
     @property
     def packing(self) -> ChoiceEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
-        return ChoiceEncoder(self.family.template, self.vocabulary)
+        return ChoiceEncoder(self.template, self.vocabulary)
 
     @property
     def outputs(self) -> int:

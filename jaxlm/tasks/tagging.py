@@ -132,7 +132,7 @@ class Tagging(Task):
     @property
     def packing(self) -> TagEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
-        return TagEncoder(self.family.template, self.vocabulary, self.labels)
+        return TagEncoder(self.template, self.vocabulary, self.labels)
 
     @property
     def filler(self) -> str:

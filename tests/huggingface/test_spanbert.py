@@ -74,7 +74,7 @@ def test_a_bert_is_what_a_spanbert_begins_from(objective, exported):
     assert type(imported.objective.model) is Bert and not imported.objective.next_sentence
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / "spanbert_tiny.py"))
     source = LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh)
-    own = with_model_of(experiment, source, str(out)).objective.bind(imported.tokenizer.vocabulary, LENGTH)
+    own = with_model_of(experiment, source, str(out))[0].objective.bind(imported.tokenizer.vocabulary, LENGTH)
     fresh = jax.jit(own.init)(jax.random.key(0))
     begun = own.begin(fresh, (), Loaded(source.objective, source.params))
     np.testing.assert_array_equal(begun["mlm_head"]["bias"], params["mlm_head"]["bias"])

@@ -124,7 +124,7 @@ def compare(task, params, folder, tokenizer) -> None:
 
 def their_inputs(task, folder, batch):
     """What their tokenizer gives for the rows of a batch; words of a sentence are our tokens."""
-    template = task.family.template
+    template = task.template
     if isinstance(task, Tagging):
         inputs = {name: batch[name] for name in template.inputs}
         if template.padding_side == "left":

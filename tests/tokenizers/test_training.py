@@ -175,7 +175,7 @@ def test_mistakes(tmp_path):
             train_tokenizer(texts, tmp_path / "t")
     with pytest.raises(UserError, match="too small"):
         train_tokenizer(_texts(), tmp_path / "t", vocab_size=300)
-    with pytest.raises(UserError, match="unigram, bpe, byte-bpe or words"):
+    with pytest.raises(UserError, match="unigram, bpe, byte-bpe, bytes or words"):
         train_tokenizer(_texts(), tmp_path / "t", kind="word")
     with pytest.raises(UserError, match="byte-bpe vocabulary of at most"):
         train_tokenizer(_texts(3), tmp_path / "t", kind="byte-bpe", vocab_size=5000)
