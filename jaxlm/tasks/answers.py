@@ -125,7 +125,10 @@ class Window(NamedTuple):
 class AnswerEncoder:
     """A question and a window of its passage inside a template; see `jaxlm.data.labelled.RowEncoder`. Arrays:
     input_ids, token_type_ids, attention_mask int32 [length]; start, end int32 [], the answer's first and last token,
-    both at the "no answer" place where the window has none; kind int32 []."""
+    both at the place of "no answer" where the window has none; kind int32 [].
+
+    null_first: whether that place is the first token, or the last symbol. stride: from window to window. keeps_end:
+    whether of a question longer than max_question the end is kept."""
 
     template: Template
     null_first: bool
@@ -232,7 +235,8 @@ class Answers(Task):
     def packing(self) -> AnswerEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         null_first = self.family.summary == "first"
-        return AnswerEncoder(self.template, null_first, self.vocabulary, self.window_stride, self.max_question, self.kinds)
+        sizes = (self.window_stride, self.max_question)
+        return AnswerEncoder(self.template, null_first, self.vocabulary, *sizes, keeps_end=self.kinds)
 
     @property
     def outputs(self) -> int:
