@@ -139,7 +139,7 @@ def _trainer(
     """(a name, a runner of `Trainer.train` over the rows, grouped by length and padded to the longest of a batch)."""
     from jaxlm.analysis.peer import require_torch
 
-    require_torch(task)
+    require_torch()
     import torch
     import transformers
 

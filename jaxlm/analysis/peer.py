@@ -147,15 +147,16 @@ def recipe_of(objective: Any) -> Recipe:
     return RECIPES[system.peer]
 
 
-def require_torch(objective: Any) -> None:
-    """UserError where PyTorch or Transformers is missing, or has no class for this objective."""
+def require_torch(objective: Any | None = None) -> None:
+    """UserError where PyTorch or Transformers is missing, or has no class for this objective, if one is given."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"--peer huggingface needs {' and '.join(missing)}; install with `pip install 'jaxlm[test]'`, or leave "
             "--peer out."
         )
-    recipe_of(objective)
+    if objective is not None:
+        recipe_of(objective)
 
 
 def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any, str]:

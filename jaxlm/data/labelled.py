@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -23,8 +24,8 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 _SPLIT_KEY = 0x73706C6974
 _ORDER_KEY = 0x6F72646572
 _POOL = 32  # batches whose rows are sorted by length together
-BUCKETS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Lengths of batches, as shares of `--data.length`: the step is compiled once for each."""
+BUCKETS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Lengths of batches, as shares of `--data.length`, up to a multiple of 8: the step is compiled once for each."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -179,7 +180,7 @@ class _Rows:
         self.count, self.length = len(examples), length
         name = next(iter(fill))
         self.lengths = np.array([example.arrays[name].shape[-1] for example in examples], np.int32)
-        self._sizes = sorted({max(8, round(share * length)) for share in BUCKETS}) if buckets else [length]
+        self._sizes = sorted({min(length, 8 * math.ceil(share * length / 8)) for share in BUCKETS if buckets} | {length})
 
     def padded(self, index: np.ndarray) -> int:
         """Tokens that a batch of the rows `index` is padded to."""
