@@ -180,7 +180,8 @@ class _Rows:
         self.count, self.length = len(examples), length
         name = next(iter(fill))
         self.lengths = np.array([example.arrays[name].shape[-1] for example in examples], np.int32)
-        self._sizes = sorted({min(length, 8 * math.ceil(share * length / 8)) for share in BUCKETS if buckets} | {length})
+        shares = BUCKETS if buckets else (1.0,)
+        self._sizes = sorted({min(length, 8 * math.ceil(share * length / 8)) for share in shares})
 
     def padded(self, index: np.ndarray) -> int:
         """Tokens that a batch of the rows `index` is padded to."""
