@@ -186,6 +186,7 @@ def test_the_peer_of_a_benchmark_has_the_same_loss(tokenizer, tmp_path):
     assert float(found.detach()) == pytest.approx(float(total_loss(terms)), abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_twenty_steps_of_a_stream_as_in_pytorch():
     """Both directions, with the memory of the steps before and its `reuse_len`; no dropout."""
     length, count, steps = 32, 8, 20
