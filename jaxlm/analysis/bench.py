@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.plan import described, published_vocabulary
+from jaxlm.analysis.rounds import ROUNDS
 from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
@@ -27,7 +28,6 @@ Runner = Callable[[int], float]
 """Does that many steps and returns the seconds that they took, the last one's end included."""
 
 MFU_FORMULA = "3 x forward FLOPs (matrix products and attention) x sequences a second / (peak FLOP/s x devices)"
-ROUNDS = 5
 ROUND_SECONDS = 2.0
 MOST_STEPS = 200
 WARM_UP = 3

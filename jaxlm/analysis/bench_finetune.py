@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.analysis.bench import ROUNDS, Report
+from jaxlm.analysis.bench import Report
+from jaxlm.analysis.rounds import Rounds, in_turns
 from jaxlm.config.experiment import Experiment
 from jaxlm.data.labelled import Arrays
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Loaded
 from jaxlm.parallel.mesh import make_mesh
-from jaxlm.runs.load import LoadedModel
+from jaxlm.runs.load import LoadedModel, load_objective
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.classification import Classification
@@ -33,53 +33,10 @@ STEPS = 64
 """Steps of a round: two pools of batches that were sorted by length together."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FinetuneBench:
-    """Seconds of each round of `steps` steps over `batch_size` rows, reading and padding the batches included."""
-
-    task: str
-    model: str
-    device: str
-    batch_size: int
-    length: int
-    steps: int
-    seconds: list[float]
-    peer: str | None = None
-    peer_seconds: list[float] = dataclasses.field(default_factory=list)
-
-    def rows_per_second(self, seconds: list[float]) -> float:
-        return self.batch_size * self.steps / statistics.median(seconds)
-
-    @property
-    def ratio(self) -> float | None:
-        """Ours over the peer's rows a second: the median over rounds, each of which timed both."""
-        pairs = zip(self.peer_seconds, self.seconds, strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs) if self.peer else None
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {
-            "rows_per_second": self.rows_per_second(self.seconds),
-            "peer_rows_per_second": self.rows_per_second(self.peer_seconds) if self.peer else None,
-            "ratio": self.ratio,
-        }
-
-    def report(self) -> str:
-        """The result as text for a terminal."""
-        lines = [
-            f"{self.task} with a {self.model}, batches of {self.batch_size} rows of at most {self.length} tokens, "
-            f"{self.device}; medians of {len(self.seconds)} rounds of {self.steps} steps", "",
-            f"{'':<44}{'rows/s':>10}{'seconds':>10}",
-        ]
-        for name, seconds in (("jaxlm", self.seconds), (self.peer, self.peer_seconds)):
-            if name:
-                lines.append(f"{name:<44}{self.rows_per_second(seconds):>10,.1f}{statistics.median(seconds):>10,.2f}")
-        return "\n".join(lines + ([f"ratio{self.ratio:>49.2f}"] if self.peer else []))
-
-
 def bench_finetune(
     experiment: Experiment, source: LoadedModel, peer: str | None = None, steps: int | None = None,
     report: Report = print,
-) -> FinetuneBench:
+) -> Rounds:
     """Times fine-tuning as `jaxlm finetune` does it, without evaluations and checkpoints. Every shape of a batch is
     compiled before. experiment, source: settled for each other (`jaxlm.tasks.finetune.open_task`). UserError where the
     peer has no class for the task."""
@@ -88,16 +45,17 @@ def bench_finetune(
     rows = experiment.data.open(source.tokenizer, report)
     vocabulary = dataclasses.replace(source.tokenizer.vocabulary, keeps_rows=True)
     task = task.bind(vocabulary, experiment.data.length, rows.statistics)
-    feed, program = Feed(experiment, rows, task, mesh), Program(experiment, task, mesh)
+    frozen = task.frozen(load_objective)
+    feed, program = Feed(experiment, rows, task, mesh), Program(experiment, task, mesh, frozen)
     fresh = program.init_params(experiment.train.seed)
-    params = jax.device_get(task.begin(fresh, (), Loaded(source.objective, source.params)))
+    params = jax.device_get(task.begin(fresh, frozen, Loaded(source.objective, source.params)))
     state = program.begin(params)
 
     def ours() -> float:
         nonlocal state
         start = time.perf_counter()
         for batch in itertools.islice(feed.after(0), steps):
-            state, _ = program.train_step(state, batch, ())
+            state, _ = program.train_step(state, batch, program.frozen)
         jax.block_until_ready(state)
         return time.perf_counter() - start
 
@@ -111,15 +69,17 @@ def bench_finetune(
         name, theirs = _trainer(experiment, task, params, source, [examples[i].arrays for i in chosen], steps)
         report(f"First run of the peer: {theirs():,.1f} s")
         sides.append(theirs)
-    seconds: list[list[float]] = [[] for _ in sides]
-    for _ in range(ROUNDS):
-        for side, timed in zip(sides, seconds, strict=True):
-            timed.append(side())
-    return FinetuneBench(
-        task=task.name, model=type(task.model).__name__, device=jax.devices()[0].device_kind,
-        batch_size=experiment.train.batch_size, length=experiment.data.length, steps=steps, seconds=seconds[0],
-        peer=name, peer_seconds=seconds[1] if peer else [],
+    seconds = in_turns(sides)
+    t, device = experiment.train, jax.devices()[0].device_kind
+    heading = (
+        f"{task.name} with a {type(task.model).__name__}, {steps} batches of {t.batch_size} rows of at most "
+        f"{experiment.data.length} tokens, {device}"
     )
+    facts = dict(
+        task=task.name, model=type(task.model).__name__, device=device, batch_size=t.batch_size,
+        length=experiment.data.length, steps=steps,
+    )
+    return Rounds(heading, "rows", t.batch_size * steps, facts, seconds[0], name, seconds[1] if peer else [])
 
 
 def _labels(task: Task, example: Arrays) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.analysis.bench import ROUNDS, Report
+from jaxlm.analysis.bench import Report
 from jaxlm.analysis.plan import described, published_vocabulary
+from jaxlm.analysis.rounds import Rounds, in_turns
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
@@ -20,54 +19,10 @@ from jaxlm.objectives.base import Generator
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
-@dataclasses.dataclass(frozen=True)
-class GenerationBench:
-    """Seconds of each round in which `batch_size` prompts of `prompt` tokens get `new_tokens` each."""
-
-    objective: str
-    device: str
-    dtype: str
-    batch_size: int
-    prompt: int
-    new_tokens: int
-    vocabulary: str
-    seconds: list[float]
-    peer: str | None = None
-    peer_seconds: list[float] = dataclasses.field(default_factory=list)
-
-    def tokens_per_second(self, seconds: list[float]) -> float:
-        return self.batch_size * self.new_tokens / statistics.median(seconds)
-
-    @property
-    def ratio(self) -> float | None:
-        """Ours over the peer's tokens a second: the median over rounds, each of which timed both."""
-        pairs = zip(self.peer_seconds, self.seconds, strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs) if self.peer else None
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {
-            "tokens_per_second": self.tokens_per_second(self.seconds),
-            "peer_tokens_per_second": self.tokens_per_second(self.peer_seconds) if self.peer else None,
-            "ratio": self.ratio,
-        }
-
-    def report(self) -> str:
-        """The result as text for a terminal."""
-        lines = [
-            f"{self.objective}, greedy, {self.batch_size} prompts of {self.prompt} tokens, {self.new_tokens} new ones "
-            f"each, {self.vocabulary}; {self.dtype}, {self.device}; medians of {len(self.seconds)} rounds", "",
-            f"{'':<36}{'new tokens/s':>14}{'seconds':>10}",
-        ]
-        for name, seconds in (("jaxlm", self.seconds), (self.peer, self.peer_seconds)):
-            if name:
-                lines.append(f"{name:<36}{self.tokens_per_second(seconds):>14,.1f}{statistics.median(seconds):>10,.2f}")
-        return "\n".join(lines + ([f"ratio{self.ratio:>45.2f}"] if self.peer else []))
-
-
 def bench_generate(
     experiment: Experiment, new_tokens: int, peer: str | None = None, report: Report = print,
     vocabulary: Vocabulary | None = None,
-) -> GenerationBench:
+) -> Rounds:
     """Times greedy generation with fresh parameters: as many prompts as the batch size, of random tokens, half of the
     sequence length long; none stops. The first run, which compiles, does not count. UserError where the model writes no
     text, or the peer cannot be had."""
@@ -93,15 +48,17 @@ def bench_generate(
         sides.append(theirs)
     for side in sides:
         report(f"First run: {side():,.1f} s")
-    seconds: list[list[float]] = [[] for _ in sides]
-    for _ in range(ROUNDS):
-        for side, timed in zip(sides, seconds, strict=True):
-            timed.append(side())
-    return GenerationBench(
-        objective=type(objective).__name__, device=jax.devices()[0].device_kind, dtype=objective.model.dtype,
-        batch_size=rows, prompt=prompt, new_tokens=new_tokens, vocabulary=described(experiment.objective, vocabulary),
-        seconds=seconds[0], peer=name, peer_seconds=seconds[1] if peer else [],
+    seconds = in_turns(sides)
+    named, device = described(experiment.objective, vocabulary), jax.devices()[0].device_kind
+    heading = (
+        f"{type(objective).__name__}, greedy, {rows} prompts of {prompt} tokens, {new_tokens} new ones each, {named}; "
+        f"{objective.model.dtype}, {device}"
     )
+    facts = dict(
+        objective=type(objective).__name__, device=device, dtype=objective.model.dtype, batch_size=rows, prompt=prompt,
+        new_tokens=new_tokens, vocabulary=named,
+    )
+    return Rounds(heading, "tokens", rows * new_tokens, facts, seconds[0], name, seconds[1] if peer else [])
 
 
 def _peer(objective: Any, prompts: list[list[int]], new_tokens: int) -> tuple[str, Callable[[], float]]:

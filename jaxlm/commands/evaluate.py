@@ -50,8 +50,7 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
     from jaxlm.fields import marks_of
     from jaxlm.runs.load import load_model
     from jaxlm.tasks.base import Task
-    from jaxlm.tasks.finetune import evaluate
-    from jaxlm.tasks.rows import experiment_of
+    from jaxlm.tasks.finetune import evaluate, experiment_of
 
     loaded = load_model(path)
     task = loaded.objective

@@ -173,12 +173,16 @@ class Classification(Task):
             logits, language = self._with_language_model(params, inputs, weights, key)
         else:
             logits, language = self._logits(params, inputs, key), {}
+        return self._label_terms(logits, label, weights) | language
+
+    def _label_terms(self, logits: jax.Array, label: jax.Array, weights: jax.Array) -> Terms:
+        """logits: [rows, classes]; label: [rows] ids of classes, or numbers."""
         if self.target == "number":
-            return {"task_loss": Term.of(jnp.square(logits[:, 0] - label), weights, 1.0)} | language
+            return {"task_loss": Term.of(jnp.square(logits[:, 0] - label), weights, 1.0)}
         return {
             "task_loss": Term.of(cross_entropy(logits, label), weights, 1.0),
             "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
-        } | language
+        }
 
     def _inputs(self, example: Arrays) -> Inputs:
         """The texts, both orders of a pair one after another."""

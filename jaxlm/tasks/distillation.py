@@ -45,10 +45,10 @@ class DistilledClassification(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         weights = (self.soft_weight, self.hard_weight, self.layer_weight)
-        if self.temperature <= 0 or min(weights) < 0 or max(weights) == 0 or self.both_orders:
+        if self.temperature <= 0 or min(weights) < 0 or not any(weights) or self.both_orders or self.lm_coefficient:
             raise UserError(
                 "objective.temperature must be above 0, soft_weight, hard_weight and layer_weight at least 0 and not "
-                "all 0, and both_orders False."
+                "all 0, both_orders False and lm_coefficient 0."
             )
 
     @property
@@ -91,18 +91,18 @@ class DistilledClassification(Classification):
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         weights, inputs = self.weights(example), self._inputs(example)
-        terms = super().loss(params, example, key, train)
+        ours = self._logits(params, inputs, key if train else None)
+        terms = self._label_terms(ours, example["label"], weights)
         terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
         if self.soft_weight:
             theirs = jax.lax.stop_gradient(frozen.objective.predict(frozen.params, example)["logits"])
-            ours = self._logits(params, inputs, key if train else None)
             terms["soft_loss"] = Term.of(self._difference(ours, theirs), weights, self.soft_weight)
         if self.layer_weight:
             read = [inputs[name] for name in INPUTS]
             hidden = jax.lax.stop_gradient(frozen.objective.model.encode_all(frozen.params, *read))
-            ours = self.model.encode_all(params, *read, dropout_key=key if train else None)
+            states = self.model.encode_all(params, *read, dropout_key=key if train else None)
             mask = read[2] * (weights[:, None] > 0)
-            errors = layer_terms(ours, hidden, lambda x: self._projection(params["projection_to_teacher"], x), mask)
+            errors = layer_terms(states, hidden, lambda x: self._projection(params["projection_to_teacher"], x), mask)
             terms |= {name: term._replace(coefficient=self.layer_weight) for name, term in errors.items()}
         return terms
 

@@ -17,6 +17,7 @@ from jaxlm.models.t5 import T5
 from jaxlm.runs.folder import newest_step
 from jaxlm.runs.load import LoadedModel, load_model
 from jaxlm.runs.pretrain import pretrain, why_finished
+from jaxlm.systems import TASKS
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.families import params_of
 from jaxlm.tasks.text_to_text import TextToText
@@ -89,6 +90,15 @@ def written(task: Task) -> TextToText:
     if not isinstance(task, Task):
         raise UserError("the configuration is of pretraining, not of a task; choose a preset of configs/tasks.")
     return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=task.longest_text)
+
+
+def experiment_of(path: str | Path, task: Task) -> Experiment:
+    """The configuration of a run, or of a Transformers folder: the task, and rows of its form."""
+    config = Path(path) / "config.json"
+    if (Path(path) / "checkpoints").is_dir():
+        return load_config(config)
+    length = getattr(task.model, "max_positions", 512)
+    return Experiment(objective=task, data=dict(TASKS)[type(task)](length=min(length, 512)))
 
 
 def evaluate(

@@ -17,8 +17,6 @@ from jaxlm.tasks.in_context import evaluate, run
 from jaxlm.tasks.prompts import fill, read_examples, read_task
 from tests.inference.test_score import side
 
-pytest.importorskip("jaxlm.tasks.tables")
-
 ROWS = [
     {"text": "abc ade", "label": "0", "pieces": ["abx", "aby ab"], "answers": ["aca", "acb ab"]},
     {"text": "bbc", "label": "1", "pieces": ["bbx", "bby ab", "bbk"], "answers": ["bca"]},
@@ -105,7 +103,6 @@ def test_shots_stand_before_the_prompt(prompt_file):
 
 
 def test_free_answers(gpt2, t5, prompt_file, tmp_path):
-    pytest.importorskip("jaxlm.tasks.metrics")
     fields = dict(kind="generate", prompt="Say {text}:", answer="answers", max_new_tokens=6, stop=["zzz"], shots=1)
     for model, ours, path in (gpt2, t5):
         metrics = ["exact_match", "f1", "rouge", "bleu"]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lm_eval")
-
 from tests.inference.test_score import side
 
 TASKS = {
