@@ -14,8 +14,8 @@ Runner = Callable[[], float]
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """What was timed. heading: what was done, for people. unit: what is counted ("rows"). amount: how many of it a round
-    has. facts: what was done, for JSON. seconds: of each round."""
+    """What was timed. heading: what was done, for people. unit: what is counted ("rows"). amount: how many units a
+    round has. facts: what was done, for JSON. seconds: of each round."""
 
     heading: str
     unit: str
