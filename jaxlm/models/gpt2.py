@@ -110,11 +110,6 @@ class Gpt2(Decoder):
         segment_ids: Int[Array, "batch length"] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch length hidden"]:
-        """Hidden states after the final norm. A token sees those before it, and itself.
-
-        segment_ids confine attention to each document of a packed row and restart its positions. They serve for padding
-        too: an attention mask of ones and zeros is a row of documents 1 and 0. A dropout_key turns dropout on.
-        """
         one_document = jnp.arange(input_ids.shape[1])[None, :]
         positions = one_document if segment_ids is None else document_positions(segment_ids)
         rngs = None if dropout_key is None else {"dropout": dropout_key}

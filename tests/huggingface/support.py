@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import string
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,9 @@ import transformers
 
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.huggingface.table import Table
+from jaxlm.models.decoder import Decoder
 from jaxlm.objectives.base import Params
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.training.optimizers import make_schedule, weight_decay_mask
 
@@ -88,6 +92,26 @@ def torch_outputs(model: torch.nn.Module, inputs: dict[str, np.ndarray]):
 def real(values: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Only the positions that hold tokens: what a model gives for padding means nothing."""
     return np.asarray(values)[inputs["attention_mask"] > 0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decoder_logits(model: Decoder, params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+    return model.predict_tokens(params, model.decode_hidden(params, input_ids, attention_mask))
+
+
+def decoder_difference(
+    objective: CausalLM, params: Params, theirs: torch.nn.Module, length: int, padded: bool
+) -> float:
+    """Between both sides' logits for three rows; with `padded` of different lengths, one of them a single token."""
+    rng = np.random.default_rng(length)
+    sizes = np.maximum(1, [length, length // 2, 1]) if padded else np.full(3, length)
+    mask = (np.arange(length)[None, :] < sizes[:, None]).astype(np.int64)
+    inputs = {"input_ids": rng.integers(0, objective.vocabulary.size, (3, length)) * mask, "attention_mask": mask}
+    ours = decoder_logits(objective.model, params, *map(jnp.asarray, inputs.values()))
+    with torch.no_grad():
+        other = theirs(**{key: torch.from_numpy(value) for key, value in inputs.items()}).logits.numpy()
+    assert np.abs(other).max() > 0.3  # agreement on zeros would say nothing
+    return float(np.abs(real(ours, inputs) - real(other, inputs)).max())
 
 
 def load_into(theirs: torch.nn.Module, table: Table, params: Params) -> torch.nn.Module:

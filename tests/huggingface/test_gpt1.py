@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -24,7 +23,7 @@ from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import read_json, real
+from tests.huggingface.support import decoder_difference, read_json
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -53,23 +52,6 @@ def save(name: str, tokenizer: Tokenizer, folder, **changes):
     return model, folder
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def our_logits(model, params, input_ids, attention_mask):
-    return model.predict_tokens(params, model.decode_hidden(params, input_ids, attention_mask))
-
-
-def difference(objective, params, model, length: int, padded: bool) -> float:
-    rng = np.random.default_rng(length)
-    sizes = np.maximum(1, [length, length // 2, 1]) if padded else np.full(3, length)
-    mask = (np.arange(length)[None, :] < sizes[:, None]).astype(np.int64)
-    batch = {"input_ids": rng.integers(0, objective.vocabulary.size, (3, length)) * mask, "attention_mask": mask}
-    ours = our_logits(objective.model, params, *map(jnp.asarray, batch.values()))
-    with torch.no_grad():
-        theirs = model(**{key: torch.from_numpy(value) for key, value in batch.items()}).logits.numpy()
-    assert np.abs(theirs).max() > 0.3  # agreement on zeros would say nothing
-    return float(np.abs(real(ours, batch) - real(theirs, batch)).max())
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_logits_both_ways(name, tmp_path, tokenizer):
     model, folder = save(name, tokenizer, tmp_path / "hf")
@@ -77,12 +59,12 @@ def test_logits_both_ways(name, tmp_path, tokenizer):
     objective, params = imported.objective, imported.params
     assert type(objective.model) is Gpt1 and imported.fresh == []
     for length, padded in BATCHES:
-        assert difference(objective, params, model, length, padded) < TOLERANCE
+        assert decoder_difference(objective, params, model, length, padded) < TOLERANCE
     export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(steps=3))
     again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(again) is transformers.OpenAIGPTLMHeadModel
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    assert difference(objective, params, again.eval(), 33, True) < TOLERANCE
+    assert decoder_difference(objective, params, again.eval(), 33, True) < TOLERANCE
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in ("aks the tree,", "옛날에 🙂", ""):
         assert theirs(text)["input_ids"] == tokenizer.encode(text)

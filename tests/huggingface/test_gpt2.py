@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -21,7 +19,7 @@ from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from tests.huggingface.support import read_json, real
+from tests.huggingface.support import decoder_difference, read_json
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -86,27 +84,6 @@ def random_params(objective: CausalLM, seed: int = 0):
     return jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
 
 
-def inputs(tokenizer: Tokenizer, length: int, padded: bool) -> dict[str, np.ndarray]:
-    """Three rows; with `padded` of different lengths, one of them a single token."""
-    rng = np.random.default_rng(length)
-    sizes = np.maximum(1, [length, length // 2, 1]) if padded else np.full(3, length)
-    mask = (np.arange(length)[None, :] < sizes[:, None]).astype(np.int64)
-    return {"input_ids": rng.integers(0, tokenizer.vocabulary.size, (3, length)) * mask, "attention_mask": mask}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def our_logits(model, params, input_ids, attention_mask):
-    return model.predict_tokens(params, model.decode_hidden(params, input_ids, attention_mask))
-
-
-def difference(objective, params, model, batch) -> float:
-    ours = our_logits(objective.model, params, jnp.asarray(batch["input_ids"]), jnp.asarray(batch["attention_mask"]))
-    with torch.no_grad():
-        theirs = model(**{key: torch.from_numpy(value) for key, value in batch.items()}).logits.numpy()
-    assert np.abs(theirs).max() > 0.3  # agreement on zeros would say nothing
-    return float(np.abs(real(ours, batch) - real(theirs, batch)).max())
-
-
 BATCHES = [(7, False), (7, True), (33, True)]
 
 
@@ -117,7 +94,7 @@ def test_import_gives_their_logits(name, tmp_path, tokenizer):
     assert imported.fresh == [] and imported.architecture == "GPT2LMHeadModel"
     assert imported.objective.vocabulary.eos == tokenizer.vocabulary.eos
     for length, padded in BATCHES:
-        assert difference(imported.objective, imported.params, model, inputs(tokenizer, length, padded)) < TOLERANCE
+        assert decoder_difference(imported.objective, imported.params, model, length, padded) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -129,7 +106,7 @@ def test_export_loads_with_our_logits(name, tmp_path, tokenizer):
     assert isinstance(model, transformers.GPT2LMHeadModel)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     for length, padded in BATCHES:
-        assert difference(objective, params, model.eval(), inputs(tokenizer, length, padded)) < TOLERANCE
+        assert decoder_difference(objective, params, model.eval(), length, padded) < TOLERANCE
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in ("the man in the  can", "옛날에 🙂", ""):
         assert theirs(text)["input_ids"] == tokenizer.encode(text)
@@ -162,7 +139,7 @@ def test_older_files(tmp_path, tokenizer):
     tensors |= {f"h.{i}.attn.bias": np.tri(40, dtype=np.float32)[None, None] for i in range(2)}
     save_file(tensors, folder / "model.safetensors")
     imported = import_folder(folder)
-    assert difference(imported.objective, imported.params, model, inputs(tokenizer, 9, True)) < TOLERANCE
+    assert decoder_difference(imported.objective, imported.params, model, 9, True) < TOLERANCE
 
 
 @pytest.mark.parametrize("key, value", [

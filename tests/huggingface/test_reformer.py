@@ -5,7 +5,6 @@ Nothing of theirs is replaced: with their `hash_seed` the rotations of both are 
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 
@@ -27,7 +26,7 @@ from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import read_json, real
+from tests.huggingface.support import decoder_difference, decoder_logits, read_json
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -69,23 +68,6 @@ def save(sizes: dict, tokenizer: Tokenizer, folder, **changes):
     return model, folder
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def our_logits(model, params, input_ids, attention_mask):
-    return model.predict_tokens(params, model.decode_hidden(params, input_ids, attention_mask))
-
-
-def difference(objective, params, model, length: int, padded: bool) -> float:
-    rng = np.random.default_rng(length)
-    sizes = np.maximum(1, [length, length // 2, 1]) if padded else np.full(3, length)
-    mask = (np.arange(length)[None, :] < sizes[:, None]).astype(np.int64)
-    batch = {"input_ids": rng.integers(0, objective.vocabulary.size, (3, length)) * mask, "attention_mask": mask}
-    ours = our_logits(objective.model, params, *map(jnp.asarray, batch.values()))
-    with torch.no_grad():
-        theirs = model(**{key: torch.from_numpy(value) for key, value in batch.items()}).logits.numpy()
-    assert np.abs(theirs).max() > 0.3  # agreement on zeros would say nothing
-    return float(np.abs(real(ours, batch) - real(theirs, batch)).max())
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_logits_both_ways(name, tmp_path, tokenizer):
     model, folder = save(SIZES[name], tokenizer, tmp_path / "hf")
@@ -93,12 +75,12 @@ def test_logits_both_ways(name, tmp_path, tokenizer):
     objective, params = imported.objective, imported.params
     assert type(objective.model) is Reformer and imported.fresh == []
     for length, padded in BATCHES:
-        assert difference(objective, params, model, length, padded) < TOLERANCE
+        assert decoder_difference(objective, params, model, length, padded) < TOLERANCE
     export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(steps=3))
     again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(again) is transformers.ReformerModelWithLMHead
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    assert difference(objective, params, again.eval(), 50, True) < TOLERANCE
+    assert decoder_difference(objective, params, again.eval(), 50, True) < TOLERANCE
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in ("aks the tree,", "옛날에 🙂", ""):
         assert theirs(text)["input_ids"] == tokenizer.encode(text)
@@ -120,7 +102,7 @@ def test_logits_of_random_sizes(seed, tmp_path, tokenizer):
     )
     model, folder = save(sizes, tokenizer, tmp_path / "hf")
     imported = import_folder(folder)
-    assert difference(imported.objective, imported.params, model, draw(20, 40), bool(seed % 2)) < TOLERANCE
+    assert decoder_difference(imported.objective, imported.params, model, draw(20, 40), bool(seed % 2)) < TOLERANCE
 
 
 def test_loss_and_gradients(tmp_path, tokenizer):
@@ -179,7 +161,7 @@ def test_an_older_files_bias_is_added(tmp_path, tokenizer):
     imported = import_folder(folder)
     with torch.no_grad():
         expected = model(torch.ones((1, 5), dtype=torch.int64)).logits.numpy() + 1
-    found = our_logits(imported.objective.model, imported.params, *[jnp.ones((1, 5), jnp.int32)] * 2)
+    found = decoder_logits(imported.objective.model, imported.params, *[jnp.ones((1, 5), jnp.int32)] * 2)
     assert np.abs(found - expected).max() < TOLERANCE
 
 
