@@ -18,7 +18,8 @@ from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.layers.attention import in_band
 from jaxlm.objectives.causal_lm import CausalLM
-from tests.huggingface.test_gpt2 import bpe_files, difference, inputs, tokenizer  # noqa: F401 - fixtures
+from tests.huggingface.support import decoder_difference
+from tests.huggingface.test_gpt2 import bpe_files, tokenizer  # noqa: F401 - fixtures
 
 SMALL = Gpt3(
     vocab_size=61, hidden_size=24, num_layers=4, num_heads=3, intermediate_size=96, max_positions=48, band=5
@@ -141,7 +142,7 @@ def test_dense_models_are_exported_as_gpt2_and_banded_ones_refused(tmp_path, tok
     export_folder(tmp_path / "out", objective, weights, tokenizer, ModelCard())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert type(theirs) is transformers.GPT2LMHeadModel
-    assert difference(objective, weights, theirs, inputs(tokenizer, 33, True)) < 1e-4
+    assert decoder_difference(objective, weights, theirs, 33, True) < 1e-4
     assert type(import_folder(tmp_path / "out").objective.model) is Gpt2
     banded = dataclasses.replace(objective, model=dataclasses.replace(model, band=5))
     with pytest.raises(UserError, match=r"objective\.model\.band 0 can be exported"):
