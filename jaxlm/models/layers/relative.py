@@ -44,12 +44,15 @@ def by_key(
         # Row i has to move i places to the right: as if each row had one column less (Dai et al. 2019, appendix B).
         flat = scores.reshape(batch, heads, distances, queries)[:, :, 1:]
         return flat.reshape(batch, heads, queries, distances - 1)[..., :keys]
-    first = distances - keys - positions
-
-    def cut(row: jax.Array, start: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(row, start, keys, axis=1)
-
-    return jax.vmap(jax.vmap(cut, in_axes=(1, 0), out_axes=1))(scores, first)
+    # Row i has to move by a number of its own. As many moves for all or none halve what is left to move; a gather of
+    # one slice a row would be a loop over rows on a TPU.
+    first, most = distances - keys - positions, distances - keys
+    while most:
+        step = (most + 1) // 2
+        moves = first >= step
+        scores = jnp.where(moves[:, None, :, None], scores[..., step:], scores[..., :-step])
+        first, most = first - step * moves, most - step
+    return scores
 
 
 class RelativeAttention(nn.Module):
@@ -86,11 +89,12 @@ class RelativeAttention(nn.Module):
             return self.param(name, kernel_init(c), shape, jnp.float32).astype(c.dtype)
 
         query, key, value = heads("query", x), heads("key", source), heads("value", source)
-        position = heads("position", distances)[is_backward]
-        products = dict(preferred_element_type=jnp.float32)
-        by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position, **products)
+        forward, backward = heads("position", distances)
+        # A gather of one of two would have a loop over the rows for a gradient.
+        position = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
+        by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position)
         bias = by_key(by_distance, queries.positions, source.shape[1])
-        by_segment = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2), **products)
+        by_segment = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2))
         bias += jnp.where(queries.is_other[:, None], by_segment[1, ..., None], by_segment[0, ..., None])
         y = attend(
             query + vectors("content_bias"), key, value, mask=queries.visible[:, None], bias=bias * c.attention_scale,
