@@ -34,7 +34,8 @@ FILES = {
     "summarise": ("scitldr/train.jsonl.gz", "scitldr/dev.jsonl.gz"),
     "translate": ("tatoeba_en_fr/train.tsv.gz", ""),
 }
-"""Preset → rows to train on, rows to evaluate on; without these a share of the others (`HELD_OUT`)."""
+"""Preset → rows to train on, rows to evaluate on. Where the second is empty, HELD_OUT's share of the first is held out,
+else a tenth."""
 HELD_OUT = {"sst2": 0.02, "nsmc": 0.03, "squad": 0.06, "translate": 0.01}
 
 
@@ -70,7 +71,8 @@ def row(task: str, model: str, runs: Path, options: argparse.Namespace, flags: l
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return f"| {task} | {name} | – | {done.stderr.strip().splitlines()[-1]} | – |"
+        why = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        return f"| {task} | {name} | – | {why[-1]} | – |"
     result = json.loads(done.stdout)
     spread = result.get("deviations", {})
     metrics = ", ".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxlm.errors import UserError
@@ -29,9 +30,11 @@ def config_parser(program: str, description: str | None) -> Parser:
     return parser
 
 
-def read_config(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, Experiment]:
-    """(the command's own options, the Experiment of CONFIG with the flags applied). Without CONFIG: prints the options
-    and exits."""
+def read_config(
+    parser: Parser, arguments: list[str], settle: Callable[[argparse.Namespace, Experiment], Experiment] | None = None
+) -> tuple[argparse.Namespace, Experiment]:
+    """(the command's own options, the Experiment of CONFIG with the flags applied). settle: what the options change in
+    it before the flags do. Without CONFIG: prints the options and exits."""
     if not arguments or arguments[0] in ("-h", "--help"):
         parser.print_help()
         raise SystemExit(0)
@@ -41,7 +44,9 @@ def read_config(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespac
     from jaxlm.config.flags import override
     from jaxlm.config.presets import load_preset
 
-    return options, override(load_preset(options.config), rest, f"{parser.prog} {options.config}")
+    experiment = load_preset(options.config)
+    experiment = settle(options, experiment) if settle else experiment
+    return options, override(experiment, rest, f"{parser.prog} {options.config}")
 
 
 def start_jax() -> None:

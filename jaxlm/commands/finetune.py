@@ -5,6 +5,7 @@ Trains a task from a pretrained model, or resumes if the run folder has a checkp
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -26,17 +27,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model")
     parser.add_argument("--predictions", default=None, help="file for the answers to the held-out rows")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--as-text", action="store_true", help="let a decoder write the answer (T5 always does)")
+    parser.add_argument("--as-text", action="store_true",
+                        help="let a decoder write the answer (T5 always does); flags are then text to text's")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train N times, in run folders of their own")
-    options, experiment = read_config(parser, arguments)
+    options, experiment = read_config(parser, arguments, as_text)
     config = Path(options.config)
     run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
     start_jax()
     from jaxlm.commands.evaluate import evaluate_run, print_result
-    from jaxlm.tasks.finetune import finetune, is_finished, written
+    from jaxlm.tasks.finetune import finetune, is_finished
 
-    if options.as_text:
-        experiment = dataclasses.replace(experiment, objective=written(experiment.objective))
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         results = []
         for seed, folder in seeds_of(experiment, run_dir, options.seeds):
@@ -46,7 +46,8 @@ def main(arguments: list[str]) -> int:
                 return 0
             if not figures:
                 print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
-                return 0
+                results.append({"task": experiment.objective.name, "metrics": {}, "examples": 0})
+                continue
             name = options.predictions
             if name and options.seeds > 1:
                 name = str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}"))
@@ -54,6 +55,16 @@ def main(arguments: list[str]) -> int:
     result = results[0] if len(results) == 1 else mean_of(results)
     print(json.dumps(result)) if options.json else print_result(result)
     return 0
+
+
+def as_text(options: argparse.Namespace, experiment: Experiment) -> Experiment:
+    """The experiment, with its task written as text where that was asked for."""
+    if not options.as_text:
+        return experiment
+    from jaxlm.tasks.finetune import written
+
+    half = experiment.data.length // 2  # a decoder has its text and its answer in one row
+    return dataclasses.replace(experiment, objective=written(experiment.objective, half))
 
 
 def seeds_of(experiment: Experiment, run_dir: Path, count: int) -> list[tuple[int, Path]]:

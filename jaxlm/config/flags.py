@@ -58,7 +58,8 @@ def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[
 
         return dataclasses.replace(spec, instantiate=instantiate, fields=shown)
 
-    config = (tyro.conf.FlagConversionOff,)
+    # A default decides which class a field of several has; a command of its own for each would take its flags away.
+    config = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)
     return tyro.cli(
         Experiment, args=arguments, default=experiment, prog=program, config=config, registry=registry,
         return_unknown_args=True,

@@ -25,7 +25,8 @@ _SPLIT_KEY = 0x73706C6974
 _ORDER_KEY = 0x6F72646572
 _POOL = 32  # batches whose rows are sorted by length together
 BUCKETS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Lengths of batches, as shares of `--data.length`, up to a multiple of 8: the step is compiled once for each."""
+"""Lengths of batches, as shares of `--data.length`, rounded up to a multiple of 8: the step is compiled once for
+each."""
 
 Arrays = dict[str, np.ndarray]
 

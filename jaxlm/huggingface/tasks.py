@@ -120,7 +120,8 @@ def imported(base: Family, architecture: str) -> Family:
 
 def _model(base: Family, task: Task) -> TransformersModel:
     model_class = next(cls for cls in type(task.model).__mro__ if cls in FAMILIES)
-    head = HEADS.get((type(task), model_class))
+    kind = next((cls for cls in type(task).__mro__ if cls in USES), None)  # of a distilled model its plain task
+    head = HEADS.get((kind, model_class))
     if head is None or getattr(task, "both_orders", False):
         what = " that reads a pair in both orders" if head else ""
         raise UserError(
@@ -128,9 +129,9 @@ def _model(base: Family, task: Task) -> TransformersModel:
             "cannot be exported."
         )
     main = base.models(pretraining(task))[0]
-    auto_class, use = USES[type(task)]
+    auto_class, use = USES[kind]
     return TransformersModel(
-        head.architecture, auto_class, main.config | _config(task, head), _table(main.table, task, head),
+        head.architecture, auto_class, main.config | _config(kind, task, head), _table(main.table, task, head),
         pipeline_tag=use,
     )
 
@@ -151,11 +152,12 @@ def _table(main: Table, task: Task, head: Head) -> Table:
     names = {entry.theirs for entry in kept}
     return Table(
         entries=tuple(kept), prefix=main.prefix, old_endings=main.old_endings,
-        ignored=tuple(name for name in left_out if name not in names), private=("kind_classifier",),
+        ignored=tuple(name for name in left_out if name not in names),
+        private=("kind_classifier", "projection_to_teacher"),
     )
 
 
-def _config(task: Task, head: Head) -> dict[str, Any]:
+def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
     template, v = task.template, task.vocabulary
     config: dict[str, Any] = {"classifier_dropout": task.classifier_dropout, **head.config}
     if isinstance(task.model, Xlnet):
@@ -169,7 +171,7 @@ def _config(task: Task, head: Head) -> dict[str, Any]:
     if isinstance(task, Classification):
         is_number = task.target == "number"
         config["problem_type"] = "regression" if is_number else "single_label_classification"
-    settings = {f.name: getattr(task, f.name) for f in _settings(type(task))
+    settings = {f.name: getattr(task, f.name) for f in _settings(kind)
                 if getattr(task, f.name) != f.default}
     return config | ({SETTINGS: settings} if settings else {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Self
 
 import jax
@@ -28,6 +29,7 @@ BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PAD_WORD, NUM_CHARACTERS = 256, 257,
 """Ids after the bytes 0 to 255; how many there are."""
 
 
+@functools.lru_cache(maxsize=2)
 def spell(vocabulary: Vocabulary) -> Int[np.ndarray, "vocab characters"]:
     """The characters of every word: its UTF-8 bytes between BEGIN_WORD and END_WORD, cut to WORD_LENGTH."""
     pieces = vocabulary.pieces or [f"w{number}" for number in range(vocabulary.size)]

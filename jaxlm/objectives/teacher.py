@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,14 @@ def load_teacher(objective: Objective, load: Callable[[str], Loaded], needs: tup
         )
     if missing := [name for name in needs if name not in teacher.params]:
         raise UserError(f"the teacher {path} has no {missing[0]}; choose a model with it, or train one.")
-    ours, theirs = objective.vocabulary, teacher.objective.vocabulary
+    require_same_text(path, teacher.objective, objective)
+    model = dataclasses.replace(teacher.objective.model, **student.computation)
+    return Loaded(dataclasses.replace(teacher.objective, model=model), {name: teacher.params[name] for name in needs})
+
+
+def require_same_text(path: str, teacher: Objective, student: Objective) -> None:
+    """UserError where the teacher cannot read all that the student reads, because of its vocabulary or positions."""
+    ours, theirs = student.vocabulary, teacher.vocabulary
     same = ours.size == theirs.size and (
         ours.is_stand_in or (ours.symbols == theirs.symbols and np.array_equal(ours.word_start, theirs.word_start))
     )
@@ -38,8 +46,27 @@ def load_teacher(objective: Objective, load: Callable[[str], Loaded], needs: tup
             f"the teacher {path} reads another vocabulary than the student; give the student that one: "
             f"--data.tokenizer {path}."
         )
-    model = dataclasses.replace(teacher.objective.model, **student.computation)
-    return Loaded(dataclasses.replace(teacher.objective, model=model), {name: teacher.params[name] for name in needs})
+    ours, theirs = (getattr(one.model, "max_positions", math.inf) for one in (student, teacher))
+    if theirs < ours:
+        raise UserError(
+            f"the teacher {path} has {theirs} positions and the student {ours}; choose a teacher with as many."
+        )
+
+
+def require_layers(path: str, teacher: Encoder, student: Encoder, hidden_size: int) -> None:
+    """UserError where the student's layers cannot learn from the teacher's. hidden_size: objective.teacher_hidden_size.
+    """
+    require_equal(path, teacher, student, "num_heads")
+    if teacher.hidden_size != hidden_size:
+        raise UserError(
+            f"the teacher {path} has hidden_size {teacher.hidden_size}; set objective.teacher_hidden_size to it, which "
+            f"is {hidden_size}."
+        )
+    if teacher.num_layers % student.num_layers:
+        raise UserError(
+            f"the teacher {path} has {teacher.num_layers} layers, which do not map onto the student's "
+            f"{student.num_layers}; choose an objective.model.num_layers that divides them."
+        )
 
 
 def require_equal(path: str, teacher: Any, student: Any, *names: str) -> None:

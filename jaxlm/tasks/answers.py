@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -20,14 +21,14 @@ from jaxlm.models.layers.dropout import dropout
 from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
-from jaxlm.tasks.base import Answer, Task, apply_dense
+from jaxlm.tasks.base import Answer, Task, apply_head
 from jaxlm.tasks.families import at_last_token, input_fill, inputs_of, synthetic_inputs
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 KINDS = ("span", "yes", "no", "unknown")
-"""What an answer is; all but the first only in CoQA."""
+"""What an answer is: yes and no only in CoQA; unknown: no answer here."""
 BEST = 20
 """Starts and ends of a window that are tried together, as in BERT's run_squad.py."""
 
@@ -48,7 +49,7 @@ class AnswerRows(LabelledData):
             try:
                 data = json.load(stream)["data"]
                 yield from (_squad(data, path) if self.form == "squad" else _coqa(data, path, self.history))
-            except (KeyError, TypeError, ValueError, RecursionError) as error:
+            except (KeyError, IndexError, AttributeError, TypeError, ValueError, RecursionError) as error:
                 if isinstance(error, UnicodeDecodeError):
                     raise
                 what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -61,12 +62,13 @@ def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record]:
             passage = paragraph["context"]
             for question in paragraph["qas"]:
                 place = f"{path}, question {question['id']}"
-                answers = [(answer["text"], answer["answer_start"]) for answer in question["answers"]]
+                given = question.get("answers")  # none in a file to predict
+                answers = [(answer["text"], answer["answer_start"]) for answer in given or []]
                 for text, start in answers:
                     _check_span(passage, text, start, place)
                 values = {
                     "question": question["question"], "passage": passage,
-                    "answers": [text for text, _ in answers],
+                    "answers": None if given is None else [text for text, _ in answers],
                     "start": answers[0][1] if answers else -1, "text": answers[0][0] if answers else "",
                     "kind": "span" if answers else "unknown",
                 }
@@ -267,7 +269,7 @@ class Answers(Task):
         if self.kinds:
             first = self.family.summary == "first"
             x = hidden[:, 0] if first else at_last_token(hidden, example["attention_mask"])
-            found["kind"] = apply_dense(params["kind_classifier"], x).astype(jnp.float32)
+            found["kind"] = apply_head(params["kind_classifier"], x)
         return found
 
     def predict(self, params: Params, example: Arrays) -> Arrays:
@@ -314,10 +316,9 @@ class Answers(Task):
 
     def as_text(self, record: Record) -> tuple[str, str]:
         """As T5 was fine-tuned; of a passage that is too long the end is not read."""
-        values = record.values
-        if self.kinds or values["kind"] == "span":
-            return f"question: {values['question']} context: {values['passage']}", values["answers"][0]
-        return f"question: {values['question']} context: {values['passage']}", "unanswerable"
+        values, golds = record.values, self.gold(record)
+        answer = "" if golds is None else golds[0] if golds else "unanswerable"
+        return f"question: {values['question']} context: {values['passage']}", answer
 
     def from_text(self, record: Record, text: str) -> Any:
         return "" if text == "unanswerable" and not self.kinds else text
@@ -327,17 +328,15 @@ class Answers(Task):
 
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         golds, texts = [self.gold(row) for row in records], [a.prediction for a in answers]
-        if self.kinds:
-            return {
-                "exact_match": _mean([left_out(metrics.exact_match, t, g) for t, g in zip(texts, golds, strict=True)]),
-                "f1": _mean([left_out(metrics.token_f1, t, g) for t, g in zip(texts, golds, strict=True)]),
-            }
         has_answer = [bool(gold) for gold in golds]
-        golds = [[text for text in gold if metrics.normalize_answer(text)] for gold in golds]
         measures = {"exact_match": metrics.exact_match, "f1": metrics.token_f1}
+        if self.kinds:
+            measures = {name: functools.partial(left_out, measure) for name, measure in measures.items()}
+        else:
+            golds = [[text for text in gold if metrics.normalize_answer(text)] for gold in golds]
         scores = {name: [m(t, g) for t, g in zip(texts, golds, strict=True)] for name, m in measures.items()}
         found = {name: _mean(values) for name, values in scores.items()}
-        if not self.no_answer:
+        if self.kinds or not self.no_answer:
             return found
         for name, values in scores.items():
             found[f"has_answer_{name}"] = _mean([v for v, has in zip(values, has_answer, strict=True) if has])
@@ -377,7 +376,7 @@ def best_threshold(null: Sequence[float], scores: Sequence[float], has_answer: S
 
 
 def left_out(measure: Any, prediction: str, golds: Sequence[str]) -> float:
-    """The mean over the gold answers of the measure against the others (CoQA's script), as people are scored."""
+    """The mean, over i, of the measure of the prediction against all gold answers but the i-th (CoQA's script)."""
     if len(golds) < 2:
         return measure(prediction, golds)
     return statistics.fmean(measure(prediction, [*golds[:i], *golds[i + 1 :]]) for i in range(len(golds)))

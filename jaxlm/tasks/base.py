@@ -19,7 +19,8 @@ from jaxlm.models.elmo import Elmo, spell
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.config import Computation, ComputeType
 from jaxlm.models.layers.dropout import dropout
-from jaxlm.objectives.base import Frozen, Line, Loaded, Objective, Params, adopt
+from jaxlm.models.layers.embeddings import logits
+from jaxlm.objectives.base import Frozen, Line, Loaded, Objective, Params, adopt, require_positions
 from jaxlm.tasks import families
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -96,9 +97,13 @@ class Task(Objective):
         return self
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        positions = getattr(self.model, "max_positions", None)
-        if positions is not None and length > positions:
-            raise UserError(f"data.length {length} is more than the model's {positions} positions; lower it.")
+        if not self.outputs:
+            raise UserError(
+                "this task has no labels, or no model that can do it; pass --init-from RUN_OR_HF_DIR with "
+                "--data.source FILE, or give a fine-tuned run."
+            )
+        if positions := getattr(self.model, "max_positions", None):
+            require_positions(length, positions)
         for role in self.template.needs:
             vocabulary.require(role, purpose="this model")
         return super().bind(vocabulary, length, statistics)
@@ -121,17 +126,17 @@ class Task(Objective):
         kernel = {"kernel": INIT_STD * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
         return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
 
+    def taken_over(self, source: Any, params: Params) -> Params:
+        """What training can begin with of the parameters of the objective `source`: those of the pretrained model (see
+        `families.params_of`), and its classifier if it was fine-tuned for the same task and labels."""
+        given = families.params_of(source, params)
+        same = isinstance(source, Task) and (source.name, source.labels) == (self.name, self.labels)
+        return given if same else {name: leaf for name, leaf in given.items() if name != "classifier"}
+
     def begin(self, params: Params, frozen: Frozen, source: Loaded | None) -> Params:
-        """The parameters of the pretrained model (see `families.params_of`), or of one fine-tuned before, with fresh
-        heads where it has none like these; rows of new symbols at the end of its embedding are fresh."""
-        if source is None:
-            return params
-        given = source.params
-        # Another objective's head of the same name and size would mean something else.
-        same = isinstance(source.objective, Task) and source.objective.labels == self.labels
-        if not same or type(source.objective) is not type(self):
-            given = {name: leaf for name, leaf in given.items() if name != "classifier"}
-        return adopt(params, _with_rows(given, params))
+        """The parameters of `source`, as `taken_over` leaves them, with fresh heads where it has none; rows of new
+        symbols at the end of its embedding are fresh."""
+        return params if source is None else adopt(params, _with_rows(source.params, params))
 
     def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:
         return batch
@@ -168,7 +173,7 @@ class Task(Objective):
 
     def classify(self, params: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:
         """Logits in float32."""
-        return apply_dense(params["classifier"], x).astype(jnp.float32)
+        return apply_head(params["classifier"], x)
 
     def token_logits(self, params: Params, inputs: families.Inputs, key: jax.Array | None) -> Array:
         """Logits of the classifier at each token, float32 [batch, length, outputs]."""
@@ -222,6 +227,11 @@ class Task(Objective):
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         """The task's metrics, by name."""
         raise NotImplementedError
+
+
+def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:
+    """x W + b in float32, also where x is of a narrower type, in which near logits would be equal."""
+    return logits(x, head["kernel"].T, head.get("bias"))
 
 
 def apply_dense(dense: Params, x: jax.Array) -> jax.Array:

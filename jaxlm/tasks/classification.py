@@ -52,7 +52,7 @@ class TextRows(LabelledData):
     """Column of the row's id; empty: the number of the row."""
 
     def read(self, path: str) -> Iterator[Record]:
-        columns = [name for name in (self.text_field, self.text_pair_field, self.label_field, self.id_field) if name]
+        columns = [self.text_field, *filter(None, (self.text_pair_field, self.label_field, self.id_field))]
         for number, (place, row) in enumerate(read_table(path, columns)):
             values = {"text": str(row[self.text_field]), "label": None}
             if self.label_field:
@@ -93,21 +93,14 @@ class TextEncoder:
 
     def _label(self, row: Record) -> np.ndarray:
         label = row.values["label"]
-        if label is None:  # a file to predict, without labels
-            return np.float32(0) if self.is_number else np.int32(0)
-        if not self.is_number:
-            if label not in self.labels:
-                raise UserError(
-                    f"{row.place}: the label {label!r} is not one of the training rows' ({', '.join(self.labels)}); "
-                    "mend or remove the line."
-                )
-            return np.int32(self.labels.index(label))
-        try:
-            if not math.isfinite(float(label)):
-                raise ValueError
-            return np.float32(label)
-        except ValueError:
-            raise UserError(f"{row.place}: the label {label!r} is no number; mend or remove the line.") from None
+        if self.is_number:
+            return np.float32(_number(row) or 0)
+        if label is not None and label not in self.labels:
+            raise UserError(
+                f"{row.place}: the label {label!r} is not one of the training rows' ({', '.join(self.labels)}); "
+                "mend or remove the line."
+            )
+        return np.int32(0 if label is None else self.labels.index(label))
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
         return input_fill(vocabulary)
@@ -116,6 +109,17 @@ class TextEncoder:
         shape = (rows, 2, length) if self.both_orders else (rows, length)
         label = np.zeros(rows, np.float32 if self.is_number else np.int32)
         return synthetic_inputs(shape, vocabulary) | {"label": label}
+
+
+def _number(row: Record) -> float | None:
+    """The label as a number; None where there is none. UserError for a label that is no number."""
+    label = row.values["label"]
+    try:
+        if label is not None and not math.isfinite(float(label)):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{row.place}: the label {label!r} is no number; mend or remove the line.") from None
+    return None if label is None else float(label)
 
 
 def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
@@ -162,8 +166,6 @@ class Classification(Task):
     def with_labels(self, records: Sequence[Record]) -> Self:
         if self.labels or self.target == "number":
             return self
-        if any(row.values["label"] is None for row in records):
-            raise UserError("--data.label-field is empty; name the column of the labels to learn.")
         return dataclasses.replace(self, labels=tuple(sorted({row.values["label"] for row in records})))
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
@@ -236,18 +238,21 @@ class Classification(Task):
             shares = np.exp(logits - logits.max())
             shares /= shares.sum()
             scores = dict(zip(self.labels, shares.tolist(), strict=True))
-            found.append(Answer(self.labels[int(logits.argmax())], scores))
+            found.append(Answer(self.labels[int(logits.argmax())], {"scores": scores}))
         return found
 
     def as_text(self, record: Record) -> tuple[str, str]:
-        """As T5 was fine-tuned (Raffel et al. 2019, appendix D); numbers to the next 0.2."""
+        """In the form of Raffel et al. 2019, appendix D, without the task's name, and with the data's own labels;
+        numbers to the next 0.2."""
         values = record.values
         texts = (
             f"sentence1: {values['text']} sentence2: {values['text_pair']}" if "text_pair" in values
             else f"sentence: {values['text']}"
         )
-        label = values["label"]
-        return texts, f"{round(float(label) * 5) / 5:.1f}" if self.target == "number" else label
+        label = self.gold(record)
+        if label is None:
+            return texts, ""
+        return texts, f"{round(label * 5) / 5:.1f}" if self.target == "number" else label
 
     def from_text(self, record: Record, text: str) -> Any:
         if self.target == "class":
@@ -258,13 +263,10 @@ class Classification(Task):
             return 0.0
 
     def gold(self, record: Record) -> Any:
-        label = record.values["label"]
-        return float(label) if self.target == "number" and label is not None else label
+        return _number(record) if self.target == "number" else record.values["label"]
 
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         predictions, gold = [a.prediction for a in answers], [self.gold(row) for row in records]
-        if None in gold:
-            return {}
         if self.target == "number":
             return {"pearson": metrics.pearson(predictions, gold), "spearman": metrics.spearman(predictions, gold)}
         return {

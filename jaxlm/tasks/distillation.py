@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxlm.data.labelled import Arrays
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
+from jaxlm.models.layers.config import Computation
 from jaxlm.objectives.base import Frozen, Loaded, Params, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
-from jaxlm.tasks.base import Task
+from jaxlm.objectives.teacher import require_layers, require_same_text
 from jaxlm.tasks.classification import INPUTS, Classification
 
 
@@ -69,38 +69,41 @@ class DistilledClassification(Classification):
                 f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
                 "with the same preset."
             )
-        theirs, ours = teacher.objective.vocabulary, self.vocabulary
-        if theirs.size != ours.size or not np.array_equal(theirs.word_start, ours.word_start):
-            raise UserError(f"the teacher {self.teacher} reads another vocabulary than the student.")
-        if self.layer_weight:
-            self._check_layers(teacher.objective)
-        model = dataclasses.replace(teacher.objective.model, **self.model.computation)
-        return Loaded(dataclasses.replace(teacher.objective, model=model), teacher.params)
-
-    def _check_layers(self, teacher: Task) -> None:
-        theirs, ours = teacher.model, self.model
-        if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
-            raise UserError("objective.layer_weight is for encoders; set it to 0.")
-        if theirs.num_heads != ours.num_heads or theirs.num_layers % ours.num_layers:
+        if teacher.objective.both_orders:
+            raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
+        theirs, ours = teacher.objective.model, self.model
+        for model in (theirs, ours):
+            if not isinstance(model, Computation):
+                raise UserError(f"a {type(model).__name__} can be neither teacher nor student; choose a transformer.")
+        require_same_text(self.teacher, teacher.objective, self)
+        around = [(task.template.single, task.template.pair) for task in (teacher.objective, self)]
+        if around[0] != around[1]:  # the teacher reads the student's rows
             raise UserError(
-                f"the teacher {self.teacher} has {theirs.num_layers} layers of {theirs.num_heads} heads, which do not "
-                f"map onto the student's {ours.num_layers} of {ours.num_heads}; choose another or set layer_weight 0."
+                f"the teacher {self.teacher} is a {type(theirs).__name__}, around whose texts other symbols stand than "
+                f"around those of a {type(ours).__name__}; choose another teacher."
             )
-        if theirs.hidden_size != self.teacher_hidden_size:
-            raise UserError(f"set objective.teacher_hidden_size to the teacher's, {theirs.hidden_size}.")
+        if self.layer_weight:
+            if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
+                raise UserError("objective.layer_weight is for encoders; set it to 0.")
+            require_layers(self.teacher, theirs, ours, self.teacher_hidden_size)
+        model = dataclasses.replace(theirs, **ours.computation)
+        return Loaded(dataclasses.replace(teacher.objective, model=model), teacher.params)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         weights, inputs = self.weights(example), self._inputs(example)
-        ours = self._logits(params, inputs, key if train else None)
+        read, keys = [inputs[name] for name in INPUTS], jax.random.split(key) if train else (None, None)
+        if self.layer_weight:  # the states have the logits' too, with the same dropout
+            states = self.model.encode_all(params, *read, dropout_key=keys[0])
+            ours = self.classify(params, self.before_classifier(params, states[0][-1][:, 0], keys[1]))
+        else:
+            ours = self._logits(params, inputs, key if train else None)
         terms = self._label_terms(ours, example["label"], weights)
         terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
         if self.soft_weight:
             theirs = jax.lax.stop_gradient(frozen.objective.predict(frozen.params, example)["logits"])
             terms["soft_loss"] = Term.of(self._difference(ours, theirs), weights, self.soft_weight)
         if self.layer_weight:
-            read = [inputs[name] for name in INPUTS]
             hidden = jax.lax.stop_gradient(frozen.objective.model.encode_all(frozen.params, *read))
-            states = self.model.encode_all(params, *read, dropout_key=key if train else None)
             mask = read[2] * (weights[:, None] > 0)
             errors = layer_terms(states, hidden, lambda x: self._projection(params["projection_to_teacher"], x), mask)
             terms |= {name: term._replace(coefficient=self.layer_weight) for name, term in errors.items()}

@@ -81,7 +81,10 @@ FAMILIES: dict[type, Family] = {
     Bert: Family(Bert.template, _encoder),
     Roberta: Family(Roberta.template, _encoder),
     Albert: Family(Albert.template, _encoder),
-    Distilbert: Family(Distilbert.template, _encoder, dense="relu"),
+    # Without segment types; a teacher that reads the same rows may have them.
+    Distilbert: Family(
+        dataclasses.replace(Distilbert.template, pair=Bert.template.pair), _encoder, dense="relu"
+    ),
     ElectraEncoder: Family(ElectraEncoder.template, _encoder, dense="gelu"),
     Xlnet: Family(Xlnet.template, _xlnet, "last"),
     # Radford et al. 2018, section 3.3; the symbols' embeddings are new.

@@ -19,7 +19,6 @@ from jaxlm.runs.load import LoadedModel, load_model
 from jaxlm.runs.pretrain import pretrain, why_finished
 from jaxlm.systems import TASKS
 from jaxlm.tasks.base import Task
-from jaxlm.tasks.families import params_of
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -56,7 +55,7 @@ def open_task(experiment: Experiment, init_from: str, report: Report = print) ->
 
 def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:
     """What the preset of a task leaves open, from the pretrained model and the rows: the model, the task's symbols, its
-    labels, the number of steps. The model's parameters come without what ELECTRA's generator needs."""
+    labels, the number of steps. Of the model's parameters only those that the task takes over come with it."""
     if experiment.train.short_steps:
         raise UserError("train.short_steps is for pretraining; set it to 0.")
     data, objective = experiment.data, adopting(experiment.objective, source.objective)
@@ -64,6 +63,8 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
     rows = data.open(tokenizer, report)
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
+    if bare := next((row for split in rows.records.values() for row in split if objective.gold(row) is None), None):
+        raise UserError(f"{bare.place} has no label to learn; name its column, or give files that have one.")
     objective = objective.with_labels(rows.records["train"] + ([] if data.dev else rows.records["held_out"]))
     vocabulary = dataclasses.replace(tokenizer.vocabulary, keeps_rows=True)
     objective = dataclasses.replace(objective, model=objective.model.bind(vocabulary))  # with rows for new symbols
@@ -76,7 +77,7 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
     if optimizer.warmup_share:
         optimizer = dataclasses.replace(optimizer, warmup_steps=round(optimizer.warmup_share * train.steps))
     experiment = dataclasses.replace(experiment, objective=objective, train=train, optimizer=optimizer)
-    own = source._replace(tokenizer=tokenizer, params=params_of(source.objective, source.params))
+    own = source._replace(tokenizer=tokenizer, params=objective.taken_over(source.objective, source.params))
     return experiment, own
 
 
@@ -85,11 +86,12 @@ def adopting(task: Task, source: Any) -> Task:
     return (written(task) if isinstance(source.model, T5) else task).adopting(source)
 
 
-def written(task: Task) -> TextToText:
-    """The task with its rows as texts, for a model that writes the answer."""
+def written(task: Task, most: int | None = None) -> TextToText:
+    """The task with its rows as texts, for a model that writes the answer, in `most` tokens."""
     if not isinstance(task, Task):
         raise UserError("the configuration is of pretraining, not of a task; choose a preset of configs/tasks.")
-    return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=task.longest_text)
+    longest = min(task.longest_text, most or task.longest_text)
+    return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=longest)
 
 
 def experiment_of(path: str | Path, task: Task) -> Experiment:
@@ -121,7 +123,9 @@ def evaluate(
             {"id": row.id, "prediction": answer.prediction, "gold": task.gold(row)} | answer.scores
             for row, answer in zip(records, answers, strict=True)
         ])
-    metrics = {name: round(float(value), 6) for name, value in task.score(records, answers).items()}
+    has_gold = all(task.gold(row) is not None for row in records)
+    metrics = task.score(records, answers) if has_gold else {}
+    metrics = {name: round(float(value), 6) for name, value in metrics.items()}
     return {"task": task.name, "metrics": metrics, "examples": len(records)}
 
 

@@ -92,12 +92,12 @@ def entities(tags: Sequence[Sequence[str]]) -> set[Entity]:
     nothing of its type is none."""
     found: set[Entity] = set()
     for number, sentence in enumerate(tags):
-        start, kind = 0, ""
+        start, kind = 0, None  # a tag may be a bare B, of a type without a name
         for place, tag in enumerate([*sentence, "O"]):
             prefix, _, name = tag.partition("-")
-            if kind and not (prefix == "I" and name == kind):
+            if kind is not None and not (prefix == "I" and name == kind):
                 found.add((number, start, place - 1, kind))
-                kind = ""
+                kind = None
             if prefix == "B":
                 start, kind = place, name
     return found

@@ -42,29 +42,31 @@ class ChoiceRows(LabelledData):
     """Columns of the choices, with commas between; or of JSON one list, of texts or of objects with `text`."""
 
     label_field: str = "label"
-    """Column of the right choice: its number from 0, or its `label` among the objects."""
+    """Column of the right choice: its number from 0, or its `label` among the objects; empty for a file whose labels
+    are to be predicted."""
 
     id_field: str = ""
     """Column of the row's id; empty: the number of the row."""
 
     def read(self, path: str) -> Iterator[Record]:
         texts, choices = self.text_field.split(","), self.choices_fields.split(",")
-        columns = [name for name in (*texts, self.question_field, *choices, self.label_field, self.id_field) if name]
+        columns = [*texts, *choices, *filter(None, (self.question_field, self.label_field, self.id_field))]
         count = None
         for number, (place, row) in enumerate(read_table(path, columns)):
             given = row[choices[0]] if len(choices) == 1 else [row[name] for name in choices]
             if not isinstance(given, list) or len(given) < 2:
                 raise UserError(f"{place}: {self.choices_fields!r} holds no list of two choices or more.")
-            names = [item.get("label", str(i)) if isinstance(item, dict) else str(i) for i, item in enumerate(given)]
+            names = [str(item.get("label", i) if isinstance(item, dict) else i) for i, item in enumerate(given)]
             options = [str(item.get("text", "")) if isinstance(item, dict) else str(item) for item in given]
             count = count or len(options)
             if len(options) != count:
                 raise UserError(f"{place} has {len(options)} choices, the rows before {count}; give each as many.")
-            label = str(row[self.label_field])
-            if label not in names:
+            label = str(row[self.label_field]) if self.label_field else None
+            if label is not None and label not in names:
                 raise UserError(f"{place}: the label {label!r} is none of the choices {', '.join(names)}.")
             values = {
-                "text": " ".join(str(row[name]) for name in texts), "choices": options, "label": names.index(label),
+                "text": " ".join(str(row[name]) for name in texts), "choices": options,
+                "label": None if label is None else names.index(label),
                 "question": str(row[self.question_field]) if self.question_field else "",
             }
             yield Record(str(row[self.id_field]) if self.id_field else str(number), place, values, values["text"])
@@ -96,7 +98,7 @@ class ChoiceEncoder:
                                 for one in made])
                 for name in INPUTS
             }
-            examples.append(Example(number, arrays | {"label": np.int32(row.values["label"])}))
+            examples.append(Example(number, arrays | {"label": np.int32(row.values["label"] or 0)}))
         return examples
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
@@ -155,7 +157,8 @@ class MultipleChoice(Task):
         values = record.values
         choices = " ".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, values["choices"], strict=False))
         question = f"question: {values['question']} " if values["question"] else ""
-        return f"{question}choices: {choices} context: {values['text']}", LETTERS[values["label"]]
+        label = values["label"]
+        return f"{question}choices: {choices} context: {values['text']}", "" if label is None else LETTERS[label]
 
     def from_text(self, record: Record, text: str) -> Any:
         return LETTERS.find(text) if len(text) == 1 else -1

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxlm.data.readers import json_object, read_lines, without_compression
+from jaxlm.data.readers import LONGEST_LINE, json_object, read_lines, without_compression
 from jaxlm.errors import UserError
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
+csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
 def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -20,6 +21,8 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[st
     objects); or a number, its place from 1 in a file that has no line of names. TSV is read as GLUE's files are
     written, without quotes. UserError, with file and line, for a missing column or a row of another length.
     """
+    if "" in columns:
+        raise UserError(f"{path} cannot be read by a column without a name; name that of the texts, and the others.")
     kind = os.path.splitext(without_compression(path))[1]
     if kind in JSON_LINES:
         for place, line in read_lines(path):

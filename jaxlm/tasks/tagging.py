@@ -36,10 +36,18 @@ class TagRows(LabelledData):
     """Place of the word in a line, from 1."""
 
     tag_column: int = 2
-    """Place of the tag in a line, from 1."""
+    """Place of the tag in a line, from 1; 0 for a file whose tags are to be predicted."""
 
     has_ids: bool = False
     """Whether the first column numbers the words, as in CoNLL-U."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.word_column < 1 or self.tag_column < 0:
+            raise UserError(
+                f"--data.word-column is {self.word_column} and --data.tag-column {self.tag_column}; columns count from "
+                "1, and a tag column of 0 is for a file without tags."
+            )
 
     def read(self, path: str) -> Iterator[Record]:
         words: list[str] = []
@@ -48,7 +56,7 @@ class TagRows(LabelledData):
         wanted = max(self.word_column, self.tag_column)
 
         def sentence() -> Record:
-            return Record(str(number), start, {"words": words, "tags": tags}, start)
+            return Record(str(number), start, {"words": words, "tags": tags if self.tag_column else None}, start)
 
         for place, line in read_lines(path):
             if not line.strip():
@@ -64,7 +72,7 @@ class TagRows(LabelledData):
             if len(columns) < wanted:
                 raise UserError(
                     f"{place} has {len(columns)} columns, but the word stands in {self.word_column} and its tag in "
-                    f"{self.tag_column}; choose with --data.word-column and --data.tag-column."
+                    f"{self.tag_column}; choose with --data.word-column and --data.tag-column (0: without tags)."
                 )
             start = start if words else place
             words.append(columns[self.word_column - 1])
@@ -97,7 +105,8 @@ class TagEncoder:
             words = [word if len(word) else unknown for word in words]  # of characters that the vocabulary drops
             ids = np.concatenate(words)[:room]
             labels = np.full(len(ids), UNASKED, np.int32)
-            for place, tag in zip(np.cumsum([0, *map(len, words[:-1])]), row.values["tags"], strict=True):
+            tags = row.values["tags"] or [self.labels[0]] * len(words)  # any, where they are to be predicted
+            for place, tag in zip(np.cumsum([0, *map(len, words[:-1])]), tags, strict=True):
                 if tag not in number_of:
                     raise UserError(
                         f"{row.place}: the tag {tag!r} of that sentence does not occur in the training rows; mend or "
@@ -140,7 +149,7 @@ class Tagging(Task):
         return "O" if "O" in self.labels else self.labels[0]
 
     def with_labels(self, records: Sequence[Record]) -> Self:
-        found = self.labels or tuple(sorted({tag for row in records for tag in row.values["tags"]}))
+        found = self.labels or tuple(sorted({tag for row in records for tag in row.values["tags"] or ()}))
         return dataclasses.replace(self, labels=found)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
@@ -174,7 +183,7 @@ class Tagging(Task):
         return found
 
     def as_text(self, record: Record) -> tuple[str, str]:
-        return " ".join(record.values["words"]), " ".join(record.values["tags"])
+        return " ".join(record.values["words"]), " ".join(record.values["tags"] or ())
 
     def from_text(self, record: Record, text: str) -> Any:
         count = len(record.values["words"])

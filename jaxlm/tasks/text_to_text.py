@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
 import jax
@@ -25,6 +25,7 @@ from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.tables import read_table
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -37,66 +38,68 @@ class PairRows(LabelledData):
     a column, from 1, in a file without a line of names."""
 
     length: int = 512
-    """Tokens of the text that is read, for a decoder with what it writes; longer texts are cut."""
+    """Tokens of the text that is read; for a decoder, of text and answer together. Longer texts are cut."""
     source_field: str = "source"
     """Column of the text; of JSON, a list of texts is joined by spaces."""
     target_field: str = "target"
-    """Column of the answer; of JSON, a list has several right ones, the first of which is learnt."""
+    """Column of the answer; of JSON, a list has several right ones, the first of which is learnt. Empty for a file
+    whose answers are to be predicted."""
     id_field: str = ""
     """Column of the row's id; empty: the number of the row."""
 
     def read(self, path: str) -> Iterator[Record]:
-        columns = [name for name in (self.source_field, self.target_field, self.id_field) if name]
+        columns = [self.source_field, *filter(None, (self.target_field, self.id_field))]
         for number, (place, row) in enumerate(read_table(path, columns)):
-            source, targets = row[self.source_field], row[self.target_field]
+            source, targets = row[self.source_field], None
             source = " ".join(map(str, source)) if isinstance(source, list) else str(source)
-            targets = [str(text) for text in targets] if isinstance(targets, list) else [str(targets)]
-            if not targets:
-                raise UserError(f"{place}: {self.target_field!r} is an empty list; mend or remove the line.")
+            if self.target_field:
+                given = row[self.target_field]
+                targets = [str(text) for text in given] if isinstance(given, list) else [str(given)]
+                if not targets:
+                    raise UserError(f"{place}: {self.target_field!r} is an empty list; mend or remove the line.")
             name = str(row[self.id_field]) if self.id_field else str(number)
             yield Record(name, place, {"source": source, "targets": targets}, place)
 
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-    """Prompts and answers; see `jaxlm.data.labelled.RowEncoder`. notes: the prompt's ids.
+    """Prompts and answers; see `jaxlm.data.labelled.RowEncoder`. notes: the prompt's ids, int32 [tokens].
 
     Arrays for an encoder-decoder: input_ids, attention_mask int32 [length]; targets int32 and weights float32
     [max_target]. For a decoder, which reads the prompt and what it has written in one row: input_ids, attention_mask
     int32 and weights float32 [length], 1 where the next token is of the answer.
+
+    task: bound; equal ones share what was encoded.
     """
 
-    vocabulary: Vocabulary
-    is_decoder: bool
-    max_target: int
-    separator: str
-    texts: Callable[[Record], tuple[str, str]]
+    task: TextToText
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
-        pairs = [self.texts(row) for row in records]
+        task, is_decoder = self.task, self.task.is_decoder
+        pairs = [task.texts(row) for row in records]
         prompts = tokenizer.encode_arrays([prompt for prompt, _ in pairs])
         targets = tokenizer.encode_arrays([target for _, target in pairs])
-        end = np.array([self.vocabulary.eos], np.int32)
-        between = np.array(tokenizer.encode(self.separator), np.int32) if self.is_decoder else end
-        room = length - len(between) - (self.max_target if self.is_decoder else 0)
+        end = np.array([task.vocabulary.eos], np.int32)
+        between = np.array(tokenizer.encode(task.separator), np.int32) if is_decoder else end
+        room = length - len(between) - (task.max_target if is_decoder else 0)
         if room < 8:
             raise UserError(
-                f"data.length {length} leaves {max(room, 0)} tokens for the text beside {self.max_target} of the "
+                f"data.length {length} leaves {max(room, 0)} tokens for the text beside {task.max_target} of the "
                 "answer; raise it or lower objective.max_target."
             )
-        make = self._one_row if self.is_decoder else self._two_rows
+        make = self._one_row if is_decoder else self._two_rows
         examples = []
         for number, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
             prompt = np.concatenate([prompt[:room], between])
-            target = np.concatenate([target[: self.max_target - 1], end])
-            examples.append(Example(number, make(prompt, target), prompt.tolist()))
+            target = np.concatenate([target[: task.max_target - 1], end])
+            examples.append(Example(number, make(prompt, target), prompt))
         return examples
 
     def _two_rows(self, prompt: np.ndarray, target: np.ndarray) -> Arrays:
-        rest = self.max_target - len(target)
+        rest = self.task.max_target - len(target)
         return {
             "input_ids": prompt, "attention_mask": np.ones_like(prompt),
-            "targets": np.pad(target, (0, rest), constant_values=max(self.vocabulary.pad, 0)).astype(np.int32),
+            "targets": np.pad(target, (0, rest), constant_values=self.task.vocabulary.pad).astype(np.int32),
             "weights": np.pad(np.ones(len(target), np.float32), (0, rest)),
         }
 
@@ -108,7 +111,7 @@ class PairEncoder:
 
     def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
         ragged = {"input_ids": max(vocabulary.pad, 0), "attention_mask": 0}
-        return ragged | {"weights": 0} if self.is_decoder else ragged
+        return ragged | {"weights": 0} if self.task.is_decoder else ragged
 
     def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
         def ids(count: int) -> np.ndarray:
@@ -116,9 +119,10 @@ class PairEncoder:
 
         batch = {"row": np.arange(rows, dtype=np.int32), "input_ids": ids(length)}
         batch["attention_mask"] = np.ones_like(batch["input_ids"])
-        if self.is_decoder:
+        if self.task.is_decoder:
             return batch | {"weights": np.ones((rows, length), np.float32)}
-        return batch | {"targets": ids(self.max_target), "weights": np.ones((rows, self.max_target), np.float32)}
+        count = self.task.max_target
+        return batch | {"targets": ids(count), "weights": np.ones((rows, count), np.float32)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,18 +155,23 @@ class TextToText(Task, Generator):
         return isinstance(self.model, Decoder)
 
     @property
-    def symbols(self) -> tuple[str, ...]:
-        return ()
+    def template(self) -> Template:
+        """Nothing stands around a text; writing needs an end."""
+        return Template(needs=("eos", "pad"))
+
+    @property
+    def outputs(self) -> int:
+        return self.model.vocab_size if isinstance(self.model, (T5, Decoder)) else 0
 
     @property
     def packing(self) -> PairEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
-        return PairEncoder(self.vocabulary, self.is_decoder, self.max_target, self.separator, self.texts)
+        return PairEncoder(self)
 
     def texts(self, record: Record) -> tuple[str, str]:
-        """(the text to read, the answer to write) of a record."""
+        """(the text to read, the answer to write, "" where the data has none) of a record."""
         if self.kind is None:
-            return self.prefix + record.values["source"], record.values["targets"][0]
+            return self.prefix + record.values["source"], (self.gold(record) or [""])[0]
         prompt, target = self.kind.as_text(record)
         return self.prefix + prompt, target
 
@@ -175,13 +184,6 @@ class TextToText(Task, Generator):
 
     def with_labels(self, records: Sequence[Record]) -> Self:
         return dataclasses.replace(self, kind=self.kind.with_labels(records)) if self.kind else self
-
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        vocabulary.require("eos", "pad", purpose="writing an answer")
-        positions = getattr(self.model, "max_positions", None)
-        if positions is not None and length > positions:
-            raise UserError(f"data.length {length} is more than the model's {positions} positions; lower it.")
-        return dataclasses.replace(self, model=self.model.bind(vocabulary), vocabulary=vocabulary)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key)
@@ -216,7 +218,7 @@ class TextToText(Task, Generator):
         found: list[Arrays] = [{} for _ in examples]
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            prompts = [examples[i].notes for i in chosen]
+            prompts = [examples[i].notes.tolist() for i in chosen]
             answers = generate(self.lm, params, prompts, max_new_tokens=self.max_target)
             for i, ids in zip(chosen, answers, strict=True):
                 text = source.tokenizer.decode([j for j in ids if j != self.vocabulary.eos])

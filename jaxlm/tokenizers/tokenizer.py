@@ -12,7 +12,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,25 +162,12 @@ class Tokenizer:
     def encode_arrays(self, texts: Sequence[str], *, num_threads: int = 0) -> list[np.ndarray]:
         """`encode_batch` with int32 arrays in place of lists: an eighth of the memory."""
         found: list[list[np.ndarray]] = [[] for _ in texts]
-        for group in self._groups(texts):
+        segments = ((i, segment) for i, text in enumerate(texts) for segment in self._segments(mend_surrogates(text)))
+        for group in _groups(segments):
             encoded = self._encode_segments([segment for _, segment in group], num_threads)
             for (number, _), ids in zip(group, encoded, strict=True):
                 found[number].append(np.asarray(ids, np.int32))
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in found]
-
-    def _groups(self, texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
-        """All segments of the texts, each with the number of its text, in groups of about _GROUP characters."""
-        group: list[tuple[int, str]] = []
-        size = 0
-        for number, text in enumerate(texts):
-            for segment in self._segments(mend_surrogates(text)):
-                group.append((number, segment))
-                size += len(segment)
-                if size >= _GROUP:
-                    yield group
-                    group, size = [], 0
-        if group:
-            yield group
 
     def _segments(self, text: str) -> Iterator[str]:
         """Segments whose ids, joined, are those of the text; at least one."""
@@ -202,10 +189,10 @@ class Tokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids, int32 [tokens], and where each token begins and ends in its characters, int32
         [tokens, 2]. It does without the cuts of `encode`, so texts should not be very long."""
-        encodings = self._plain.encode_batch([mend_surrogates(text) for text in texts], add_special_tokens=False)
         return [
             (np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2))
-            for encoding in encodings
+            for group in _groups(enumerate(map(mend_surrogates, texts)))
+            for encoding in self._plain.encode_batch([text for _, text in group], add_special_tokens=False)
         ]
 
     def encode_with_symbols(self, text: str) -> list[int]:
@@ -289,6 +276,20 @@ def write_whole(path: epath.Path, data: bytes) -> None:
             partial.unlink(missing_ok=True)
         what = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be written ({what}); choose another folder.") from error
+
+
+def _groups(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Numbered texts in groups of about _GROUP characters, whose encodings are held at a time."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for number, text in texts:
+        group.append((number, text))
+        size += len(text)
+        if size >= _GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -114,7 +114,7 @@ def test_the_pipeline_gives_our_predictions(bert_run, tmp_path):
     pipe = transformers.pipeline("text-classification", str(tmp_path / "out"), device="cpu")
     for mine, theirs in zip(ours, pipe([text for text, _ in texts], batch_size=5), strict=True):
         assert theirs["label"] == mine["prediction"]
-        assert abs(theirs["score"] - mine[mine["prediction"]]) < 1e-4
+        assert abs(theirs["score"] - mine["scores"][mine["prediction"]]) < 1e-4
     card = (tmp_path / "out" / "README.md").read_text()
     assert "AutoModelForSequenceClassification" in card and "| Labels | 0, 1 |" in card
 
@@ -131,7 +131,7 @@ def test_the_pipeline_gives_a_decoders_predictions(bpe, tmp_path):  # noqa: F811
     ours = predictions(run, rows, tmp_path / "ours.jsonl")
     for mine, theirs in zip(ours, pipe([text for text, _ in texts], batch_size=4), strict=True):
         assert theirs["label"] == mine["prediction"]
-        assert abs(theirs["score"] - mine[mine["prediction"]]) < 1e-4
+        assert abs(theirs["score"] - mine["scores"][mine["prediction"]]) < 1e-4
 
 
 def test_the_pipeline_tags_words_as_we_do(vocab_file, tmp_path):

@@ -27,6 +27,7 @@ from jaxlm.models.t5 import T5
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.distillation import DistilledClassification
 from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
@@ -167,6 +168,17 @@ def test_logits_are_those_of_their_class_both_ways(kind, model, tokenizer, tmp_p
     assert not imported.fresh and imported.architecture == HEADS[kind, model].architecture
     assert dataclasses.replace(imported.objective, vocabulary=None) == dataclasses.replace(task, vocabulary=None)
     compare(task, imported.params, out, tokenizer)
+
+
+def test_a_distilled_model_is_a_plain_one(tokenizer, tmp_path):
+    task = task_of(Classification, Bert, tokenizer)
+    distilled = DistilledClassification(
+        model=task.model, labels=task.labels, vocabulary=task.vocabulary, layer_weight=1.0, teacher="T")
+    params = random_params(distilled, 0)
+    assert "projection_to_teacher" in params
+    imported = import_folder(export_folder(tmp_path / "out", distilled, params, tokenizer, ModelCard()))
+    assert type(imported.objective) is Classification and imported.objective.labels == task.labels
+    compare(task, imported.params, tmp_path / "out", tokenizer)
 
 
 def test_a_number_is_a_regression(tokenizer, tmp_path):

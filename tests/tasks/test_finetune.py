@@ -38,6 +38,12 @@ KINDS = {
 }
 
 
+NO_LABELS = {
+    "classify": ["--data.label-field", ""], "pair": ["--data.label-field", ""], "choose": ["--data.label-field", ""],
+    "tag": ["--data.tag-column", "0"],
+}
+
+
 @pytest.mark.parametrize(("preset", "family"), [
     ("classify", "bert"), ("pair", "bert"), ("choose", "bert"), ("tag", "bert"), ("squad", "bert"), ("squad", "xlnet"),
     ("classify", "t5"), ("squad", "t5"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
@@ -58,6 +64,17 @@ def test_every_kind_of_task(preset, family, models, rows, tmp_path, capsys):
     assert len(lines) == 40 and all({"id", "prediction", "gold"} <= line.keys() for line in lines)
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     capsys.readouterr()
+    # Rows without labels are answered just as well.
+    flags, source = NO_LABELS.get(preset, []), rows[preset]
+    if preset == "squad":
+        source = tmp_path / "bare.json"
+        source.write_text(re.sub(r'"answers": \[[^]]*\]', '"is_impossible": false', rows[preset].read_text()))
+    assert main(["evaluate", str(tmp_path / "run"), "--data.source", str(source), "--predictions", str(out), "--json",
+                 *flags]) == 0
+    assert result(capsys)["metrics"] == {}
+    bare = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["prediction"] for line in bare] == [line["prediction"] for line in lines]
+    assert {line["gold"] for line in bare} == {None}
 
 
 @pytest.mark.parametrize("family", ["albert", "electra", "xlnet", "gpt2"])
@@ -71,8 +88,11 @@ def test_text_to_text(models, rows, tmp_path, capsys):
         flags = ["--objective.max-target", "8"]
         assert finetune("text_to_text", rows["text_to_text"], models(family), tmp_path / family, *flags) == 0
         assert set(result(capsys)["metrics"]) == {"exact_match", "f1"}
-    assert finetune("classify", rows["classify"], models("gpt2"), tmp_path / "written", "--as-text") == 0
-    assert result(capsys)["task"] == "text_to_text"
+    # Flags are of the objective that writes; those of the task are its `kind`'s.
+    flags = ["--as-text", "--objective.max-target", "16", "--objective.kind.metric", "entities"]
+    assert finetune("tag", rows["tag"], models("gpt2"), tmp_path / "written", *flags) == 0
+    found = result(capsys)
+    assert found["task"] == "text_to_text" and "precision" in found["metrics"]
 
 
 def test_it_learns(models, rows, tmp_path, capsys):
@@ -146,7 +166,8 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     assert (tmp_path / "runs" / "seed_1" / "config.json").exists()
     # Begun from that run, whose head has the same labels, and distilled from it.
     first = str(tmp_path / "runs" / "seed_0")
-    assert finetune("classify", rows["classify"], first, tmp_path / "more") == 0
+    assert finetune("classify", rows["classify"], first, tmp_path / "more", "--data.held-out", "0") == 0
+    assert result(capsys) == {"task": "classification", "metrics": {}, "examples": 0}
     flags = ["--objective.teacher", first, "--objective.layer-weight", "1", "--objective.teacher-hidden-size", "16"]
     assert finetune("distil", rows["classify"], models("bert"), tmp_path / "distilled", *flags) == 0
     lines = (tmp_path / "distilled" / "metrics.jsonl").read_text()

@@ -11,12 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.elmo import Elmo, spell
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Loaded, total_loss
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.distillation import DistilledClassification
@@ -151,6 +155,69 @@ def test_a_teacher_as_torch():
     assert {"hidden_loss", "attention_loss"} <= terms.keys()
     flow = jax.grad(lambda f: total_loss(student.loss(params, batch, jax.random.key(0), False, f)))(frozen)
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(flow))
-    other = dataclasses.replace(student, labels=("a", "b"))
-    with pytest.raises(Exception, match="not fine-tuned on the labels a, b"):
-        other.frozen(lambda path: Loaded(teacher, theirs))
+    # With layers the student runs once: its logits are those of the states that learn.
+    class Once(DistilledClassification):
+        def pooled(self, *_):
+            raise AssertionError
+
+    once = Once(**{f.name: getattr(student, f.name) for f in dataclasses.fields(student)} | {"soft_weight": 0.0})
+    assert once.loss(params, batch, jax.random.key(0), True, frozen)["task_loss"].coefficient == student.hard_weight
+
+
+WRONG_TEACHERS = {
+    "not fine-tuned on the labels": dict(labels=("a", "b")),
+    "has 12 positions and the student 24": dict(model=Bert(**SIZES, max_positions=12)),
+    "reads a pair in both orders": dict(both_orders=True),
+    "an? Elmo can be neither": dict(model=Elmo(hidden_size=8, cell_size=16)),
+    "around whose texts other symbols": dict(model=Roberta(**SIZES, **PLACES)),
+    "another vocabulary": dict(vocabulary=Vocabulary.stand_in(170)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_TEACHERS)
+def test_a_teacher_that_does_not_suit(message):
+    student = DistilledClassification(model=Distilbert(**SIZES, **PLACES), teacher="T", **LABELS).bind(VOCABULARY, 24)
+    teacher = Classification(model=Bert(**SIZES, **PLACES), vocabulary=VOCABULARY, **LABELS)
+    assert student.frozen(lambda path: Loaded(teacher, {})).objective.model.hidden_size == 16
+    with pytest.raises(UserError, match=message):
+        student.frozen(lambda path: Loaded(dataclasses.replace(teacher, **WRONG_TEACHERS[message]), {}))
+
+
+def test_a_distilberts_rows_tell_a_bert_which_text_is_which():
+    bert, distilbert = (Classification(model=model) for model in (Bert(), Distilbert()))
+    ids = np.arange(150, 154)
+    rows = [task.template.build(VOCABULARY, ids, ids) for task in (bert, distilbert)]
+    assert rows[0].segments.any() and all(map(np.array_equal, *rows))
+
+
+def test_a_head_is_taken_over_by_the_same_task_only():
+    params = {"classifier": 1, "encoder": 2}
+    fields = dict(model=Bert(), labels=("a", "b"))
+    task, distilled = Classification(**fields), DistilledClassification(**fields)
+    assert task.taken_over(distilled, params) == distilled.taken_over(task, params) == params
+    for other in (Classification(model=Bert(), labels=("a", "c")), Tagging(**fields), MaskedLM(model=Bert())):
+        assert task.taken_over(other, params) == {"encoder": 2}
+
+
+def test_logits_of_a_narrow_model_are_float32():
+    task, params, batch = made("classes")
+    task = dataclasses.replace(task, model=dataclasses.replace(task.model, dtype="bfloat16"))
+    logits = task.predict(params, batch)["logits"]
+    assert logits.dtype == jnp.float32 and (logits != logits.astype(jnp.bfloat16)).any()
+
+
+@pytest.mark.parametrize("task", [Classification(), Tagging(), TextToText()])
+def test_a_task_without_labels_or_a_writer_needs_a_model(task):
+    with pytest.raises(UserError, match="--init-from"):
+        task.bind(VOCABULARY, 24)
+
+
+def test_words_are_spelt_once():
+    assert spell(VOCABULARY) is spell(Vocabulary.stand_in(160, ["[START]", "[DELIMITER]", "[EXTRACT]"]))
+
+
+def test_equal_tasks_share_what_is_encoded():
+    first, second = (
+        dataclasses.replace(TASKS["decoder"], kind=Classification(**LABELS)).bind(VOCABULARY, 24) for _ in range(2)
+    )
+    assert first is not second and first.packing == second.packing and hash(first.packing) == hash(second.packing)

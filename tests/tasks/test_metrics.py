@@ -36,8 +36,8 @@ def test_correlations():
 
 
 def test_entities_as_seqeval_strict():
-    draw, tags = random.Random(0), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    for _ in range(40):
+    draw = random.Random(0)
+    for tags in [["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], ["O", "B", "I", "B-X"]] * 20:
         sizes = [draw.randrange(1, 9) for _ in range(5)]
         gold, own = ([[draw.choice(tags) for _ in range(size)] for size in sizes] for _ in range(2))
         found = metrics.entity_f1(own, gold)

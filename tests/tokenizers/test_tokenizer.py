@@ -269,6 +269,24 @@ def test_arrays_and_half_surrogates(any_trained):
     assert trained.decode(arrays[2]) == ("�" if trained in map(_trained, IDENTITY) else " ")
 
 
+def test_offsets_are_the_same_in_groups(any_trained, monkeypatch):
+    """Of few texts at a time, so that their encodings are not all held at once."""
+    texts = ["a red house", "", "plain", "the cat"]
+    whole = any_trained.encode_with_offsets(texts)
+    sizes, plain = [], any_trained._plain
+
+    class Counted:
+        def encode_batch(self, group, **options):
+            sizes.append(len(group))
+            return plain.encode_batch(group, **options)
+
+    monkeypatch.setattr("jaxlm.tokenizers.tokenizer._GROUP", 8)
+    monkeypatch.setattr(any_trained, "_plain", Counted())
+    for ours, theirs in zip(any_trained.encode_with_offsets(texts), whole, strict=True):
+        assert all(map(np.array_equal, ours, theirs))
+    assert sizes == [1, 3]
+
+
 def test_pieces_are_readable(published):
     if published.is_byte_level:
         ids = published.encode("ba  \n가")

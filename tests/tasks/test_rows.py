@@ -1,0 +1,85 @@
+"""Files of rows: what is read of them, also without labels, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxlm.errors import UserError
+from jaxlm.tasks.answers import AnswerRows, Answers
+from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
+from jaxlm.tasks.tagging import Tagging, TagRows
+from jaxlm.tasks.text_to_text import PairRows, TextToText
+
+CHOICE = {"text": "a", "choices": [{"label": 0, "text": "b"}, {"label": 1, "text": "c"}], "label": 1}
+TURN = {"input_text": "red", "span_start": 0, "span_text": "red"}
+STORY = {
+    "id": "s", "story": "red house", "questions": [{"turn_id": 1, "input_text": "?"}], "answers": [TURN],
+    "additional_answers": {"0": [TURN]},
+}
+
+
+def read(data, folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    data.validate()
+    return list(data.read(str(path)))
+
+
+WITHOUT_LABELS = {
+    "text": (Classification(), TextRows(label_field=""), "x.tsv", "text\nred\n"),
+    "number": (Classification(target="number"), TextRows(label_field=""), "x.tsv", "text\nred\n"),
+    "choice": (MultipleChoice(), ChoiceRows(label_field=""), "x.jsonl", json.dumps(CHOICE)),
+    "tags": (Tagging(), TagRows(tag_column=0), "x.conll", "red\nhouse\n"),
+    "answers": (TextToText(), PairRows(target_field=""), "x.tsv", "source\nred\n"),
+    "written": (TextToText(kind=MultipleChoice()), ChoiceRows(label_field=""), "x.jsonl", json.dumps(CHOICE)),
+    "squad": (Answers(), AnswerRows(), "x.json", json.dumps(
+        {"data": [{"paragraphs": [{"context": "red", "qas": [{"id": "q", "question": "?"}]}]}]})),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_LABELS)
+def test_rows_without_labels(name, tmp_path):
+    task, *file = WITHOUT_LABELS[name]
+    (row,) = read(file[0], tmp_path, *file[1:])
+    assert task.gold(row) is None
+    assert (task.texts(row) if isinstance(task, TextToText) else task.as_text(row))[1] == ""
+
+
+def test_a_label_is_compared_as_text(tmp_path):
+    (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE))
+    assert MultipleChoice().gold(row) == 1
+
+
+def test_a_long_field(tmp_path):
+    """Longer than Python's limit of a field."""
+    (row,) = read(TextRows(label_field=""), tmp_path, "x.csv", "text\n" + "a " * 100_000 + "\n")
+    assert len(row.values["text"]) == 200_000
+
+
+MISTAKES = {
+    "text": (TextRows(text_field=""), "x.tsv", "text\tlabel\na\tb\n", "a column without a name"),
+    "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "a column without a name"),
+    "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "a column without a name"),
+    "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word-column is 0"),
+    "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "no file of coqa's form"),
+    "input": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"input_text": None}]}, "no file of coqa's form"),
+    "span": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"span_text": None}]}, "no file of coqa's form"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_sentence(name, tmp_path):
+    data, file, text, message = MISTAKES[name]
+    text = text if isinstance(text, str) else json.dumps({"data": [STORY | text]})
+    with pytest.raises(UserError, match=message):
+        read(data, tmp_path, file, text)
+
+
+def test_a_label_that_is_no_number(tmp_path):
+    """Also where it is written as text."""
+    (row,) = read(TextRows(), tmp_path, "x.tsv", "text\tlabel\nred\tmany\n")
+    with pytest.raises(UserError, match="line 2: the label 'many' is no number"):
+        Classification(target="number").as_text(row)
