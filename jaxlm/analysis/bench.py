@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.plan import described, published_vocabulary
-from jaxlm.analysis.rounds import ROUNDS
+from jaxlm.analysis.rounds import ROUNDS, in_turns, ratio
 from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
@@ -77,11 +77,8 @@ class Bench:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the peer's tokens a second: the median over rounds, each of which timed both."""
-        if self.peer is None:
-            return None
-        pairs = zip(self.peer.step_seconds, self.ours.step_seconds, strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs)
+        """Ours over the peer's tokens a second."""
+        return ratio(self.ours.step_seconds, self.peer.step_seconds) if self.peer else None
 
     def to_json(self) -> dict[str, Any]:
         p = self.peer
@@ -181,14 +178,11 @@ def _comparable(experiment: Experiment, report: Report) -> Experiment:
 def _timed(sides: list[Runner], count: int, device: jax.Device, dtype: str) -> tuple[list[list[float]], float]:
     """(seconds a step of each side in each round, the device's peak FLOP/s). A peak that no table has is measured in
     every round: measured once, while the machine was busy, it would be far too low."""
-    peak = known_peak = peak_flops(device)
-    seconds: list[list[float]] = [[] for _ in sides]
-    for _ in range(ROUNDS):
-        if not known_peak:
-            peak = max(peak, measured_flops(device, dtype))
-        for side, timed in zip(sides, seconds, strict=True):
-            timed.append(side(count) / count)
-    return seconds, peak
+    runners = [lambda side=side: side(count) / count for side in sides]
+    if known := peak_flops(device):
+        return in_turns(runners), known
+    peaks, *seconds = in_turns([lambda: measured_flops(device, dtype), *runners])
+    return seconds, max(peaks)
 
 
 def synthetic_batch(experiment: Experiment, objective: Any) -> Any:

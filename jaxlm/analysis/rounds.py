@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ROUNDS = 5
 Runner = Callable[[], float]
-"""Does one round and returns its seconds."""
+"""Does one round and returns its figure, such as its seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,8 @@ class Rounds:
 
     @property
     def ratio(self) -> float | None:
-        """Our speed over the peer's: the median over rounds, each of which timed both."""
-        pairs = zip(self.peer_seconds, self.seconds, strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs) if self.peer else None
+        """Our speed over the peer's."""
+        return ratio(self.seconds, self.peer_seconds) if self.peer else None
 
     def to_json(self) -> dict[str, Any]:
         """facts, `seconds`, `UNIT_per_second`, those of the peer, and `ratio`."""
@@ -54,10 +53,15 @@ class Rounds:
         return "\n".join(lines + ([f"ratio{self.ratio:>49.2f}"] if self.peer else []))
 
 
-def in_turns(sides: list[Runner]) -> list[list[float]]:
-    """Seconds of each side in each of ROUNDS rounds."""
-    seconds: list[list[float]] = [[] for _ in sides]
+def in_turns(sides: Sequence[Runner]) -> list[list[float]]:
+    """What each side gave in each of ROUNDS rounds."""
+    found: list[list[float]] = [[] for _ in sides]
     for _ in range(ROUNDS):
-        for side, timed in zip(sides, seconds, strict=True):
-            timed.append(side())
-    return seconds
+        for side, figures in zip(sides, found, strict=True):
+            figures.append(side())
+    return found
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Their seconds over ours: the median over rounds, each of which timed both."""
+    return statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
