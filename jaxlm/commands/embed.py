@@ -49,10 +49,10 @@ def main(arguments: list[str]) -> int:
         options.length or folder.length, options.normalize or folder.normalize,
     )
     if options.out is None:
-        for text, vector in zip(texts, vectors.tolist(), strict=True):
-            print(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
+        for text, vector in zip(texts, vectors, strict=True):
+            print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
         return 0
-    out = Path(options.out).with_suffix(".npy")
+    out = options.out.removesuffix(".npy") + ".npy"
     try:
         np.save(out, vectors)
     except OSError as error:

@@ -42,13 +42,14 @@ def embed(
     model, own = model_of(objective), params_of(objective, params)
     is_task = isinstance(objective, Task) and not isinstance(objective, TextToText)
     template = objective.template if is_task else getattr(model, "template", Template())
-    most = min(length or 512, getattr(model, "max_positions", None) or 512)
+    wanted = length or 512
+    most = min(wanted, getattr(model, "max_positions", None) or wanted)
     encoded = tokenizer.encode_arrays(texts)
     room = most - template.num_symbols(False)
     rows = [template.build(tokenizer.vocabulary, ids[:room]) for ids in encoded]
     if empty := [number for number, row in enumerate(rows) if not len(row.input_ids)]:
         raise UserError(f"text {empty[0] + 1} has no tokens; remove it.")
-    pooling = settled(objective, pooling)
+    pooling = place_of(objective, pooling)
     words = jnp.asarray(spell(tokenizer.vocabulary)) if isinstance(model, Elmo) else None
     vectors: list[Any] = [None] * len(rows)
     order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
@@ -69,7 +70,7 @@ def embed(
     return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12) if normalize else found
 
 
-def settled(objective: Objective, pooling: Pooling) -> Pooling:
+def place_of(objective: Objective, pooling: Pooling) -> Pooling:
     """The pooling with the place of the token that stands for a text: "cls" is the first token, or "last"."""
     if pooling != "cls":
         return pooling

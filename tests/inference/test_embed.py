@@ -53,9 +53,9 @@ def test_a_folder_of_sentence_transformers_is_read_as_it_says(tmp_path):
 
     texts = tmp_path / "texts.txt"
     texts.write_text("A man is eating food.\nThe girl carries a baby, who is asleep at last.\n")
-    assert main(["embed", str(minilm()), "--data.source", str(texts), "--out", str(tmp_path / "v.npy")]) == 0
+    assert main(["embed", str(minilm()), "--data.source", str(texts), "--out", str(tmp_path / "v.base")]) == 0
     theirs = SentenceTransformer(str(minilm()), device="cpu").encode(texts.read_text().splitlines())
-    assert np.abs(np.load(tmp_path / "v.npy") - theirs).max() < 1e-4
+    assert np.abs(np.load(tmp_path / "v.base.npy") - theirs).max() < 1e-4
 
 
 def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # noqa: F811
@@ -66,6 +66,8 @@ def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # n
     ids = tokenizer.encode("cat sat")
     found = embed(objective, params, tokenizer, ["cat", "cat sat"])
     np.testing.assert_allclose(found, [table[ids[0]], table[ids].mean(axis=0)], atol=1e-6)
+    long = embed(objective, params, tokenizer, ["cat " * 512 + "sat " * 512], length=1024)
+    np.testing.assert_allclose(long, found[1:], atol=1e-5)
 
     model = Elmo(vocab_size=v.size, hidden_size=4, cell_size=8, filter_widths=2, num_highways=1)
     elmo = BidirectionalLM(model=model, vocabulary=v)
