@@ -92,11 +92,12 @@ def generate(objective: Objective, params: Params, prompts: Sequence[Sequence[in
 
 def continuations(
     objective: Objective, params: Params, prompts: Sequence[Sequence[int]], settings: Settings,
-    watch: Watch | None = None, every: int = 1,
+    watch: Watch | None = None, every: int = 1, draw: int = 0,
 ) -> list[Continuation]:
     """Continues each prompt (token ids) until a stop symbol, or for max_new_tokens. Prompts may differ in length.
 
-    watch: is called after every `every` tokens, and ends what it says is over; not with beams.
+    watch: is called after every `every` tokens, and ends what it says is over; not with beams. draw: each number has
+    draws of its own with the same seed.
     UserError for prompts that do not fit the model and models that write no text.
     """
     if not isinstance(objective, Generator):
@@ -119,8 +120,8 @@ def continuations(
     if s.temperature > 0:
         kind = "filtered" if 0 < s.top_k < vocabulary.size or s.top_p < 1.0 else "sampled"
     sampling = Sampling(
-        jax.random.key(s.seed), jnp.float32(s.temperature), jnp.int32(min(s.top_k or vocabulary.size, vocabulary.size)),
-        jnp.float32(s.top_p),
+        jax.random.fold_in(jax.random.key(s.seed), draw), jnp.float32(s.temperature),
+        jnp.int32(min(s.top_k or vocabulary.size, vocabulary.size)), jnp.float32(s.top_p),
     )
     progress = _begin(objective, s.max_new_tokens, kind, params, ids, mask, is_stop, sampling)
     for written in range(1, s.max_new_tokens + 1, every if watch else s.max_new_tokens):

@@ -84,14 +84,18 @@ def encode_pair(
 
 
 def text_begin(tokenizer: Tokenizer) -> int:
-    """The token that a decoder's text follows: the vocabulary's begin symbol, or the end of the text before."""
+    """The token that a decoder's text follows: the vocabulary's begin symbol, or the end of the text before.
+    UserError where it has neither."""
     v = tokenizer.vocabulary
+    if v.bos < 0:
+        v.require("eos", purpose="a text without a context")
     return v.bos if v.bos >= 0 else v.eos
 
 
 def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iterator[Pair]:
     """A long text as pairs of at most `length` tokens read. Each token is a target once: the first `length` after
-    `begin` alone, then `stride` at a time after as many before them as fit. length is the stride of lm_eval."""
+    `begin` alone, then `stride` at a time after as many before them as fit. lm_eval's windows do not overlap: its
+    stride is `length`."""
     if tokens:
         yield Pair([begin], tokens[:length])
     for start in range(length, len(tokens), stride):

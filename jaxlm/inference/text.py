@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.objectives.base import Objective, Params
+from jaxlm.inference.score import text_begin
+from jaxlm.objectives.base import Generator, Objective, Params
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 LOOK_EVERY = 8
@@ -49,12 +50,13 @@ def write(
     return [
         answer for start in range(0, len(prompts), BATCH)
         for answer in _write(
-            objective, params, tokenizer, prompts[start : start + BATCH], settings, strings, on_text, skip_special
+            objective, params, tokenizer, prompts[start : start + BATCH], settings, strings, on_text, skip_special,
+            start,
         )
     ]
 
 
-def _write(objective, params, tokenizer, prompts, settings, strings, on_text, skip_special):
+def _write(objective, params, tokenizer, prompts, settings, strings, on_text, skip_special, draw):
     shown = 0
 
     def text_of(number: int, ids: Sequence[int]) -> tuple[str, bool]:
@@ -70,7 +72,7 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text, sk
         texts = [text_of(number, ids) for number, ids in enumerate(rows)]
         if on_text:
             (text, is_over), = texts
-            show(text if is_over else text[: settled(text, strings)])
+            show(text if is_over else text[: settled_length(text, strings)])
         return [is_over for _, is_over in texts]
 
     ends = settings
@@ -80,7 +82,7 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text, sk
     asked = watch if on_text or strings else None
     answers = []
     for number, (ids, log_probs) in enumerate(
-        continuations(objective, params, prompts, ends, asked, 1 if on_text else LOOK_EVERY)
+        continuations(objective, params, prompts, ends, asked, 1 if on_text else LOOK_EVERY, draw)
     ):
         text, is_cut = text_of(number, ids)
         count = len(ids)
@@ -92,13 +94,26 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text, sk
     return answers
 
 
+def fit_prompts(
+    objective: Generator, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], new_tokens: int
+) -> list[list[int]]:
+    """Prompts (token ids) with as much of their ends as the model reads beside `new_tokens`; an empty one is the symbol
+    that a text begins with. UserError where there is room for none."""
+    v, most = tokenizer.vocabulary, objective.max_length
+    # Of an encoder-decoder the end symbol closes the prompt; of a decoder the last new token is never read.
+    room = most - 1 if objective.has_encoder else most + 1 - new_tokens
+    if room < 1:
+        raise UserError(f"{new_tokens} new tokens leave no room for a prompt: the model takes {most} tokens.")
+    return [list(ids[-room:]) or [v.eos if objective.has_encoder else text_begin(tokenizer)] for ids in prompts]
+
+
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     """(the text before the first stop string, whether it has one)"""
     places = [place for string in stop if (place := text.find(string)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
-def settled(text: str, stop: Sequence[str] = ()) -> int:
+def settled_length(text: str, stop: Sequence[str] = ()) -> int:
     """How many characters of a growing text no later token can change: not the bytes of an unfinished character, nor
     what may be the beginning of a stop string."""
     size = len(text.rstrip(UNKNOWN))

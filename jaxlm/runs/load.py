@@ -38,7 +38,9 @@ def load_model(path: str | os.PathLike[str]) -> LoadedModel:
     from jaxlm.huggingface.folder import import_folder  # not needed to train
 
     imported = import_folder(folder)
-    return LoadedModel(imported.objective, imported.params, imported.tokenizer, imported.fresh_heads)
+    # Once, rather than with every batch that is asked.
+    params = jax.device_put(imported.params)
+    return LoadedModel(imported.objective, params, imported.tokenizer, imported.fresh_heads)
 
 
 def load_objective(path: str) -> Loaded:

@@ -11,6 +11,7 @@ or with lm_eval's own options: python -m jaxlm.tasks.lm_eval --model jaxlm --mod
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,7 @@ import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings
 from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
-from jaxlm.inference.text import cut, write
+from jaxlm.inference.text import cut, fit_prompts, write
 from jaxlm.objectives.base import Generator
 
 MAX_NEW_TOKENS = 256
@@ -38,9 +39,12 @@ MAX_NEW_TOKENS = 256
 @register_model("jaxlm")
 class JaxLM(LM):
     """A run or a Transformers folder as lm_eval asks models. Causal and encoder-decoder models; what an encoder-decoder
-    is asked, it is asked plainly, with no sentinel. UserError for other models."""
+    is asked, it is asked plainly, with no sentinel. The arguments after the path are lm_eval's own, which it always
+    gives; nothing depends on them. UserError for other models."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], batch_size: Any = None, max_batch_size: Any = None, device: Any = None
+    ) -> None:
         super().__init__()
         self.loaded = jaxlm.load(os.fspath(path), to_answer=True)
         if not isinstance(self.loaded.objective, Generator):
@@ -88,11 +92,9 @@ class JaxLM(LM):
             options = dict(requests[numbers[0]].args[1])
             until = options.pop("until", None) or []
             settings = _settings(options)
-            room = self.loaded.objective.max_length + self.loaded.objective.has_encoder
-            room -= 0 if self.loaded.objective.has_encoder else settings.max_new_tokens
-            if room < 1:
-                raise UserError(f"a task asks for {settings.max_new_tokens} new tokens, more than the model takes.")
-            prompts = [self.tokenizer.encode(requests[i].args[0])[-room:] for i in numbers]
+            prompts = [self.tokenizer.encode(requests[i].args[0]) for i in numbers]
+            # lm_eval leaves a place for the last new token, too, which is never read.
+            prompts = fit_prompts(self.loaded.objective, self.tokenizer, prompts, settings.max_new_tokens + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]
             found = write(*self.loaded[:3], prompts, settings, stop, skip_special=True)
             for i, answer in zip(numbers, found, strict=True):
@@ -115,4 +117,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except UserError as error:
+        sys.exit(f"jaxlm: {error}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.huggingface.families import family_named
 from jaxlm.inference import score as module
-from jaxlm.inference.score import Pair, encode_pair, score, windows
+from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
+from jaxlm.inference.text import fit_prompts
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
@@ -110,6 +113,17 @@ def test_a_context_that_is_too_long_loses_its_beginning(gpt2):
         score(ours.objective, ours.params, [Pair([5], ids[:41])])
 
 
+def test_prompts_lose_what_there_is_no_room_for(gpt2, t5):
+    ids = [7] + [8] * 600
+    for (_, ours), room, begin in ((gpt2, 35, "bos"), (t5, 511, "eos")):
+        found = fit_prompts(ours.objective, ours.tokenizer, [ids, ids[:9], []], 6)
+        assert found == [ids[-room:], ids[:9], [getattr(ours.tokenizer.vocabulary, begin)]]
+        read = ours.objective.prepare_prompts(found, 6)
+        assert len(read[0]) + 5 * (begin == "bos") == ours.objective.max_length
+    with pytest.raises(UserError, match="41 new tokens leave no room for a prompt: the model takes 40"):
+        fit_prompts(gpt2[1].objective, gpt2[1].tokenizer, [ids], 41)
+
+
 def test_encoder_decoder(t5):
     model, ours = t5
     pairs = random_pairs(512)
@@ -180,6 +194,9 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     assert shown("is ", "an") == [["i", "s"], ["Ġan"]]  # white space belongs to what follows
     assert shown("is", "") == [["i", "s"], []]
     assert shown("", "the") == [["<|endoftext|>"], ["the"]]
+    neither = dataclasses.replace(tokenizer.vocabulary, bos=-1, eos=-1)
+    with pytest.raises(UserError, match="which a text without a context needs"):
+        text_begin(types.SimpleNamespace(vocabulary=neither))
     # An encoder reads its text apart; after a sentinel where that was learnt.
     model = t5[1]
     v = model.tokenizer.vocabulary

@@ -13,9 +13,10 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.inference import text as module
 from jaxlm.inference.generate import Settings
-from jaxlm.inference.text import settled, write
+from jaxlm.inference.text import settled_length, write
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
@@ -109,8 +110,15 @@ def test_text_grows_by_whole_characters(bytes_tokenizer):
     ("abc", [], 3), ("abc\N{REPLACEMENT CHARACTER}", [], 3), ("abc\n", ["\nQ:"], 3), ("abc\nQ", ["\nQ:"], 3),
     ("abcQ", ["\nQ:"], 4), ("aab", ["aabaac"], 0), ("xaaba", ["aabaac", "ba"], 1), ("", ["x"], 0),
 ])
-def test_settled(text, stop, count):
-    assert settled(text, stop) == count
+def test_settled_length(text, stop, count):
+    assert settled_length(text, stop) == count
+
+
+def test_equal_prompts_of_two_batches_get_draws_of_their_own(bytes_tokenizer, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 2)
+    settings = Settings(max_new_tokens=9, temperature=5.0)
+    answers = write(parrot(bytes_tokenizer, "the"), {}, bytes_tokenizer, [[5]] * 4, settings)
+    assert len({tuple(answer.ids) for answer in answers}) == 4
 
 
 def test_beams_end_at_tokens_that_hold_a_stop_string(bytes_tokenizer):
@@ -135,6 +143,10 @@ def folder(bytes_tokenizer, tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("models") / "gpt2"
     export_folder(path, objective, params, bytes_tokenizer, ModelCard())
     return str(path)
+
+
+def test_a_folders_weights_are_on_the_device_before_they_are_asked(folder):
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(load_model(folder).params))
 
 
 def test_command(folder, capsys, monkeypatch):

@@ -34,14 +34,13 @@ from lm_eval.tasks import TaskManager
 
 kind, path, folder, *tasks = sys.argv[1:]
 if kind == "ours":
-    from jaxlm.tasks.lm_eval import JaxLM
-    model, options = JaxLM(path), {}
+    import jaxlm.tasks.lm_eval
+    model, facts = "jaxlm", {"path": path}
 else:
-    facts = {"pretrained": path, "dtype": "float32"} | json.loads(kind)
-    model, options = "hf", {"model_args": facts, "device": "cpu", "batch_size": 2}
+    model, facts = "hf", {"pretrained": path, "dtype": "float32"} | json.loads(kind)
 found = simple_evaluate(
-    model=model, tasks=tasks, task_manager=TaskManager(include_path=folder, include_defaults=False), bootstrap_iters=0,
-    log_samples=True, **options,
+    model=model, model_args=facts, device="cpu", batch_size=2, tasks=tasks, bootstrap_iters=0, log_samples=True,
+    task_manager=TaskManager(include_path=folder, include_defaults=False),
 )
 print("RESULT" + json.dumps([found["results"], {
     name: [sample["filtered_resps"] for sample in samples] for name, samples in found["samples"].items()
@@ -70,13 +69,19 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def ask(kind: str, model: Path, folder: Path, *tasks: str):
+def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Python with no network."""
     environment = os.environ | {
         "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"),
         "TOKENIZERS_PARALLELISM": "false", "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, "-c", ASK, kind, str(model), str(folder), *tasks]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+def ask(kind: str, model: Path, folder: Path, *tasks: str):
+    out = start(folder, "-c", ASK, kind, str(model), str(folder), *tasks)
     lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
     assert lines, out.stderr[-3000:]
     return json.loads(lines[0].removeprefix("RESULT"))
@@ -111,3 +116,14 @@ def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder
                 a, b = (a, b) if isinstance(a, list) else ([a], [b])
                 assert float(a[0]) == pytest.approx(float(b[0]), abs=1e-3 * max(1, abs(float(b[0]))))
                 assert a[1:] == b[1:]
+
+
+@pytest.mark.slow
+def test_the_command_line(folder, tmp_path):
+    side("gpt2", tmp_path)
+    ours, nothing = (start(
+        folder, "-m", "jaxlm.tasks.lm_eval", "--model", "jaxlm", "--model_args", f"path={tmp_path / name}",
+        "--tasks", "rolling", "--limit", "1", "--include_path", str(folder),
+    ) for name in ("hf", "nothing"))
+    assert ours.returncode == 0 and "word_perplexity" in ours.stdout, ours.stderr[-3000:]
+    assert nothing.returncode == 1 and nothing.stderr.splitlines()[-1].startswith("jaxlm: ")
