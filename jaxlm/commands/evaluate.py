@@ -2,7 +2,7 @@
 jaxlm evaluate RUN_OR_HF_DIR --task FILE
 
 Scores a fine-tuned model on rows of its task, by default those that were held out; or, with --task, any decoder, T5 or
-masked language model on prompts, with no training (see jaxlm/tasks/README.md).
+masked language model on prompts, with no training (see jaxlm/tasks/in_context.md).
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ def main(arguments: list[str]) -> int:
     start_jax()
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         if options.task is None:
+            if options.limit:
+                raise UserError("--limit is for prompts; give --task FILE, or leave it out.")
             result = evaluate_run(options.model, rest, options.predictions)
         else:
             if rest:
                 raise UserError(f"{rest[0]} has no meaning beside --task, whose file says everything.")
+            if options.limit < 0:
+                raise UserError(f"--limit is {options.limit}; give a number of rows, or 0 for all.")
             from jaxlm.tasks.in_context import run
 
             result = run(options.model, options.task, options.predictions or "", options.limit)
@@ -63,6 +67,8 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
     given = {flag.split("=")[0] for flag in flags if flag.startswith("--")}
     if other := sorted(flag for flag in given if not flag.startswith(("--data.", "--objective.", "--train.batch"))):
         raise UserError(f"{other[0]} decides nothing here; --data.… and --objective.… are the ones that do.")
+    if given >= {"--data.source", "--data.dev"}:
+        raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     if "--data.source" in given:
         experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, dev=""))
     experiment = override(experiment, flags, f"jaxlm evaluate {path}")

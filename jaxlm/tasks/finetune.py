@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlm.config.experiment import Experiment
+from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.config.presets import load_config
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
@@ -49,7 +49,7 @@ def is_finished(run_dir: str | Path) -> bool:
 def open_task(experiment: Experiment, init_from: str, report: Report = print) -> tuple[Experiment, LoadedModel]:
     """The configuration of a task settled for a pretrained model, and that; for `show` and `bench`."""
     if not isinstance(experiment.objective, Task):
-        raise UserError("--init-from is for tasks here; a pretraining preset is shown as it is.")
+        raise UserError("--init-from is for presets of tasks (configs/tasks); leave it out here.")
     return settled(experiment, load_model(init_from), report)
 
 
@@ -100,11 +100,13 @@ def experiment_of(path: str | Path, task: Task) -> Experiment:
     if (Path(path) / "checkpoints").is_dir():
         return load_config(config)
     length = getattr(task.model, "max_positions", 512)
-    return Experiment(objective=task, data=dict(TASKS)[type(task)](length=min(length, 512)))
+    return Experiment(
+        objective=task, data=dict(TASKS)[type(task)](length=min(length, 512)), train=TrainConfig(batch_size=32)
+    )
 
 
 def evaluate(
-    task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int = 32,
+    task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int,
     predictions: str | Path | None = None, report: Report = print,
 ) -> Result:
     """The metrics of a fine-tuned model on the held-out rows of `data`.

@@ -3,10 +3,10 @@ et al. 2020, section 2.4)."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,22 +15,25 @@ import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings
 from jaxlm.inference.score import Pair, Score, encode_pair, score, text_begin, windows
-from jaxlm.inference.text import write
+from jaxlm.inference.text import fit_prompts, write
 from jaxlm.objectives.base import Generator, MaskFiller
 from jaxlm.runs.load import LoadedModel
+from jaxlm.tasks.finetune import write_predictions
 from jaxlm.tasks.prompts import METRICS, Example, PromptTask, read_examples, read_task
-from jaxlm.tokenizers.tokenizer import write_whole
 
 
 class Result(NamedTuple):
-    """metrics: by name. rows: one a prediction, with `id`, `prediction`, `gold` and scores."""
+    """metrics: by name. rows: one a prediction, with `id`, `prediction`, `gold` and scores. settings: what
+    the model decided for the task, by name."""
 
     metrics: dict[str, float]
     rows: list[dict[str, Any]]
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) -> dict[str, Any]:
-    """Evaluates a run or a Transformers folder on the task of a prompt file: {"task", "metrics", "examples"}.
+    """Evaluates a run or a Transformers folder on the task of a prompt file: {"task", "metrics", "examples"}, and of
+    perplexity "length" and "stride" of the windows.
 
     predictions: a file for the rows, JSON lines. limit: only so many rows. UserError for a prompt file with a wrong
     field, rows that do not suit it, and models that cannot do such a task.
@@ -41,9 +44,8 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     is_run = (Path(model_path) / "checkpoints").is_dir()
     result = evaluate(loaded, task, examples, is_run)
     if predictions:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in result.rows]
-        write_whole(Path(predictions), "".join(lines).encode())
-    return {"task": task.task, "metrics": result.metrics, "examples": len(examples)}
+        write_predictions(predictions, result.rows)
+    return {"task": task.task, "metrics": result.metrics, "examples": len(examples), **result.settings}
 
 
 def evaluate(loaded: LoadedModel, task: PromptTask, examples: Sequence[Example], is_run: bool = False) -> Result:
@@ -137,11 +139,7 @@ def _generate(loaded: LoadedModel, task: PromptTask, examples: Sequence[Example]
         stops = (*stops, tokenizer.piece(v.sentinel - 1))
     # The space after the prompt belongs to the answer, as tokenizers cut it.
     prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
-    if not objective.has_encoder:
-        room = objective.max_length + 1 - task.max_new_tokens
-        if room < 1:
-            raise UserError(f"max_new_tokens is {task.max_new_tokens}; the model takes {objective.max_length} tokens.")
-        prompts = [(ids or [text_begin(tokenizer)])[-room:] for ids in prompts]
+    prompts = fit_prompts(objective, tokenizer, prompts, task.max_new_tokens)
     settings = Settings(max_new_tokens=task.max_new_tokens, beams=task.beams, length_penalty=task.length_penalty)
     rows = []
     answers = write(*loaded[:3], prompts, settings, stops, skip_special=True)
@@ -201,8 +199,8 @@ def _perplexity(loaded: LoadedModel, task: PromptTask, examples: Sequence[Exampl
     nats = -sums["log_likelihood"]
     return Result({
         "perplexity": _exp(nats / max(1, sums["tokens"])), "word_perplexity": _exp(nats / max(1, sums["words"])),
-        "bits_per_byte": nats / math.log(2) / max(1, sums["bytes"]), "length": length, "stride": stride,
-    }, rows)
+        "bits_per_byte": nats / math.log(2) / max(1, sums["bytes"]),
+    }, rows, {"length": length, "stride": stride})
 
 
 def _pseudo_likelihood(loaded: LoadedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:

@@ -36,8 +36,8 @@ class PromptTask:
     """choice: the likeliest of several continuations; generate: a free answer; last-word: the last word of a text, as
     in LAMBADA; perplexity: of whole texts; pseudo-likelihood: of whole texts by a masked model."""
     data: str
-    """Rows: .tsv, .csv or .jsonl, perhaps compressed, beside the prompt file; for perplexity also .txt, whose documents
-    are the column {text}."""
+    """Rows: .tsv, .csv or .jsonl, perhaps compressed, beside the prompt file; where whole texts are asked (last-word,
+    perplexity, pseudo-likelihood) .txt, too, whose documents are the column {text}."""
     prompt: str = "{text}"
     """Template of what the model reads; for last-word, perplexity and pseudo-likelihood the whole text."""
     task: str = ""
@@ -93,7 +93,8 @@ class PromptTask:
 @dataclasses.dataclass(frozen=True)
 class Example:
     """A row as the model meets it. prompt: with the examples before it. choices: each as it continues the prompt.
-    gold: the number of the right choice, or the right answers. label: the name of each choice."""
+    gold: the number of the right choice. answers: the right answers (kind generate). labels: the name of each
+    choice."""
 
     place: str
     id: Any
@@ -203,7 +204,7 @@ def read_examples(task: PromptTask, limit: int = 0) -> list[Example]:
 
 
 def _rows(task: PromptTask, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if kind_of(path) == "text":
+    if kind_of(path) == "text" and task.kind not in ("choice", "generate"):
         document = ""
         for number, piece in enumerate(read_file(path, "text")):
             document += piece.text

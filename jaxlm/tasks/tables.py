@@ -61,7 +61,7 @@ def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
     if missing := [name for name in columns if name not in names]:
         raise UserError(
             f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names))}. Choose columns "
-            "with --data.text-field, --data.label-field and so on."
+            "with --data.text-field, --data.label-field and so on, or in the prompt file."
         )
 
 

@@ -12,6 +12,8 @@ import pytest
 from jaxlm.cli import main
 from jaxlm.huggingface import import_folder
 from jaxlm.runs.run import open_run
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.finetune import experiment_of
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
 
@@ -173,6 +175,8 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     lines = (tmp_path / "distilled" / "metrics.jsonl").read_text()
     assert "soft_loss" in lines and "attention_loss" in lines and "hidden_loss" in lines
     capsys.readouterr()
+    assert main(["evaluate", first, "--data.source", "a.tsv", "--data.dev", "b.tsv"]) == 2
+    assert "give one of them" in capsys.readouterr().err
 
 
 def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
@@ -189,6 +193,12 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     capsys.readouterr()
     assert main(["finetune", str(tmp_path / "run")]) == 0
     assert "Finished early" in capsys.readouterr().out
+
+
+def test_a_transformers_folder_is_evaluated_in_small_batches(models):
+    path = models("bert")
+    task = Classification().adopting(import_folder(path).objective)
+    assert experiment_of(path, task).train.batch_size == 32
 
 
 def test_show_draws_examples(models, rows, capsys):

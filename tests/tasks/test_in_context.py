@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from jaxlm.cli import main
 from jaxlm.errors import UserError
 from jaxlm.inference.score import Score
 from jaxlm.runs.load import LoadedModel
@@ -183,8 +185,8 @@ def test_perplexity(gpt2, prompt_file, tmp_path):
     words, size = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
     assert m["word_perplexity"] == pytest.approx(math.exp(min(nats / words, 700)), rel=1e-2)
     assert m["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-2)
-    assert (m["length"], m["stride"]) == (40, 40)
-    assert run(path, prompt_file(kind="perplexity", data="text.txt"))["metrics"]["stride"] == 20
+    assert len(m) == 3 and (result["length"], result["stride"]) == (40, 40)
+    assert run(path, prompt_file(kind="perplexity", data="text.txt"))["stride"] == 20
 
 
 def _windowed(model, ids: list[int], length: int) -> float:
@@ -228,9 +230,14 @@ def test_toml_and_tables(tmp_path):
     assert [(e.prompt, e.gold, e.choices, e.labels) for e in examples] == [
         ("good film =", 1, (" bad", " good"), ("neg", "pos")), ("bad film =", 0, (" bad", " good"), ("neg", "pos")),
     ]
+    (tmp_path / "rows.tsv").rename(tmp_path / "rows.txt")
+    as_text = read_examples(dataclasses.replace(task, data=str(tmp_path / "rows.txt")))
+    assert [e.prompt for e in as_text] == ["good film =", "bad film ="]
     (tmp_path / "rows.tsv").write_text("good film\tpos\nbad film\tnagative\n")
     with pytest.raises(UserError, match="line 2: the answer 'nagative' is none of the labels neg, pos"):
         read_examples(task)
+    with pytest.raises(UserError, match=r"no column '3'; it has '1', '2'.* or in the prompt file"):
+        read_examples(dataclasses.replace(task, answer="3"))
 
 
 @pytest.mark.parametrize(("fields", "words"), [
@@ -251,6 +258,13 @@ def test_a_wrong_field_is_one_sentence(fields, words, prompt_file):
     with pytest.raises(UserError, match=words) as error:
         read_task(path := prompt_file(**fields))
     assert str(error.value).startswith(path if "path" in locals() else "/") and "\n" not in str(error.value)
+
+
+def test_wrong_flags(bert, prompt_file, capsys):
+    file = prompt_file(kind="pseudo-likelihood")
+    for flags, words in ((["--limit", "2"], "--limit is for prompts"), (["--task", file, "--limit", "-1"], "is -1")):
+        assert main(["evaluate", bert[2], *flags]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_wrong_files(tmp_path, prompt_file):
