@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("source")
     parser.add_argument("presets", nargs="*", default=PRESETS)
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"))
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # presets may follow --out
     configs = Path(__file__).parent.parent / "configs"
     print("| preset | steps | held-out loss before | after | other held-out figures | minutes | real tokens |")
     print("|---|---|---|---|---|---|---|")
