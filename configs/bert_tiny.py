@@ -7,6 +7,7 @@ rows of 16 tokens, over which attention is learnt at once.
 Command:     jaxlm pretrain configs/bert_tiny.py --run-dir runs/bert_tiny
 Hardware:    two CPU cores
 Parameters:  4,433,468 with the published vocabulary of 30,522; 1,024,514 with the 4,096 trained here
+Result:      held-out mlm_loss 9.248 to 6.477, English Wikipedia (configs/README.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

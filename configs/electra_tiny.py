@@ -3,6 +3,7 @@
 Command:     jaxlm pretrain configs/electra_tiny.py --run-dir runs/electra_tiny
 Hardware:    two CPU cores
 Parameters:  1,901,057 with the vocabulary of 8,192 trained here
+Result:      held-out generator_loss 9.293 to 6.121, discriminator_loss 0.391, English Wikipedia (configs/README.md)
 
 Without dropout, and from weights of the spread 1/sqrt(width), so small a model learns faster than with BERT's values;
 and over rows of 16 tokens it finds out what a neighbour is, which takes many times as long over rows of 128.
