@@ -70,7 +70,7 @@ def row(task: str, model: str, runs: Path, options: argparse.Namespace, flags: l
     ]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode or not done.stdout.strip():
         why = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         return f"| {task} | {name} | – | {why[-1]} | – |"
     result = json.loads(done.stdout)
