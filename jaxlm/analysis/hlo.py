@@ -215,11 +215,13 @@ def collectives(module: Module) -> list[Collective]:
             if kind is None:
                 continue
             overlaps = name in fused_with_compute or _overlaps(instructions, index)
+            # On TPUs a reduce-scatter is a fusion of an all-reduce and slices; all of them share one channel.
+            scatters = name.startswith("all-reduce-scatter")
             one = Collective(
-                kind=kind, bytes=_collective_bytes(kind, instruction), runs=runs, overlaps=overlaps,
-                shape=_without_layouts(instruction.shape), op_name=instruction.op_name,
+                kind="reduce-scatter" if scatters else kind, bytes=_collective_bytes(kind, instruction), runs=runs,
+                overlaps=overlaps, shape=_without_layouts(instruction.shape), op_name=instruction.op_name,
             )
-            channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+            channel = None if scatters else re.search(r"channel_id=(\d+)", instruction.attributes)
             # The TPU compiler spreads an asynchronous collective over several fusions, each of which repeats it whole.
             key = (kind, channel[1]) if channel else (name, instruction.name)
             if before := found.get(key):

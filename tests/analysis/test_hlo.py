@@ -88,6 +88,21 @@ def test_a_collective_that_the_compiler_made_synchronous_again_does_not_overlap(
     assert hlo_traffic(hlo) == {"all-reduce": Traffic(1, 32)}
 
 
+def test_reduce_scatters_of_a_tpu_share_a_channel_and_are_several():
+    """As libtpu 0.0.42.1 writes them: each a fusion of an all-reduce and its slices."""
+    def scatter(number: int) -> str:
+        return f"""%all-reduce-scatter.{number} (input_0: bf16[16,8]) -> bf16[2,8] {{
+  %all-reduce.{number} = bf16[16,8]{{1,0}} all-reduce(%input_0), channel_id=1, replica_groups={{{{0,1}}}}, to_apply=%add
+  ROOT %slice.{number} = bf16[2,8]{{1,0}} dynamic-slice(%all-reduce.{number}, %zero, %zero)
+}}
+
+"""
+
+    calls = [f"%fusion.{i} = bf16[2,8]{{1,0}} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.{i}" for i in (1, 2)]
+    hlo = entry(*calls).replace("ENTRY", scatter(1) + scatter(2) + "ENTRY")
+    assert hlo_traffic(hlo) == {"reduce-scatter": Traffic(2, 2 * 16 * 8 * 2)}
+
+
 def entry(*instructions: str) -> str:
     lines = "".join(f"  {line}\n" for line in instructions)
     return f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n"
