@@ -179,8 +179,8 @@ def unshared(params: Params, source: LoadedModel) -> str:
     theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
     lacking, unused = listed(subtrees(own - theirs, own)), listed(subtrees(theirs - own, theirs))
     return (
-        (f"; it has no {lacking}, which start from random weights" if lacking else "")
-        + (f"; this model has no {unused}, which are left out" if unused else "")
+        (f"; not in it, so from random weights: {lacking}" if lacking else "")
+        + (f"; left out, without a place here: {unused}" if unused else "")
     )
 
 
