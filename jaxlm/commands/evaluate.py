@@ -78,9 +78,9 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
         data = dataclasses.replace(data, source="", dev=data.source)
     elif data.dev:
         data = dataclasses.replace(data, source="")
-    kept = {item.name for item in dataclasses.fields(task) if marks_of(item) & {"bound", "weights"}}
-    rates = {item.name: getattr(experiment.objective, item.name) for item in dataclasses.fields(task)}
-    task = dataclasses.replace(task, **{name: value for name, value in rates.items() if name not in kept})
+    # Flags decide how the task is asked and scored, but nothing that its parameters were made for.
+    free = [item.name for item in dataclasses.fields(task) if not marks_of(item) & {"bound", "weights"}]
+    task = dataclasses.replace(task, **{name: getattr(experiment.objective, name) for name in free})
     size = experiment.train.batch_size
     return evaluate(task, loaded.params, loaded.tokenizer, data, size, predictions)
 
@@ -90,4 +90,4 @@ def print_result(result: dict[str, Any]) -> None:
     spread = {name: f" ± {value:.4f}" for name, value in result.get("deviations", {}).items()}
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
-    print(f"{result['task']}, {result['examples']:,} examples{seeds}: {figures}")
+    print(f"{result['task']}, {result['examples']:,} examples{seeds}: {figures or 'nothing to score'}")

@@ -17,7 +17,8 @@ from jaxlm.models.layers.config import Computation
 from jaxlm.objectives.base import Frozen, Loaded, Params, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import require_layers, require_same_text
-from jaxlm.tasks.classification import INPUTS, Classification
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.families import INPUTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ class DistilledClassification(Classification):
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         weights, inputs = self.weights(example), self._inputs(example)
         read, keys = [inputs[name] for name in INPUTS], jax.random.split(key) if train else (None, None)
-        if self.layer_weight:  # the states have the logits' too, with the same dropout
+        if self.layer_weight:  # the logits follow from the same forward pass
             states = self.model.encode_all(params, *read, dropout_key=keys[0])
             ours = self.classify(params, self.before_classifier(params, states[0][-1][:, 0], keys[1]))
         else:

@@ -28,6 +28,7 @@ from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 Params = dict[str, Any]
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 Inputs = dict[str, Array]
 """input_ids, token_type_ids, attention_mask int32 [batch, length]; padding stands at the end. For ELMo also the words'
 characters, int32 [batch, length, characters]."""
@@ -131,7 +132,7 @@ def summary(
     family = family_of(model)
     if isinstance(model, Encoder):  # its last layer need be computed there only
         first = jnp.zeros((inputs["input_ids"].shape[0], 1), jnp.int32)
-        arrays = (inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask"))
+        arrays = (inputs[name] for name in INPUTS)
         return model.encode(params, *arrays, dropout_key, positions=first)[:, 0]
     hidden, mask = family.hidden(model, params, inputs, dropout_key), inputs["attention_mask"]
     if family.summary == "mean":
@@ -153,9 +154,6 @@ def forward_flops(model: Any, length: int) -> float:
     if isinstance(model, Xlnet):
         return model.flops(length, 0, 0)
     return model.flops(length, 0) if isinstance(model, Encoder) else stack_flops(model.stack, length)
-
-
-INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
 def input_fill(vocabulary: Vocabulary) -> dict[str, int]:

@@ -44,8 +44,8 @@ def by_key(
         # Row i has to move i places to the right: as if each row had one column less (Dai et al. 2019, appendix B).
         flat = scores.reshape(batch, heads, distances, queries)[:, :, 1:]
         return flat.reshape(batch, heads, queries, distances - 1)[..., :keys]
-    # Row i has to move by a number of its own. As many moves for all or none halve what is left to move; a gather of
-    # one slice a row would be a loop over rows on a TPU.
+    # Shift row i to the left by first[i], bit by bit: each pass shifts the rows that still have at least `step` to go.
+    # One slice a row, by its own index, would be a gather, which a TPU does in a loop over the rows.
     first, most = distances - keys - positions, distances - keys
     while most:
         step = (most + 1) // 2
@@ -90,7 +90,7 @@ class RelativeAttention(nn.Module):
 
         query, key, value = heads("query", x), heads("key", source), heads("value", source)
         forward, backward = heads("position", distances)
-        # A gather of one of two would have a loop over the rows for a gradient.
+        # A selection: the gradient of indexing with is_backward would be a scatter, a loop over the rows on a TPU.
         position = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
         by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position)
         bias = by_key(by_distance, queries.positions, source.shape[1])
