@@ -20,7 +20,18 @@ from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.config import Computation, ComputeType
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
-from jaxlm.objectives.base import Frozen, Line, Loaded, Objective, Params, adopt, require_positions
+from jaxlm.objectives.base import (
+    Frozen,
+    Line,
+    Loaded,
+    Objective,
+    Params,
+    Term,
+    Terms,
+    adopt,
+    require_positions,
+)
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tasks import families
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -227,6 +238,50 @@ class Task(Objective):
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         """The task's metrics, by name."""
         raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledTask(Task):
+    """A task whose classifier reads one vector for each text: loss = the task's own + lm_coefficient · that of
+    predicting each next token of the texts (Radford et al. 2018, equation 5)."""
+
+    lm_coefficient: float = 0.0
+    """Weight of the language-model loss, for decoders; GPT-1 was fine-tuned with 0.5."""
+
+    def __post_init__(self) -> None:
+        if self.lm_coefficient < 0:
+            raise UserError(f"objective.lm_coefficient is {self.lm_coefficient}; it must be 0 or more.")
+
+    def adopting(self, source: Any) -> Any:
+        task = super().adopting(source)
+        if self.lm_coefficient and not task.family.is_decoder:
+            raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(task.model).__name__}.")
+        return task
+
+    def texts(self, example: Arrays) -> families.Inputs:
+        """The texts of a batch, those of a row (both orders of a pair, all choices) one after another."""
+        return {name: example[name].reshape(-1, example[name].shape[-1]) for name in families.INPUTS}
+
+    def pooled_with_lm(
+        self, params: Params, example: Arrays, key: jax.Array, train: bool
+    ) -> tuple[Float[Array, "texts hidden"], Terms]:
+        """(the vector of each text, as `pooled` gives it; in training the language-model loss, if there is one: the
+        mean over each text's tokens, then over all texts of all rows)."""
+        inputs = self.texts(example)
+        if not (self.lm_coefficient and train):
+            return self.pooled(params, inputs, key if train else None), {}
+        keys = jax.random.split(key)
+        hidden, mask = self.hidden(params, inputs, keys[0]), inputs["attention_mask"]
+        x = self.before_classifier(params, families.at_last_token(hidden, mask), keys[1])
+        weights = jnp.repeat(self.weights(example), mask.shape[0] // example["row"].shape[0])
+        asked = mask[:, 1:].astype(jnp.float32)
+        asked = asked / jnp.maximum(jnp.sum(asked, axis=1, keepdims=True), 1.0)
+        table, bias = self.model.output_matrix(params)
+        features = self.model.token_features(params, hidden[:, :-1])
+        losses = chunked_cross_entropy(
+            features, table, inputs["input_ids"][:, 1:], asked * weights[:, None], bias=bias
+        )
+        return x, {"lm_loss": Term(losses.total, jnp.sum(weights), self.lm_coefficient)}
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -15,19 +15,10 @@ from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
-from jaxlm.tasks.base import Answer, Task
-from jaxlm.tasks.families import (
-    INPUTS,
-    Inputs,
-    at_last_token,
-    family_of,
-    input_fill,
-    inputs_of,
-    synthetic_inputs,
-)
+from jaxlm.tasks.base import Answer, PooledTask
+from jaxlm.tasks.families import INPUTS, Inputs, input_fill, inputs_of, synthetic_inputs
 from jaxlm.tasks.tables import read_table
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -130,22 +121,15 @@ def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndar
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(Task):
-    """loss = cross-entropy of the label, or the squared error of a number, + lm_coefficient · the loss of predicting
-    each next token of the text (Radford et al. 2018, equation 5)."""
+class Classification(PooledTask):
+    """loss = cross-entropy of the label, or the squared error of a number, + the language-model loss."""
 
     target: Literal["class", "number"] = field("class", weights=True)
     """What a label is: a class, or a number (regression)."""
     both_orders: bool = False
     """Read a pair in both orders and add up their vectors, for a similarity (Radford et al. 2018, section 3.3)."""
-    lm_coefficient: float = 0.0
-    """Weight of the language-model loss, for decoders; GPT-1 was fine-tuned with 0.5."""
 
     name = "classification"
-
-    def __post_init__(self) -> None:
-        if self.lm_coefficient < 0:
-            raise UserError(f"objective.lm_coefficient is {self.lm_coefficient}; it must be 0 or more.")
 
     @property
     def packing(self) -> TextEncoder:
@@ -157,25 +141,15 @@ class Classification(Task):
     def outputs(self) -> int:
         return 1 if self.target == "number" else len(self.labels)
 
-    def adopting(self, source: Any) -> Any:
-        task = super().adopting(source)
-        if self.lm_coefficient and not family_of(task.model).is_decoder:
-            raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(task.model).__name__}.")
-        return task
-
     def with_labels(self, records: Sequence[Record]) -> Self:
         if self.labels or self.target == "number":
             return self
         return dataclasses.replace(self, labels=tuple(sorted({row.values["label"] for row in records})))
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
-        weights, label = self.weights(example), example["label"]
-        inputs, key = self._inputs(example), key if train else None
-        if self.lm_coefficient and train:
-            logits, language = self._with_language_model(params, inputs, weights, key)
-        else:
-            logits, language = self._logits(params, inputs, key), {}
-        return self._label_terms(logits, label, weights) | language
+        x, language = self.pooled_with_lm(params, example, key, train)
+        logits = self.classify(params, self._summed(x))
+        return self._label_terms(logits, example["label"], self.weights(example)) | language
 
     def _label_terms(self, logits: jax.Array, label: jax.Array, weights: jax.Array) -> Terms:
         """logits: [rows, classes]; label: [rows] ids of classes, or numbers."""
@@ -186,10 +160,6 @@ class Classification(Task):
             "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
         }
 
-    def _inputs(self, example: Arrays) -> Inputs:
-        """The texts, both orders of a pair one after another."""
-        return {name: example[name].reshape(-1, example[name].shape[-1]) for name in INPUTS}
-
     def _logits(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
         return self.classify(params, self._summed(self.pooled(params, inputs, key)))
 
@@ -197,25 +167,8 @@ class Classification(Task):
         """One vector a record."""
         return x.reshape(-1, 2, x.shape[-1]).sum(axis=1) if self.both_orders else x
 
-    def _with_language_model(
-        self, params: Params, inputs: Inputs, weights: jax.Array, key: jax.Array | None
-    ) -> tuple[jax.Array, Terms]:
-        """(logits, the language-model loss: the mean over each text's tokens, then over texts)."""
-        keys = (None, None) if key is None else jax.random.split(key)
-        hidden = self.hidden(params, inputs, keys[0])
-        x = self._summed(self.before_classifier(params, at_last_token(hidden, inputs["attention_mask"]), keys[1]))
-        asked = inputs["attention_mask"][:, 1:].astype(jnp.float32)
-        asked = asked / jnp.maximum(jnp.sum(asked, axis=1, keepdims=True), 1.0)
-        rows = jnp.repeat(weights, 2) if self.both_orders else weights
-        table, bias = self.model.output_matrix(params)
-        features = self.model.token_features(params, hidden[:, :-1])
-        losses = chunked_cross_entropy(
-            features, table, inputs["input_ids"][:, 1:], asked * rows[:, None], bias=bias
-        )
-        return self.classify(params, x), {"lm_loss": Term(losses.total, jnp.sum(rows), self.lm_coefficient)}
-
     def predict(self, params: Params, example: Arrays) -> Arrays:
-        return {"logits": self._logits(params, self._inputs(example), None)}
+        return {"logits": self._logits(params, self.texts(example), None)}
 
     def flops(self, length: int) -> tuple[float, float]:
         trained, frozen = super().flops(length)

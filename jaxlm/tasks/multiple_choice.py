@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.objectives.base import Frozen, Line, Params, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
-from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.base import Answer, PooledTask
 from jaxlm.tasks.classification import shortened
 from jaxlm.tasks.families import INPUTS, input_fill, inputs_of, synthetic_inputs
 from jaxlm.tasks.tables import read_table
@@ -109,8 +109,9 @@ class ChoiceEncoder:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultipleChoice(Task):
-    """loss = cross-entropy of the right choice under the softmax of the choices' logits (BERT, SWAG)."""
+class MultipleChoice(PooledTask):
+    """loss = cross-entropy of the right choice under the softmax of the choices' logits (BERT, SWAG), + the
+    language-model loss, over the texts of all choices."""
 
     name = "multiple_choice"
 
@@ -123,21 +124,18 @@ class MultipleChoice(Task):
     def outputs(self) -> int:
         return 1
 
-    def _logits(self, params: Params, example: Arrays, key: jax.Array | None) -> jax.Array:
-        rows, choices, length = example["input_ids"].shape
-        inputs = {name: example[name].reshape(-1, length) for name in INPUTS}
-        return self.classify(params, self.pooled(params, inputs, key)).reshape(rows, choices)
-
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
-        logits = self._logits(params, example, key if train else None)
+        x, language = self.pooled_with_lm(params, example, key, train)
         weights, label = self.weights(example), example["label"]
-        return {
+        logits = self.classify(params, x).reshape(len(label), -1)
+        return language | {
             "task_loss": Term.of(cross_entropy(logits, label), weights, 1.0),
             "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
         }
 
     def predict(self, params: Params, example: Arrays) -> Arrays:
-        return {"logits": self._logits(params, example, None)}
+        logits = self.classify(params, self.pooled(params, self.texts(example), None))
+        return {"logits": logits.reshape(len(example["row"]), -1)}
 
     def flops(self, length: int) -> tuple[float, float]:
         trained, frozen = super().flops(length)

@@ -201,6 +201,27 @@ def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_pat
     assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
 
 
+def test_the_language_model_beside_choices_is_their_double_head(tokenizer, tmp_path):
+    """Of texts of one length; their loss is a mean over all tokens."""
+    task = task_of(MultipleChoice, Gpt1, tokenizer, lm_coefficient=0.5, classifier_dropout=0.0)
+    task = dataclasses.replace(task, model=dataclasses.replace(task.model, dropout=0.0, attention_dropout=0.0))
+    params = random_params(task, 0)
+    one_logit = task_of(Classification, Gpt1, tokenizer, labels=(), target="number")
+    out = export_folder(tmp_path / "out", one_logit, params, tokenizer, ModelCard())
+    theirs = transformers.OpenAIGPTDoubleHeadsModel.from_pretrained(out).eval()
+    with torch.no_grad():
+        theirs.multiple_choice_head.summary.weight.copy_(torch.tensor(np.asarray(params["classifier"]["kernel"]).T))
+        theirs.multiple_choice_head.summary.bias.zero_()
+        batch = task.packing.synthetic(3, LENGTH, tokenizer.vocabulary) | {"label": np.array([2, 0, 3], np.int32)}
+        ids, label = (torch.tensor(batch[name]).long() for name in ("input_ids", "label"))
+        last = torch.full(ids.shape[:2], LENGTH - 1)
+        found = theirs(ids, mc_token_ids=last, labels=ids, mc_labels=label)
+    terms = jax.jit(lambda p, b: task.loss(p, b, jax.random.key(0), True))(params, batch)
+    ours = {name: float(terms[name].total / terms[name].weight) for name in ("lm_loss", "task_loss")}
+    wanted = {"lm_loss": found.loss.item(), "task_loss": found.mc_loss.item()}
+    assert ours == pytest.approx(wanted, rel=1e-4) and terms["lm_loss"].coefficient == 0.5
+
+
 def test_what_has_no_class_is_refused(tokenizer, tmp_path):
     for task, named in (
         (task_of(Tagging, Gpt1, tokenizer), "Tagging with a Gpt1 has no class"),

@@ -39,6 +39,9 @@ TASKS = {
     "classes": Classification(model=Bert(**SIZES, **PLACES), **LABELS),
     "numbers": Classification(model=Distilbert(**SIZES, **PLACES), target="number", classifier_dropout=0.0),
     "gpt-1": Classification(model=Gpt1(**SIZES, **PLACES), lm_coefficient=0.5, **LABELS),
+    "gpt-1 pairs": Classification(
+        model=Gpt1(**SIZES, **PLACES), lm_coefficient=0.5, target="number", both_orders=True, classifier_dropout=0.0),
+    "gpt-1 choices": MultipleChoice(model=Gpt1(**SIZES, **PLACES), lm_coefficient=0.5, classifier_dropout=0.0),
     "choices": MultipleChoice(model=Bert(**SIZES, **PLACES), classifier_dropout=0.0),
     "tags": Tagging(model=Gpt2(**SIZES, **PLACES), **LABELS),
     "answers": Answers(model=Bert(**SIZES, **PLACES), classifier_dropout=0.0, kinds=True),
@@ -60,7 +63,7 @@ def made(name, rows=8):
     batch["row"] = np.where(np.arange(rows) < rows - 2, np.arange(rows), -1).astype(np.int32)
     for key, most in (("label", 3), ("labels", 3), ("start", 4), ("end", 4), ("kind", 4)):
         if key in batch:
-            most = 2 if name == "choices" else most
+            most = 2 if "choices" in name else most
             value = draw.integers(-1 if key == "labels" else 0, most, batch[key].shape)
             batch[key] = value.astype(batch[key].dtype)
     if "weights" in batch:
@@ -79,7 +82,7 @@ def tensor(x):
     return torch.tensor(np.asarray(x))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"gpt-1", "gpt-1 pairs"}))  # as its choices
 def test_microbatches_make_the_whole(name):
     task, params, batch = made(name)
 
@@ -109,19 +112,23 @@ def test_classes_and_numbers_as_torch():
     assert evaluated(task, params, batch) == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_the_language_model_beside_a_classifier():
-    """Radford et al. 2018, equation 5: the mean over each text's tokens, then over texts, times λ."""
-    task, params, batch = made("gpt-1")
-    hidden = task.model.decode_hidden(params, batch["input_ids"], batch["attention_mask"])
-    logits = tensor(task.model.predict_tokens(params, hidden))
+@pytest.mark.parametrize("name", ["gpt-1", "gpt-1 pairs", "gpt-1 choices"])
+def test_the_language_model_beside_a_task(name):
+    """Radford et al. 2018, equation 5: the mean over each text's tokens, then over texts, times λ; not when it is
+    evaluated. Both orders of a pair are texts, and all choices."""
+    task, params, batch = made(name)
+    ids, mask = (batch[name][:6].reshape(-1, 24) for name in ("input_ids", "attention_mask"))
+    model = task.model
+    logits = tensor(jax.jit(lambda p: model.predict_tokens(p, model.decode_hidden(p, ids, mask)))(params))
     losses = []
-    for row in range(6):
-        size = int(batch["attention_mask"][row].sum())
-        ids = tensor(batch["input_ids"][row]).long()
-        losses.append(F.cross_entropy(logits[row, : size - 1], ids[1:size]))
-    classes = F.cross_entropy(tensor(task.predict(params, batch)["logits"])[:6], tensor(batch["label"])[:6].long())
-    wanted = float(classes + 0.5 * torch.stack(losses).mean())
-    assert float(total_loss(task.loss(params, batch, jax.random.key(0), True))) == pytest.approx(wanted, rel=1e-5)
+    for row, size in enumerate(map(int, mask.sum(axis=1))):
+        losses.append(F.cross_entropy(logits[row, : size - 1], tensor(ids[row]).long()[1:size]))
+    assert len(losses) == {"gpt-1": 6, "gpt-1 pairs": 12, "gpt-1 choices": 24}[name]
+    own, both = (
+        float(jax.jit(lambda p, b, train=train: total_loss(task.loss(p, b, jax.random.key(0), train)))(params, batch))
+        for train in (False, True)
+    )
+    assert both == pytest.approx(own + 0.5 * float(torch.stack(losses).mean()), rel=1e-5)
 
 
 def test_tags_and_answers_as_torch():
