@@ -42,7 +42,8 @@ class AnswerRows(LabelledData):
     form: Literal["squad", "coqa"] = "squad"
     """The form of the file."""
     history: int = 2
-    """Turns of a conversation, question and answer, that are put in front of a question (CoQA)."""
+    """Turns of a conversation, question and answer, that are put in front of a question (CoQA); where the file has no
+    answers, as that of a test set, the questions alone."""
 
     def read(self, path: str) -> Iterator[Record]:
         with open_text(path) as stream:
@@ -85,28 +86,35 @@ def _check_span(passage: str, text: str, start: int, place: str) -> None:
 
 def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Record]:
     for story in data:
-        passage = story["story"]
-        others = list(story.get("additional_answers", {}).values())
+        passage, questions, given = story["story"], story["questions"], story.get("answers")
+        given = [None] * len(questions) if given is None else given  # none in a file to predict
+        others = list((story.get("additional_answers") or {}).values())
         turns: list[str] = []
-        for number, (question, answer) in enumerate(zip(story["questions"], story["answers"], strict=True)):
-            name = f"{story['id']}:{question['turn_id']}"
+        for number, (question, answer) in enumerate(zip(questions, given, strict=True)):
             place = f"{path}, story {story['id']}, turn {question['turn_id']}"
-            text = answer["input_text"]
-            start, evidence = answer["span_start"], answer["span_text"]
-            plain = metrics.normalize_answer(text)
-            kind = plain if plain in ("yes", "no", "unknown") else "span" if start >= 0 else "unknown"
-            if kind == "span":
-                _check_span(passage, evidence, start, place)
-            within = evidence.lower().find(text.lower()) if kind == "span" else -1
-            if within >= 0:  # the answer itself, rather than the sentence it was taken from
-                start, evidence = start + within, evidence[within : within + len(text)]
-            asked = " ".join([*(turns[-2 * history :] if history else []), question["input_text"]])
+            asked = " ".join([*(turns[-history:] if history else []), question["input_text"]])
             values = {
-                "question": asked, "passage": passage, "start": start, "text": evidence, "kind": kind,
-                "answers": [text, *(other[number]["input_text"] for other in others)],
+                "question": asked, "passage": passage, "answers": None, "start": -1, "text": "", "kind": "unknown",
             }
-            yield Record(name, place, values, passage)
-            turns += [question["input_text"], text]
+            turns.append(question["input_text"])
+            if answer is not None:
+                turns[-1] += " " + answer["input_text"]
+                values["answers"] = [answer["input_text"], *(other[number]["input_text"] for other in others)]
+                values |= _coqa_answer(answer, passage, place)
+            yield Record(f"{story['id']}:{question['turn_id']}", place, values, passage)
+
+
+def _coqa_answer(answer: dict[str, Any], passage: str, place: str) -> dict[str, Any]:
+    """kind: what the answer is; start, text: where it, or the evidence for it, stands in the passage."""
+    text, start, evidence = answer["input_text"], answer["span_start"], answer["span_text"]
+    plain = metrics.normalize_answer(text)
+    kind = plain if plain in ("yes", "no", "unknown") else "span" if start >= 0 else "unknown"
+    if kind == "span":
+        _check_span(passage, evidence, start, place)
+    within = evidence.lower().find(text.lower()) if kind == "span" else -1
+    if within >= 0:  # the answer itself, rather than the sentence it was taken from
+        start, evidence = start + within, evidence[within : within + len(text)]
+    return {"start": start, "text": evidence, "kind": kind}
 
 
 class Window(NamedTuple):

@@ -37,6 +37,7 @@ WITHOUT_LABELS = {
     "written": (TextToText(kind=MultipleChoice()), ChoiceRows(label_field=""), "x.jsonl", json.dumps(CHOICE)),
     "squad": (Answers(), AnswerRows(), "x.json", json.dumps(
         {"data": [{"paragraphs": [{"context": "red", "qas": [{"id": "q", "question": "?"}]}]}]})),
+    "coqa": (Answers(kinds=True), AnswerRows(form="coqa"), "x.json", json.dumps({"data": [STORY | {"answers": None}]})),
 }
 
 
@@ -46,6 +47,24 @@ def test_rows_without_labels(name, tmp_path):
     (row,) = read(file[0], tmp_path, *file[1:])
     assert task.gold(row) is None
     assert (task.texts(row) if isinstance(task, TextToText) else task.as_text(row))[1] == ""
+
+
+def test_a_conversation_with_and_without_answers(tmp_path):
+    """Of the turns in front of a question, those of a test set have no answers."""
+    turns = {"questions": [{"turn_id": i, "input_text": f"q{i}?"} for i in range(4)], "answers": [TURN] * 4}
+    story = {name: value for name, value in (STORY | turns).items() if name != "additional_answers"}
+    bare = {name: value for name, value in story.items() if name != "answers"}
+    for history, asked, answered in (
+        (0, "q3?", "q3?"), (2, "q1? q2? q3?", "q1? red q2? red q3?"),
+        (9, "q0? q1? q2? q3?", "q0? red q1? red q2? red q3?"),
+    ):
+        data = AnswerRows(form="coqa", history=history)
+        rows = read(data, tmp_path, "x.json", json.dumps({"data": [bare]}))
+        assert [row.id for row in rows] == ["s:0", "s:1", "s:2", "s:3"]
+        assert rows[3].values["question"] == asked and rows[3].values["answers"] is None
+        own = read(data, tmp_path, "x.json", json.dumps({"data": [story]}))[3].values
+        assert own == {"question": answered, "passage": "red house", "answers": ["red"], "start": 0, "text": "red",
+                       "kind": "span"}
 
 
 def test_a_label_is_compared_as_text(tmp_path):
