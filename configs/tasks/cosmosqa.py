@@ -2,7 +2,7 @@
 
 Command:     jaxlm finetune configs/tasks/cosmosqa.py --init-from RUN_OR_HF_DIR --data.source train.csv \
                  --data.dev valid.csv --run-dir runs/cosmosqa
-Data:        its own CSV
+Data:        its own CSV; or --data.source tfds:cosmos_qa --data.dev tfds:cosmos_qa:validation
 Recipe:      as for SWAG
 """
 

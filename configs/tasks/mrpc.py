@@ -2,7 +2,10 @@
 
 Command:     jaxlm finetune configs/tasks/mrpc.py --init-from RUN_OR_HF_DIR --data.source MRPC/train.tsv \
                  --data.dev MRPC/dev.tsv --run-dir runs/mrpc
-Data:        GLUE's own TSV
+Data:        GLUE's own TSV;
+             or --data.source tfds:glue/mrpc --data.dev tfds:glue/mrpc:validation \
+                 --data.text-field sentence1 --data.text-pair-field sentence2 --data.label-field label
+             (whose labels are not_equivalent and equivalent, for 0 and 1)
 Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs;
              small: often begun from a model fine-tuned on MNLI (--init-from RUN)
 """

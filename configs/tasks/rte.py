@@ -2,7 +2,8 @@
 
 Command:     jaxlm finetune configs/tasks/rte.py --init-from RUN_OR_HF_DIR --data.source RTE/train.tsv \
                  --data.dev RTE/dev.tsv --run-dir runs/rte
-Data:        GLUE's own TSV
+Data:        GLUE's own TSV;
+             or --data.source tfds:glue/rte --data.dev tfds:glue/rte:validation
 Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs;
              small: often begun from a model fine-tuned on MNLI (--init-from RUN)
 """

@@ -2,7 +2,8 @@
 
 Command:     jaxlm finetune configs/tasks/text_to_text.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
                  --data.dev dev.tsv --run-dir runs/text_to_text
-Data:        TSV or CSV with a line of names, or JSON lines; columns by --data.source-field, --data.target-field
+Data:        TSV or CSV with a line of names, JSON lines, tfds:NAME; columns by --data.source-field,
+             --data.target-field
 Recipe:      T5's: constant rate 1e-3 with Adafactor; here AdamW at a tenth of it
 """
 

@@ -75,10 +75,11 @@ class LabelledData(Data):
     """Rows of a task in files. A subclass for each form of files implements `read`."""
 
     source: str = field("", resumable=True)
-    """File of rows to train on, which may also be .gz, .xz or .zst."""
+    """Rows to train on: a file, which may also be .gz, .xz or .zst, or, where columns have names,
+    `tfds:NAME[/CONFIG][:SPLIT]`."""
 
     dev: str = field("", resumable=True)
-    """File of rows to evaluate on, in the same form; empty: a share of the source's."""
+    """Rows to evaluate on, in the same form; empty: a share of the source's."""
 
     length: int = 128
     """Sequence length of the model, special symbols included. Longer texts are cut, or read in windows."""
@@ -102,6 +103,10 @@ class LabelledData(Data):
     def read(self, path: str) -> Iterator[Record]:
         """The rows of a file. UserError, with file and line, for one that cannot be read."""
         raise NotImplementedError
+
+    def class_names(self) -> tuple[str, ...]:
+        """The labels in the order of their numbers, where the source has such an order."""
+        return ()
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         if not self.tokenizer:

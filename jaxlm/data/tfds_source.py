@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from jaxlm.errors import UserError
 
@@ -21,10 +24,36 @@ class Dataset:
 
 
 def open_dataset(source: str, text_field: str) -> Dataset:
-    """Finds a dataset under $TFDS_DATA_DIR (else ~/tensorflow_datasets), or downloads and prepares it there.
+    """The texts of a dataset, which is found as `_open` says. UserError if it cannot be, or has no such text field."""
+    builder, data, split = _open(source)
+    _require(builder, source, [text_field])
+    files = sorted(builder.data_path.iterdir())
+    stats = [json.dumps([str(file), file.stat().length, file.stat().mtime]) for file in files]
+    facts = json.dumps([builder.info.full_name, split, text_field])
+    return Dataset(lambda: _texts(data, source, text_field), (facts, *stats))
 
-    Raises UserError if it is not known, cannot be had, or has no such split or text field.
+
+def read_rows(source: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, {column: value}) of each record of a dataset, for the wanted fields; the place is "SOURCE, record N".
+
+    A text is str, a sequence a list, the number of a class the class's name, and None where it is -1: no label.
+    UserError if the dataset cannot be read or lacks a column.
     """
+    builder, data, _ = _open(source)
+    _require(builder, source, columns)
+    names = {column: _class_names(builder, column) for column in columns}
+    for place, record in _records(data, source):
+        yield place, {column: _value(record[column], names[column], f"{place}, {column!r}") for column in columns}
+
+
+def class_names(source: str, column: str) -> tuple[str, ...]:
+    """Names of a column's classes in the order of their numbers; none where it is no ClassLabel."""
+    return _class_names(_open(source)[0], column)
+
+
+def _open(source: str) -> tuple[Any, Any, str]:
+    """(builder, records, split) of a dataset under $TFDS_DATA_DIR (else ~/tensorflow_datasets), or downloaded and
+    prepared there. UserError if it is not known, cannot be had, or has no such split."""
     import tensorflow_datasets as tfds  # slow to import, and few need it
     import tensorflow_datasets.text  # wikipedia, c4 and others are known only after this
 
@@ -42,29 +71,49 @@ def open_dataset(source: str, text_field: str) -> Dataset:
             f"{source} cannot be read ({reason}); check the name and the split, and that $TFDS_DATA_DIR holds the "
             "dataset prepared as array_record, or that it can be downloaded."
         ) from error
-    if text_field not in builder.info.features:
+    return builder, data, split
+
+
+def _require(builder: Any, source: str, columns: Sequence[str]) -> None:
+    if missing := [column for column in columns if column not in builder.info.features]:
         fields = ", ".join(map(repr, builder.info.features))
-        raise UserError(f"{source} has no field {text_field!r}; choose one with --data.text-field (here: {fields}).")
-    files = sorted(builder.data_path.iterdir())
-    stats = [json.dumps([str(file), file.stat().length, file.stat().mtime]) for file in files]
-    facts = json.dumps([builder.info.full_name, split, text_field])
-    return Dataset(lambda: _texts(data, source, text_field), (facts, *stats))
+        raise UserError(
+            f"{source} has no field {missing[0]!r}; it has {fields}. Choose with --data.text-field, and of a task's "
+            "rows also with --data.label-field and so on."
+        )
 
 
-def _texts(data, source: str, text_field: str) -> Iterator[str]:
+def _class_names(builder: Any, column: str) -> tuple[str, ...]:
+    return tuple(getattr(builder.info.features[column], "names", None) or ())
+
+
+def _records(data: Any, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, fields) of each record."""
     for start in range(0, len(data), _AT_ONCE):
         numbers = list(range(start, min(start + _AT_ONCE, len(data))))
         for number, record in zip(numbers, data.__getitems__(numbers), strict=True):
-            yield _text(record[text_field], f"{source}, record {number}", text_field)
+            yield f"{source}, record {number}", record
 
 
-def _text(value, place: str, text_field: str) -> str:
-    if isinstance(value, str):
-        return value
+def _texts(data: Any, source: str, text_field: str) -> Iterator[str]:
+    for place, record in _records(data, source):
+        value = record[text_field]
+        if not isinstance(value, (str, bytes)):
+            raise UserError(
+                f"{place}: the field {text_field!r} is {type(value).__name__}, not text; choose one with "
+                "--data.text-field."
+            )
+        yield _value(value, (), place)
+
+
+def _value(value: Any, names: Sequence[str], place: str) -> Any:
+    """A field of a record as `read_rows` gives it. names: of the classes that it is a number of."""
+    if names and np.ndim(value) == 0:
+        return names[int(value)] if value >= 0 else None
+    if isinstance(value, (list, np.ndarray)):
+        return [_value(item, names, place) for item in value]
     if not isinstance(value, bytes):
-        raise UserError(
-            f"{place}: the field {text_field!r} is {type(value).__name__}, not text; choose one with --data.text-field."
-        )
+        return value
     try:
         return value.decode()
     except UnicodeDecodeError as error:

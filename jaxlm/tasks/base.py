@@ -103,8 +103,9 @@ class Task(Objective):
             model = dataclasses.replace(model, attention="auto")
         return dataclasses.replace(self, model=model)
 
-    def with_labels(self, records: Sequence[Record]) -> Self:
-        """A copy with the labels of the training rows, where none are given."""
+    def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
+        """A copy with the labels of the training rows, where none are given. names: labels that have an order of their
+        own; the others are sorted."""
         return self
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:

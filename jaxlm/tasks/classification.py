@@ -19,7 +19,7 @@ from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, PooledTask
 from jaxlm.tasks.families import INPUTS, Inputs, input_fill, inputs_of, synthetic_inputs
-from jaxlm.tasks.tables import read_table
+from jaxlm.tasks.tables import class_names, read_table
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -27,8 +27,8 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class TextRows(LabelledData):
-    """One or two texts and a label a row, from TSV, CSV or JSON lines. Columns are named; a number is the place of a
-    column, from 1, in a file without a line of names."""
+    """One or two texts and a label a row, from TSV, CSV, JSON lines or `tfds:NAME`. Columns are named; a number is the
+    place of a column, from 1, in a file without a line of names."""
 
     text_field: str = "text"
     """Column of the text."""
@@ -46,12 +46,15 @@ class TextRows(LabelledData):
         columns = [self.text_field, *filter(None, (self.text_pair_field, self.label_field, self.id_field))]
         for number, (place, row) in enumerate(read_table(path, columns)):
             values = {"text": str(row[self.text_field]), "label": None}
-            if self.label_field:
+            if self.label_field and row[self.label_field] is not None:
                 values["label"] = str(row[self.label_field])
             if self.text_pair_field:
                 values["text_pair"] = str(row[self.text_pair_field])
             name = str(row[self.id_field]) if self.id_field else str(number)
             yield Record(name, place, values, place)
+
+    def class_names(self) -> tuple[str, ...]:
+        return class_names(self.source, self.label_field) if self.label_field else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +144,12 @@ class Classification(PooledTask):
     def outputs(self) -> int:
         return 1 if self.target == "number" else len(self.labels)
 
-    def with_labels(self, records: Sequence[Record]) -> Self:
+    def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         if self.labels or self.target == "number":
             return self
-        return dataclasses.replace(self, labels=tuple(sorted({row.values["label"] for row in records})))
+        found = {row.values["label"] for row in records}
+        ordered = [name for name in names if name in found]
+        return dataclasses.replace(self, labels=(*ordered, *sorted(found.difference(names))))
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
         x, language = self.pooled_with_lm(params, example, key, train)

@@ -65,7 +65,8 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
         raise UserError("--data.source is empty; give a file of rows to train on.")
     if bare := next((row for split in rows.records.values() for row in split if objective.gold(row) is None), None):
         raise UserError(f"{bare.place} has no label to learn; name its column, or give files that have one.")
-    objective = objective.with_labels(rows.records["train"] + ([] if data.dev else rows.records["held_out"]))
+    labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
+    objective = objective.with_labels(labelled, data.class_names())
     vocabulary = dataclasses.replace(tokenizer.vocabulary, keeps_rows=True)
     objective = dataclasses.replace(objective, model=objective.model.bind(vocabulary))  # with rows for new symbols
     encoder = objective.bind(vocabulary, data.length).packing

@@ -29,8 +29,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceRows(LabelledData):
-    """A question and its choices a row, from TSV, CSV or JSON lines. Columns are named; a number is the place of a
-    column, from 1, in a file without a line of names."""
+    """A question and its choices a row, from TSV, CSV, JSON lines or `tfds:NAME`. Columns are named; a number is the
+    place of a column, from 1, in a file without a line of names."""
 
     text_field: str = "text"
     """Column of the text in front of the choices; several, with commas between, are joined by a space."""
@@ -61,12 +61,12 @@ class ChoiceRows(LabelledData):
             count = count or len(options)
             if len(options) != count:
                 raise UserError(f"{place} has {len(options)} choices, the rows before {count}; give each as many.")
-            label = str(row[self.label_field]) if self.label_field else None
-            if label is not None and label not in names:
-                raise UserError(f"{place}: the label {label!r} is none of the choices {', '.join(names)}.")
+            label = row[self.label_field] if self.label_field else None
+            if label is not None and str(label) not in names:
+                raise UserError(f"{place}: the label {str(label)!r} is none of the choices {', '.join(names)}.")
             values = {
                 "text": " ".join(str(row[name]) for name in texts), "choices": options,
-                "label": None if label is None else names.index(label),
+                "label": None if label is None else names.index(str(label)),
                 "question": str(row[self.question_field]) if self.question_field else "",
             }
             yield Record(str(row[self.id_field]) if self.id_field else str(number), place, values, values["text"])

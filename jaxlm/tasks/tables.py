@@ -1,4 +1,4 @@
-"""Rows of TSV, CSV and JSON lines by the names of their columns."""
+"""Rows of TSV, CSV, JSON lines and prepared datasets by the names of their columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxlm.data import tfds_source
 from jaxlm.data.readers import LONGEST_LINE, json_object, read_lines, without_compression
 from jaxlm.errors import UserError
 
@@ -17,12 +18,16 @@ csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, {column: value}) of each row, for the wanted `columns`; the place is "FILE, line N".
 
-    A column is a name of the first line (of .tsv and .csv) or of an object (of .jsonl, where "question.stem" goes into
-    objects); or a number, its place from 1 in a file that has no line of names. TSV is read as GLUE's files are
-    written, without quotes. UserError, with file and line, for a missing column or a row of another length.
+    A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" goes into
+    objects) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file that
+    has no line of names. TSV is read as GLUE's files are written, without quotes. UserError, with file and line, for a
+    missing column or a row of another length.
     """
     if "" in columns:
         raise UserError(f"{path} cannot be read by a column without a name; name that of the texts, and the others.")
+    if path.startswith("tfds:"):
+        yield from tfds_source.read_rows(path, columns)
+        return
     kind = os.path.splitext(without_compression(path))[1]
     if kind in JSON_LINES:
         for place, line in read_lines(path):
@@ -45,6 +50,11 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[st
             raise UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
         row = dict(zip(names, values, strict=True))
         yield place, {name: row[name] for name in columns}
+
+
+def class_names(path: str, column: str) -> tuple[str, ...]:
+    """Names of a column's classes in the order of their numbers, which only `tfds:NAME` knows; else none."""
+    return tfds_source.class_names(path, column) if path.startswith("tfds:") else ()
 
 
 def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:

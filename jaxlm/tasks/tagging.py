@@ -148,7 +148,7 @@ class Tagging(Task):
         """The tag of a word that got none."""
         return "O" if "O" in self.labels else self.labels[0]
 
-    def with_labels(self, records: Sequence[Record]) -> Self:
+    def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         found = self.labels or tuple(sorted({tag for row in records for tag in row.values["tags"] or ()}))
         return dataclasses.replace(self, labels=found)
 

@@ -34,8 +34,8 @@ Metric = Literal["exact_match", "rouge", "bleu"]
 
 @dataclasses.dataclass(frozen=True)
 class PairRows(LabelledData):
-    """A text and what is to be written for it, from TSV, CSV or JSON lines. Columns are named; a number is the place of
-    a column, from 1, in a file without a line of names."""
+    """A text and what is to be written for it, from TSV, CSV, JSON lines or `tfds:NAME`. Columns are named; a number
+    is the place of a column, from 1, in a file without a line of names."""
 
     length: int = 512
     """Tokens of the text that is read; for a decoder, of text and answer together. Longer texts are cut."""
@@ -52,7 +52,7 @@ class PairRows(LabelledData):
         for number, (place, row) in enumerate(read_table(path, columns)):
             source, targets = row[self.source_field], None
             source = " ".join(map(str, source)) if isinstance(source, list) else str(source)
-            if self.target_field:
+            if self.target_field and row[self.target_field] is not None:
                 given = row[self.target_field]
                 targets = [str(text) for text in given] if isinstance(given, list) else [str(given)]
                 if not targets:
@@ -182,8 +182,8 @@ class TextToText(Task, Generator):
             )
         return dataclasses.replace(self, model=dataclasses.replace(source.model, attention="auto"))
 
-    def with_labels(self, records: Sequence[Record]) -> Self:
-        return dataclasses.replace(self, kind=self.kind.with_labels(records)) if self.kind else self
+    def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
+        return dataclasses.replace(self, kind=self.kind.with_labels(records, names)) if self.kind else self
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key)
