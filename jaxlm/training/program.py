@@ -18,7 +18,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.models.layers.dropout import dropout_key
 from jaxlm.objectives.base import Example, Frozen, Memory, Objective, Params, Term, Terms, total_loss
 from jaxlm.parallel.activations import constrain, use_mesh
-from jaxlm.parallel.compiler import compiler_options
+from jaxlm.parallel.compiler import compiler_options, init_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer
@@ -61,13 +61,17 @@ class Program:
 
     def init_params(self, seed: int) -> Params:
         """Fresh parameters. Each is created on the devices that hold it, so that no device holds all of them."""
-        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(jax.random.key(seed))
+        make = jax.jit(
+            self.objective.init, out_shardings=self.shardings.params, compiler_options=init_options(self.mesh)
+        )
+        return make(jax.random.key(seed))
 
     def begin(self, params: Params) -> TrainState:
         """The state of step 0 with these parameters. They are copied: a student may begin with its teacher's arrays,
         and a step reuses the memory of its state."""
         params = jax.device_put(params, self.shardings.params)
-        return jax.jit(self._begin, out_shardings=self.shardings)(params)
+        make = jax.jit(self._begin, out_shardings=self.shardings, compiler_options=init_options(self.mesh))
+        return make(params)
 
     def init(self, seed: int) -> TrainState:
         """The state of step 0 with fresh parameters."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
+import jax
 from jaxtyping import Array, Float
 
 from jaxlm.models.layers.activations import ACTIVATIONS
@@ -19,14 +22,44 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "... hidden"], deterministic: bool = True) -> Float[Array, "... hidden"]:
         c = self.config
 
-        def dense(name: str, features: int, residual: bool = False) -> nn.Dense:
+        def dense(name: str, features: int, residual: bool = False, dot_general: Any = None) -> nn.Dense:
             init = kernel_init(c, residual=residual)
-            return nn.Dense(features, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init)
+            return nn.Dense(
+                features, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init, dot_general=dot_general
+            )
 
         activation = ACTIVATIONS[c.activation]
         if c.activation.startswith("gated"):
-            y = activation(dense("wi_0", c.intermediate_size)(x)) * dense("wi_1", c.intermediate_size)(x)
+            gate, linear = (dense(name, c.intermediate_size, dot_general=product)(x) for name in ("wi_0", "wi_1"))
+            y = activation(gate) * linear
         else:
             y = activation(dense("wi", c.intermediate_size)(x))
         y = dropout(y, c.intermediate_dropout, module_key(self, c.intermediate_dropout, deterministic))
         return dense("wo", c.hidden_size, residual=True)(y)
+
+
+def product(x: jax.Array, kernel: jax.Array, dimensions: Any, precision: Any = None) -> jax.Array:
+    """x @ kernel, as the `dot_general` of a flax layer, with another order of operands in the kernel's gradient.
+
+    jax makes that of (gradientᵀ x)ᵀ. XLA's CPU compiler transposes the first operand, and for that computes the
+    derivative of a gated activation once more in the transposed order, a fifth of T5's step. So x comes first here.
+    """
+    return _product(x, kernel)
+
+
+@jax.custom_vjp
+def _product(x: Float[Array, "*batch a"], kernel: Float[Array, "a b"]) -> Float[Array, "*batch b"]:
+    return x @ kernel
+
+
+def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return x @ kernel, (x, kernel)
+
+
+def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    rows = tuple(range(x.ndim - 1))
+    return gradient @ kernel.T, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
+
+
+_product.defvjp(_forward, _backward)
