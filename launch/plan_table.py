@@ -43,6 +43,7 @@ ROWS = (
     Row("albert_xxlarge", "albert_xxlarge", "v5e:16x16", ("--train.accumulate", "2")),
     Row("xlnet_large", "xlnet_large", "v5e:16x16",
         ("--train.accumulate", "4", "--objective.model.loop-layers", "True", "--objective.model.remat", "full")),
+    Row("reformer_enwik8", "reformer_enwik8", "v5e:2x4"),
     Row("gpt3_13b", "gpt3_13b", "v5e:16x16", ("--train.accumulate", "2")),
     Row("t5_11b, data 8, fsdp 32", "t5_11b", "v5e:16x16", ("--mesh.data", "8", "--mesh.fsdp", "32")),
 )
