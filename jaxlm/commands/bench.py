@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from jaxlm.commands.common import config_parser, read_config, start_jax
+from jaxlm.commands.common import as_text, config_parser, read_config, start_jax, task_options
 from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=None, help="steps in each round; default: two seconds' worth")
     parser.add_argument("--generate", type=int, default=None, metavar="N", help="time the generation of N tokens a row")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
-    options, experiment = read_config(parser, arguments)
+    task_options(parser)
+    options, experiment = read_config(parser, arguments, as_text)
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
     if options.peer:  # PyTorch needs what jax would otherwise take of a GPU's memory at once

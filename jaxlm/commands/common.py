@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,6 +29,23 @@ def config_parser(program: str, description: str | None) -> Parser:
     )
     parser.add_argument("config", help="a preset (configs/bert_tiny.py) or a run folder")
     return parser
+
+
+def task_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of commands that open a task; `as_text` is then what `read_config` settles with."""
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
+    parser.add_argument("--as-text", action="store_true",
+                        help="let a decoder write the answer (T5 always does); flags are then text to text's")
+
+
+def as_text(options: argparse.Namespace, experiment: Experiment) -> Experiment:
+    """The experiment, with its task written as text where that was asked for."""
+    if not options.as_text:
+        return experiment
+    from jaxlm.tasks.finetune import written
+
+    half = experiment.data.length // 2  # a decoder has its text and its answer in one row
+    return dataclasses.replace(experiment, objective=written(experiment.objective, half))
 
 
 def read_config(

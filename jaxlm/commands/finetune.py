@@ -5,7 +5,6 @@ Trains a task from a pretrained model, or resumes if the run folder has a checkp
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxlm.commands.common import config_parser, read_config, start_jax
+from jaxlm.commands.common import as_text, config_parser, read_config, start_jax, task_options
 from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     parser = config_parser("jaxlm finetune", __doc__)
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model")
+    task_options(parser)
     parser.add_argument("--predictions", default=None, help="file for the answers to the held-out rows")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--as-text", action="store_true",
-                        help="let a decoder write the answer (T5 always does); flags are then text to text's")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train N times, in run folders of their own")
     options, experiment = read_config(parser, arguments, as_text)
     config = Path(options.config)
@@ -55,16 +52,6 @@ def main(arguments: list[str]) -> int:
     result = results[0] if len(results) == 1 else mean_of(results)
     print(json.dumps(result)) if options.json else print_result(result)
     return 0
-
-
-def as_text(options: argparse.Namespace, experiment: Experiment) -> Experiment:
-    """The experiment, with its task written as text where that was asked for."""
-    if not options.as_text:
-        return experiment
-    from jaxlm.tasks.finetune import written
-
-    half = experiment.data.length // 2  # a decoder has its text and its answer in one row
-    return dataclasses.replace(experiment, objective=written(experiment.objective, half))
 
 
 def seeds_of(experiment: Experiment, run_dir: Path, count: int) -> list[tuple[int, Path]]:

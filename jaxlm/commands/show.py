@@ -1,4 +1,4 @@
-"""jaxlm show CONFIG [--init-from RUN_OR_HF_DIR] [--examples N] [--step K] [--any.field VALUE …]
+"""jaxlm show CONFIG [--init-from RUN_OR_HF_DIR [--as-text]] [--examples N] [--step K] [--any.field VALUE …]
 
 Examples before and after corruption, as text; those of a task (configs/tasks) as the model of --init-from reads them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxlm.commands.common import config_parser, read_config, start_jax
+from jaxlm.commands.common import as_text, config_parser, read_config, start_jax, task_options
 from jaxlm.errors import UserError
 
 
@@ -15,8 +15,8 @@ def main(arguments: list[str]) -> int:
     parser = config_parser("jaxlm show", __doc__)
     parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
     parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
-    options, experiment = read_config(parser, arguments)
+    task_options(parser)
+    options, experiment = read_config(parser, arguments, as_text)
     if options.step < 0:
         raise UserError(f"--step is {options.step}; it must be at least 0.")
     experiment.validate()
