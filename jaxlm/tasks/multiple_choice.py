@@ -42,8 +42,8 @@ class ChoiceRows(LabelledData):
     """Columns of the choices, with commas between; or of JSON one list, of texts or of objects with `text`."""
 
     label_field: str = "label"
-    """Column of the right choice: its number from 0, or its `label` among the objects; empty for a file whose labels
-    are to be predicted."""
+    """Column of the right choice: its number from 0, or its `label` among the objects, which is what is predicted then;
+    empty for a file whose labels are to be predicted."""
 
     id_field: str = ""
     """Column of the row's id; empty: the number of the row."""
@@ -56,17 +56,18 @@ class ChoiceRows(LabelledData):
             given = row[choices[0]] if len(choices) == 1 else [row[name] for name in choices]
             if not isinstance(given, list) or len(given) < 2:
                 raise UserError(f"{place}: {self.choices_fields!r} holds no list of two choices or more.")
-            names = [str(item.get("label", i) if isinstance(item, dict) else i) for i, item in enumerate(given)]
+            names = [item.get("label", i) if isinstance(item, dict) else i for i, item in enumerate(given)]
             options = [str(item.get("text", "")) if isinstance(item, dict) else str(item) for item in given]
             count = count or len(options)
             if len(options) != count:
                 raise UserError(f"{place} has {len(options)} choices, the rows before {count}; give each as many.")
             label = row[self.label_field] if self.label_field else None
-            if label is not None and str(label) not in names:
-                raise UserError(f"{place}: the label {str(label)!r} is none of the choices {', '.join(names)}.")
+            keys = list(map(str, names))
+            if label is not None and str(label) not in keys:
+                raise UserError(f"{place}: the label {str(label)!r} is none of the choices {', '.join(keys)}.")
             values = {
-                "text": " ".join(str(row[name]) for name in texts), "choices": options,
-                "label": None if label is None else names.index(str(label)),
+                "text": " ".join(str(row[name]) for name in texts), "choices": options, "names": names,
+                "label": None if label is None else keys.index(str(label)),
                 "question": str(row[self.question_field]) if self.question_field else "",
             }
             yield Record(str(row[self.id_field]) if self.id_field else str(number), place, values, values["text"])
@@ -149,7 +150,10 @@ class MultipleChoice(PooledTask):
     def answers(
         self, records: Sequence[Record], examples: Sequence[Example], outputs: Sequence[Arrays]
     ) -> list[Answer]:
-        return [Answer(int(o["logits"].argmax()), {"scores": o["logits"].astype(float).tolist()}) for o in outputs]
+        return [
+            Answer(row.values["names"][o["logits"].argmax()], {"scores": o["logits"].astype(float).tolist()})
+            for row, o in zip(records, outputs, strict=True)
+        ]
 
     def as_text(self, record: Record) -> tuple[str, str]:
         values = record.values
@@ -159,10 +163,12 @@ class MultipleChoice(PooledTask):
         return f"{question}choices: {choices} context: {values['text']}", "" if label is None else LETTERS[label]
 
     def from_text(self, record: Record, text: str) -> Any:
-        return LETTERS.find(text) if len(text) == 1 else -1
+        """The choice of that letter, as the data names it; None for any other text."""
+        return dict(zip(LETTERS, record.values["names"], strict=False)).get(text)
 
     def gold(self, record: Record) -> Any:
-        return record.values["label"]
+        label = record.values["label"]
+        return None if label is None else record.values["names"][label]
 
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         return {"accuracy": metrics.accuracy([a.prediction for a in answers], [self.gold(row) for row in records])}

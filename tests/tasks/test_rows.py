@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
@@ -70,6 +71,15 @@ def test_a_conversation_with_and_without_answers(tmp_path):
 def test_a_label_is_compared_as_text(tmp_path):
     (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE))
     assert MultipleChoice().gold(row) == 1
+
+
+def test_a_choice_has_the_name_that_the_data_gives_it(tmp_path):
+    choices = [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]
+    (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE | {"choices": choices, "label": "B"}))
+    task = MultipleChoice()
+    (answer,) = task.answers([row], [], [{"logits": np.array([0.0, 1.0])}])
+    assert (answer.prediction, task.gold(row), task.as_text(row)[1]) == ("B", "B", "B")
+    assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
 
 
 def test_a_long_field(tmp_path):
