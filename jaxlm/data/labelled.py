@@ -130,6 +130,8 @@ class LabelledData(Data):
             train = [row for row in train if place[groups[row.group]] >= count]
         if self.source and not train:
             raise UserError(f"{self.source} has no rows to train on.")
+        if self.dev and not held_out:
+            raise UserError(f"{self.dev} has no rows to evaluate on.")
         return LabelledSource(tokenizer, {"train": train, "held_out": held_out}, self.buckets)
 
     def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: RowEncoder) -> Arrays:

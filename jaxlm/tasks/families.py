@@ -104,7 +104,7 @@ def family_of(model: Any) -> Family:
         if cls in FAMILIES:
             return FAMILIES[cls]
     names = ", ".join(cls.__name__ for cls in FAMILIES)
-    raise UserError(f"a {type(model).__name__} cannot be fine-tuned for this task; choose a model of {names}.")
+    raise UserError(f"{type(model).__name__} cannot be fine-tuned for this task; choose a model of {names}.")
 
 
 def model_of(objective: Any) -> Any:

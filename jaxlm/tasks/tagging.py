@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
@@ -68,6 +69,11 @@ class TagRows(LabelledData):
                 continue
             columns = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
             if self.has_ids and not columns[0].isdecimal():
+                if not re.fullmatch(r"#.*|[0-9]+[-.][0-9]+", columns[0]):
+                    raise UserError(
+                        f"{place} begins with {columns[0]!r}, not with a word's number as in CoNLL-U; mend the "
+                        "line, or give --data.has-ids False and the columns of the word and its tag."
+                    )
                 continue
             if len(columns) < wanted:
                 raise UserError(

@@ -178,8 +178,10 @@ class TextToText(Task, Generator):
     def adopting(self, source: Any) -> TextToText:
         if not isinstance(source.model, (T5, Decoder)):
             raise UserError(
-                f"a {type(source.model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2."
+                f"{type(source.model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2."
             )
+        if given := [name for name in ("both_orders", "lm_coefficient", "teacher") if getattr(self.kind, name, None)]:
+            raise UserError(f"objective.{given[0]} is for a classifier; leave it out where the answer is written.")
         return dataclasses.replace(self, model=dataclasses.replace(source.model, attention="auto"))
 
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:

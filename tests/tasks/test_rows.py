@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
+from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
@@ -93,6 +94,7 @@ MISTAKES = {
     "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "a column without a name"),
     "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "a column without a name"),
     "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word-column is 0"),
+    "ids": (TagRows(has_ids=True), "x.conllu", "#c\n1-2\ta\n1\tX\n1.1\tb\nred\tX\n", "line 5 begins with 'red'"),
     "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "no file of coqa's form"),
     "input": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"input_text": None}]}, "no file of coqa's form"),
     "span": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"span_text": None}]}, "no file of coqa's form"),
@@ -105,6 +107,21 @@ def test_a_mistake_gets_one_sentence(name, tmp_path):
     text = text if isinstance(text, str) else json.dumps({"data": [STORY | text]})
     with pytest.raises(UserError, match=message):
         read(data, tmp_path, file, text)
+
+
+def test_a_file_without_rows(tmp_path):
+    (tmp_path / "x.tsv").write_text("text\tlabel\n")
+    (tmp_path / "y.tsv").write_text("text\tlabel\nred\tX\n")
+    files = {"source": str(tmp_path / "y.tsv"), "dev": str(tmp_path / "x.tsv")}
+    for fields, words in ((files, "evaluate on"), ({"source": files["dev"], "dev": files["source"]}, "train on")):
+        with pytest.raises(UserError, match=f"x.tsv has no rows to {words}"):
+            TextRows(**fields).open(None)
+
+
+@pytest.mark.parametrize("field", ["both_orders", "lm_coefficient"])
+def test_what_only_a_classifier_can_do_is_refused_of_a_writer(field):
+    with pytest.raises(UserError, match=f"objective.{field} is for a classifier"):
+        TextToText(kind=Classification(**{field: True})).adopting(SpanCorruption())
 
 
 def test_a_label_that_is_no_number(tmp_path):
