@@ -347,8 +347,10 @@ class Answers(Task):
         if self.kinds or not self.no_answer:
             return found
         for name, values in scores.items():
-            found[f"has_answer_{name}"] = _mean([v for v, has in zip(values, has_answer, strict=True) if has])
-            found[f"no_answer_{name}"] = _mean([v for v, has in zip(values, has_answer, strict=True) if not has])
+            for part, wanted in (("has_answer", True), ("no_answer", False)):
+                if wanted in has_answer:
+                    own = [value for value, has in zip(values, has_answer, strict=True) if has == wanted]
+                    found[f"{part}_{name}"] = _mean(own)
             if all("null" in a.scores for a in answers):  # a written answer has no score
                 best = [measures[name](a.scores["best"], gold) for a, gold in zip(answers, golds, strict=True)]
                 tuned = best_threshold([a.scores["null"] for a in answers], best, has_answer)

@@ -70,8 +70,8 @@ def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:
 def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
     if missing := [name for name in columns if name not in names]:
         raise UserError(
-            f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names))}. Choose columns "
-            "with --data.text-field, --data.label-field and so on, or in the prompt file."
+            f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names)):.300}. Choose "
+            "columns with --data.text-field, --data.label-field and so on, or in the prompt file."
         )
 
 

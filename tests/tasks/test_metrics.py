@@ -76,6 +76,8 @@ def test_answers_as_the_scripts_of_squad():
         "no_answer_exact_match": 0.5, "no_answer_f1": 0.5, "best_exact_match": 0.33333333, "best_f1": 0.47619048,
         "best_f1_threshold": -1.0, "best_exact_match_threshold": -4.0,
     })
+    answered = Answers(no_answer=True).score(records[:2], found[:2])
+    assert not any(name.startswith("no_answer") for name in answered) and "has_answer_f1" in answered
     plain = Answers().score(records, [Answer(best, {}) for _, best, _ in ROWS])
     assert plain == pytest.approx({"exact_match": 0.16666667, "f1": 0.30952381})
 

@@ -92,6 +92,7 @@ def test_a_long_field(tmp_path):
 MISTAKES = {
     "text": (TextRows(text_field=""), "x.tsv", "text\tlabel\na\tb\n", "a column without a name"),
     "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "a column without a name"),
+    "names": (TextRows(), "x.txt", json.dumps({"a": "b" * 999}), r"it has .{300}\. Choose"),
     "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "a column without a name"),
     "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word-column is 0"),
     "ids": (TagRows(has_ids=True), "x.conllu", "#c\n1-2\ta\n1\tX\n1.1\tb\nred\tX\n", "line 5 begins with 'red'"),
