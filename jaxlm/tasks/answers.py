@@ -313,14 +313,13 @@ class Answers(Task):
             if score > best:
                 best, text = score, passage[window.offsets[start, 0] : window.offsets[end, 1]].strip()
         null = min(float(output["start"][w.null] + output["end"][w.null]) for w, output in windows) - best
+        answer = "" if self.no_answer and null > 0 else text
         if self.kinds:
             # Each window votes for a kind by how sure it is that the answer is not elsewhere.
             kind = np.max([output["kind"][: len(KINDS) - 1] for _, output in windows], axis=0)
             unknown = min(float(output["kind"][3]) for _, output in windows)
-            text = {0: text, 1: "yes", 2: "no", 3: "unknown"}[int(np.argmax([*kind, unknown]))]
-        elif self.no_answer and null > 0:
-            return Answer("", {"best": text, "null": null})
-        return Answer(text, {"best": text, "null": null})
+            answer = {0: text, 1: "yes", 2: "no", 3: "unknown"}[int(np.argmax([*kind, unknown]))]
+        return Answer(answer, {"best": text, "null": null})
 
     def as_text(self, record: Record) -> tuple[str, str]:
         """As T5 was fine-tuned; of a passage that is too long the end is not read."""

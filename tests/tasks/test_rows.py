@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from jaxlm.data.labelled import Example
 from jaxlm.errors import UserError
 from jaxlm.objectives.span_corruption import SpanCorruption
-from jaxlm.tasks.answers import AnswerRows, Answers
+from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.tagging import Tagging, TagRows
@@ -81,6 +82,15 @@ def test_a_choice_has_the_name_that_the_data_gives_it(tmp_path):
     (answer,) = task.answers([row], [], [{"logits": np.array([0.0, 1.0])}])
     assert (answer.prediction, task.gold(row), task.as_text(row)[1]) == ("B", "B", "B")
     assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
+
+
+@pytest.mark.parametrize(("kind", "prediction"), list(enumerate(["house", "yes", "no", "unknown"])))
+def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path):
+    (row,) = read(AnswerRows(form="coqa"), tmp_path, "x.json", json.dumps({"data": [STORY]}))
+    window = Window(2, 0, np.array([[0, 3], [4, 9]]), np.array([True, True]))
+    output = {"start": np.array([-9.0, 0, 0, 5]), "end": np.array([-9.0, 0, 0, 5]), "kind": np.eye(4)[kind]}
+    (answer,) = Answers(kinds=True, no_answer=True).answers([row], [Example(0, {}, window)], [output])
+    assert answer == (prediction, {"best": "house", "null": -28.0})
 
 
 def test_a_long_field(tmp_path):
