@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 from jax.sharding import Mesh
 
 TPU_OPTIONS: dict[str, bool | int] = {
@@ -41,6 +42,11 @@ def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
 
 
 def init_options(mesh: Mesh) -> dict[str, bool | int] | None:
-    """The `compiler_options` of jax.jit for the programs that make parameters and optimizer state on `mesh`. They have
-    several kernels an array: on CPUs the older emitters compile these in half the memory, to the same numbers."""
-    return {"xla_cpu_use_fusion_emitters": False} if mesh.devices.flat[0].platform == "cpu" else None
+    """The `compiler_options` of jax.jit for the programs that make parameters and optimizer state on `mesh`.
+
+    They have several kernels an array. On CPUs the older emitters compile these in half the memory, to the same
+    numbers. Another version of jax may not know the option, and would refuse it.
+    """
+    if mesh.devices.flat[0].platform != "cpu" or jax.__version_info__ >= (0, 11):
+        return None
+    return {"xla_cpu_use_fusion_emitters": False}
