@@ -24,7 +24,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 
 WORDS = ["red", "blue", "green", "old", "new", "small", "house", "river", "cat", "dog", "runs", "sleeps", "eats", "the"]
-SIZES = dict(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32)
+SIZES = dict(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
 PLACES = dict(max_positions=64)
 GENERATOR = {f"generator_{name}": value for name, value in SIZES.items()}
 OBJECTIVES = {
@@ -32,7 +32,9 @@ OBJECTIVES = {
     "albert": lambda: MaskedLM(
         model=Albert(**SIZES, **PLACES, embedding_size=8), next_sentence=False, sentence_order=True
     ),
-    "electra": lambda: ReplacedTokens(model=Electra(**SIZES, **PLACES, **GENERATOR, embedding_size=8)),
+    "electra": lambda: ReplacedTokens(model=Electra(
+        **(SIZES | {"num_layers": 2}), **PLACES, **GENERATOR, embedding_size=8,
+    )),
     "xlnet": lambda: PermutationLM(model=Xlnet(**SIZES)),
     "gpt1": lambda: CausalLM(model=Gpt1(**(SIZES | {"intermediate_size": 64}), **PLACES, activation="gelu_new")),
     "gpt2": lambda: CausalLM(model=Gpt2(**SIZES, **PLACES)),
