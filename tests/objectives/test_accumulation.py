@@ -141,8 +141,11 @@ def test_rows_are_as_unequal_as_they_can_be(name):
         assert len({weights[i::count].sum() for i in range(count)}) > 1
 
 
-@pytest.mark.parametrize("num_microbatches", [2, 4, 8])
-@pytest.mark.parametrize("name", OBJECTIVES)
+# How many microbatches there are is the length of a loop, whatever the objective: the smallest ones differ most.
+@pytest.mark.parametrize(("name", "num_microbatches"), [
+    pytest.param(name, count, marks=() if count == 8 or name == "causal" else pytest.mark.slow)
+    for name in OBJECTIVES for count in (2, 4, 8)
+])
 def test_microbatches_give_the_gradients_and_terms_of_the_whole(name, num_microbatches):
     expected, terms = step(name, 1)
     found, parts = step(name, num_microbatches)
