@@ -78,20 +78,21 @@ def test_it_begins_with_the_sources_weights_tokenizer_and_sizes(other, source, f
     assert main(["pretrain", str(run), "--train.steps", "14"]) == 0 and saved_steps(run)[-1] == 14
 
 
-@pytest.mark.parametrize("when", ["before the first step", "before the first checkpoint"])
-def test_killed_early_it_begins_again_from_the_source(other, finished, tmp_path, monkeypatch, when):
-    """Bit for bit as the run that was left alone, with the same command or as its own preset."""
+def test_killed_early_it_begins_again_from_the_source(other, finished, tmp_path, monkeypatch):
+    """Before the first step or the first checkpoint; bit for bit as the run that was left alone, with the same command
+    or as its own preset."""
     alone, run, resumed = (tmp_path / name for name in ("alone", "new", "resumed"))
     assert begin(other, alone, finished) == 0
-    with monkeypatch.context() as patch:
-        if when == "before the first step":
-            patch.setattr("jaxlm.runs.pretrain.train", killed)
-        else:
-            patch.setattr(Checkpoints, "save", killed)
-        with pytest.raises(Killed):
-            begin(other, run, finished)
-    assert saved_steps(run) == [0]
-    shutil.copytree(run, resumed)
+    for where, when in ("jaxlm.runs.pretrain.train", "before the first step"), (
+        "jaxlm.training.checkpoints.Checkpoints.save", "before the first checkpoint"
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, killed)
+            with pytest.raises(Killed):
+                begin(other, run, finished)
+        assert saved_steps(run) == [0], when
+        if not resumed.exists():
+            shutil.copytree(run, resumed)
     assert begin(other, run, finished) == 0
     assert main(["pretrain", str(resumed)]) == 0
     for folder in (run, resumed):
