@@ -45,7 +45,7 @@ def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> No
 
 
 def test_killed_twice(preset, tmp_path):
-    killed_and_resumed(preset, tmp_path, steps=60, kills=2)
+    killed_and_resumed(preset, tmp_path, steps=36, kills=2)
 
 
 STREAMS = {
