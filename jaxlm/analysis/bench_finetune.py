@@ -88,7 +88,7 @@ def _labels(task: Task, example: Arrays) -> dict[str, Any]:
         return {"start_positions": int(example["start"]), "end_positions": int(example["end"])}
     if isinstance(task, Tagging):
         return {"labels": np.where(example["labels"] < 0, -100, example["labels"]).tolist()}
-    if isinstance(task, Classification) and not task.both_orders:
+    if isinstance(task, Classification) and not task.both_orders and not task.lm_coefficient:
         return {"labels": example["label"].item()}
     raise UserError(f"there is no recipe to fine-tune {task.name} with the Trainer; leave --peer out.")
 
@@ -106,7 +106,8 @@ def _trainer(
     from jaxlm.huggingface import ModelCard, export_folder
 
     names = ("input_ids", "token_type_ids", "attention_mask")
-    rows = [{name: row[name].tolist() for name in names} | _labels(task, row) for row in examples]
+    labels = [_labels(task, row) for row in examples]
+    rows = [{name: row[name].tolist() for name in names} | own for row, own in zip(examples, labels, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         out = export_folder(Path(folder) / "model", task, params, source.tokenizer, ModelCard())
         config = transformers.AutoConfig.from_pretrained(out)

@@ -1,4 +1,5 @@
 """jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
+jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
 Times the train step on this machine, on synthetic text: tokens per second, MFU and the share of the corruption; with
 --peer huggingface also the Transformers class of the same sizes under torch.compile, in alternating rounds. With

@@ -32,10 +32,11 @@ def config_parser(program: str, description: str | None) -> Parser:
 
 
 def task_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of commands that open a task; `as_text` is then what `read_config` settles with."""
+    """Adds the options of commands that open a task. Such a command gives `as_text` to `read_config` as `settle`."""
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
     parser.add_argument("--as-text", action="store_true",
-                        help="let a decoder write the answer (T5 always does); flags are then text to text's")
+                        help="let a decoder write the answer (T5 always does); flags --objective.… are then those of "
+                             "configs/tasks/text_to_text.py, and the task's own are --objective.kind.…")
 
 
 def as_text(options: argparse.Namespace, experiment: Experiment) -> Experiment:

@@ -78,8 +78,8 @@ def _require(builder: Any, source: str, columns: Sequence[str]) -> None:
     if missing := [column for column in columns if column not in builder.info.features]:
         fields = ", ".join(map(repr, builder.info.features))
         raise UserError(
-            f"{source} has no field {missing[0]!r}; it has {fields}. Choose with --data.text-field, and of a task's "
-            "rows also with --data.label-field and so on."
+            f"{source} has no field {missing[0]!r}; it has {fields}. Choose with --data.text-field, --data.label-field "
+            "and so on."
         )
 
 
@@ -112,6 +112,10 @@ def _value(value: Any, names: Sequence[str], place: str) -> Any:
         return names[int(value)] if value >= 0 else None
     if isinstance(value, (list, np.ndarray)):
         return [_value(item, names, place) for item in value]
+    if isinstance(value, dict):
+        raise UserError(f"{place} has fields of its own, which cannot be read; choose a field of texts or numbers.")
+    if isinstance(value, (float, np.floating)) and np.float32(value) == value:
+        return float(str(np.float32(value)))  # 3.8, not the 3.799999952316284 that a float32 is
     if not isinstance(value, bytes):
         return value
     try:

@@ -44,8 +44,8 @@ def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
 def init_options(mesh: Mesh) -> dict[str, bool | int] | None:
     """The `compiler_options` of jax.jit for the programs that make parameters and optimizer state on `mesh`.
 
-    They have several kernels an array. On CPUs the older emitters compile these in half the memory, to the same
-    numbers. Another version of jax may not know the option, and would refuse it.
+    These programs have several small kernels for each parameter, which XLA's older emitters for CPUs compile in half
+    the memory, to the same numbers. Another version of jax may not know the option, and would refuse it.
     """
     if mesh.devices.flat[0].platform != "cpu" or jax.__version_info__ >= (0, 11):
         return None

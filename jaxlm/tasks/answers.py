@@ -42,8 +42,8 @@ class AnswerRows(LabelledData):
     form: Literal["squad", "coqa"] = "squad"
     """The form of the file."""
     history: int = 2
-    """Turns of a conversation, question and answer, that are put in front of a question (CoQA); where the file has no
-    answers, as that of a test set, the questions alone."""
+    """Earlier turns that are put in front of a question (CoQA): question and answer, or only the question where the
+    file has no answers."""
 
     def read(self, path: str) -> Iterator[Record]:
         with open_text(path) as stream:

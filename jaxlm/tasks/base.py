@@ -104,8 +104,8 @@ class Task(Objective):
         return dataclasses.replace(self, model=model)
 
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
-        """A copy with the labels of the training rows, where none are given. names: labels that have an order of their
-        own; the others are sorted."""
+        """A copy with the labels of the training rows, where none are given. names: labels to put first, in this
+        order; those that are not among them follow, sorted."""
         return self
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
@@ -259,16 +259,16 @@ class PooledTask(Task):
             raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(task.model).__name__}.")
         return task
 
-    def texts(self, example: Arrays) -> families.Inputs:
+    def flat_inputs(self, example: Arrays) -> families.Inputs:
         """The texts of a batch, those of a row (both orders of a pair, all choices) one after another."""
         return {name: example[name].reshape(-1, example[name].shape[-1]) for name in families.INPUTS}
 
     def pooled_with_lm(
         self, params: Params, example: Arrays, key: jax.Array, train: bool
     ) -> tuple[Float[Array, "texts hidden"], Terms]:
-        """(the vector of each text, as `pooled` gives it; in training the language-model loss, if there is one: the
-        mean over each text's tokens, then over all texts of all rows)."""
-        inputs = self.texts(example)
+        """(the vector of each text, as `pooled` gives it; terms, which in training have the language-model loss where
+        lm_coefficient is above 0: the mean over each text's tokens, then over all texts of all rows)."""
+        inputs = self.flat_inputs(example)
         if not (self.lm_coefficient and train):
             return self.pooled(params, inputs, key if train else None), {}
         keys = jax.random.split(key)

@@ -173,7 +173,7 @@ class Classification(PooledTask):
         return x.reshape(-1, 2, x.shape[-1]).sum(axis=1) if self.both_orders else x
 
     def predict(self, params: Params, example: Arrays) -> Arrays:
-        return {"logits": self._logits(params, self.texts(example), None)}
+        return {"logits": self._logits(params, self.flat_inputs(example), None)}
 
     def flops(self, length: int) -> tuple[float, float]:
         trained, frozen = super().flops(length)

@@ -91,7 +91,7 @@ class DistilledClassification(Classification):
         return Loaded(dataclasses.replace(teacher.objective, model=model), teacher.params)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
-        weights, inputs = self.weights(example), self.texts(example)
+        weights, inputs = self.weights(example), self.flat_inputs(example)
         read, keys = [inputs[name] for name in INPUTS], jax.random.split(key) if train else (None, None)
         if self.layer_weight:  # the logits follow from the same forward pass
             states = self.model.encode_all(params, *read, dropout_key=keys[0])

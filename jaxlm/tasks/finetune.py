@@ -14,6 +14,7 @@ from jaxlm.config.presets import load_config
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.models.t5 import T5
+from jaxlm.parallel.hosts import main_first
 from jaxlm.runs.folder import newest_step
 from jaxlm.runs.load import LoadedModel, load_model
 from jaxlm.runs.pretrain import pretrain, why_finished
@@ -60,7 +61,7 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
         raise UserError("train.short_steps is for pretraining; set it to 0.")
     data, objective = experiment.data, adopting(experiment.objective, source.objective)
     tokenizer = source.tokenizer.with_symbols(objective.symbols)
-    rows = data.open(tokenizer, report)
+    rows = main_first(lambda: data.open(tokenizer, report))  # one process prepares what has to be downloaded
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
     if bare := next((row for split in rows.records.values() for row in split if objective.gold(row) is None), None):

@@ -30,7 +30,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 @dataclasses.dataclass(frozen=True)
 class ChoiceRows(LabelledData):
     """A question and its choices a row, from TSV, CSV, JSON lines or `tfds:NAME`. Columns are named; a number is the
-    place of a column, from 1, in a file without a line of names."""
+    place of a column, from 1, in a file without a line of names. Objects as choices are read from JSON lines only."""
 
     text_field: str = "text"
     """Column of the text in front of the choices; several, with commas between, are joined by a space."""
@@ -42,8 +42,8 @@ class ChoiceRows(LabelledData):
     """Columns of the choices, with commas between; or of JSON one list, of texts or of objects with `text`."""
 
     label_field: str = "label"
-    """Column of the right choice: its number from 0, or its `label` among the objects, which is what is predicted then;
-    empty for a file whose labels are to be predicted."""
+    """Column of the right choice: its number from 0, or its `label` among the objects, which predictions then use
+    too; empty for a file whose labels are to be predicted."""
 
     id_field: str = ""
     """Column of the row's id; empty: the number of the row."""
@@ -63,6 +63,8 @@ class ChoiceRows(LabelledData):
                 raise UserError(f"{place} has {len(options)} choices, the rows before {count}; give each as many.")
             label = row[self.label_field] if self.label_field else None
             keys = list(map(str, names))
+            if len(set(keys)) < len(keys):
+                raise UserError(f"{place}: two choices have the same label, of {', '.join(keys)}; give each its own.")
             if label is not None and str(label) not in keys:
                 raise UserError(f"{place}: the label {str(label)!r} is none of the choices {', '.join(keys)}.")
             values = {
@@ -135,7 +137,7 @@ class MultipleChoice(PooledTask):
         }
 
     def predict(self, params: Params, example: Arrays) -> Arrays:
-        logits = self.classify(params, self.pooled(params, self.texts(example), None))
+        logits = self.classify(params, self.pooled(params, self.flat_inputs(example), None))
         return {"logits": logits.reshape(len(example["row"]), -1)}
 
     def flops(self, length: int) -> tuple[float, float]:
@@ -157,6 +159,8 @@ class MultipleChoice(PooledTask):
 
     def as_text(self, record: Record) -> tuple[str, str]:
         values = record.values
+        if len(values["choices"]) > len(LETTERS):
+            raise UserError(f"{record.place} has {len(values['choices'])} choices; letters name only {len(LETTERS)}.")
         choices = " ".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, values["choices"], strict=False))
         question = f"question: {values['question']} " if values["question"] else ""
         label = values["label"]

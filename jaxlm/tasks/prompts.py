@@ -128,7 +128,8 @@ def read_task(path: str) -> PromptTask:
             raise UserError(f"{path}: the field {name} is missing.")
     task = PromptTask(**facts)
     folder = Path(path).parent
-    places = {name: str(folder / value) for name in ("data", "shots_data") if (value := getattr(task, name))}
+    given = {name: getattr(task, name) for name in ("data", "shots_data")}
+    places = {name: str(folder / at) for name, at in given.items() if at and not at.startswith("tfds:")}
     task = dataclasses.replace(task, **places, task=task.task or Path(path).stem)
     _check(path, task)
     return task

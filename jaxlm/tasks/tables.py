@@ -16,7 +16,7 @@ csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
 def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, {column: value}) of each row, for the wanted `columns`; the place is "FILE, line N".
+    """(place, {column: value}) of each row, for the wanted `columns`; the place is "FILE, line N", "tfds:…, record N".
 
     A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" goes into
     objects) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file that

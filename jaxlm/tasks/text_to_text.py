@@ -181,7 +181,10 @@ class TextToText(Task, Generator):
                 f"{type(source.model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2."
             )
         if given := [name for name in ("both_orders", "lm_coefficient", "teacher") if getattr(self.kind, name, None)]:
-            raise UserError(f"objective.{given[0]} is for a classifier; leave it out where the answer is written.")
+            raise UserError(
+                f"{given[0]} is for a classifier, and {type(source.model).__name__} writes its answers here; leave the "
+                "flag out, or take a preset without it."
+            )
         return dataclasses.replace(self, model=dataclasses.replace(source.model, attention="auto"))
 
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:

@@ -84,6 +84,12 @@ def test_a_choice_has_the_name_that_the_data_gives_it(tmp_path):
     assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
 
 
+def test_as_text_there_is_a_letter_for_each_choice(tmp_path):
+    (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE | {"choices": ["a"] * 27, "label": 26}))
+    with pytest.raises(UserError, match="line 1 has 27 choices; letters name only 26"):
+        MultipleChoice().as_text(row)
+
+
 @pytest.mark.parametrize(("kind", "prediction"), list(enumerate(["house", "yes", "no", "unknown"])))
 def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path):
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "x.json", json.dumps({"data": [STORY]}))
@@ -102,6 +108,8 @@ def test_a_long_field(tmp_path):
 MISTAKES = {
     "text": (TextRows(text_field=""), "x.tsv", "text\tlabel\na\tb\n", "a column without a name"),
     "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "a column without a name"),
+    "same choices": (ChoiceRows(), "x.jsonl", json.dumps(CHOICE | {"choices": [{"label": "A", "text": "b"}] * 2}),
+                     "two choices have the same label"),
     "names": (TextRows(), "x.txt", json.dumps({"a": "b" * 999}), r"it has .{300}\. Choose"),
     "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "a column without a name"),
     "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word-column is 0"),
@@ -131,7 +139,7 @@ def test_a_file_without_rows(tmp_path):
 
 @pytest.mark.parametrize("field", ["both_orders", "lm_coefficient"])
 def test_what_only_a_classifier_can_do_is_refused_of_a_writer(field):
-    with pytest.raises(UserError, match=f"objective.{field} is for a classifier"):
+    with pytest.raises(UserError, match=f"{field} is for a classifier"):
         TextToText(kind=Classification(**{field: True})).adopting(SpanCorruption())
 
 

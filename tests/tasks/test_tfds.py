@@ -12,6 +12,7 @@ import pytest
 from jaxlm.cli import main
 from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
+from jaxlm.data import tfds_source
 from jaxlm.errors import UserError
 from jaxlm.tasks.classification import TextRows
 from jaxlm.tasks.text_to_text import PairRows
@@ -95,6 +96,14 @@ def test_texts_to_write_and_their_absence():
     targets = {row.values["targets"][0] for row in data.read("tfds:glue/sst2")}
     assert targets == set(LABELS["sst2"])
     assert [row.values["targets"] for row in data.read("tfds:glue/sst2:test")] == [None] * 3
+
+
+def test_numbers_and_fields_of_fields():
+    """STS-B's scores are float32 there, and 3.8 is to be written, not 3.799999952316284."""
+    data = PairRows(source_field="sentence1", target_field="label")
+    assert {row.values["targets"][0] for row in data.read("tfds:glue/stsb")} == {"3.8"}
+    with pytest.raises(UserError, match="record 0, 'stem' has fields of its own"):
+        tfds_source._value({"a": b"b"}, (), "tfds:x, record 0, 'stem'")
 
 
 @pytest.mark.parametrize(("source", "message"), [

@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
 
         activation = ACTIVATIONS[c.activation]
         if c.activation.startswith("gated"):
-            gate, linear = (dense(name, c.intermediate_size, dot_general=product)(x) for name in ("wi_0", "wi_1"))
+            gate, linear = (dense(name, c.intermediate_size, dot_general=dense_product)(x) for name in ("wi_0", "wi_1"))
             y = activation(gate) * linear
         else:
             y = activation(dense("wi", c.intermediate_size)(x))
@@ -38,12 +38,13 @@ class FeedForward(nn.Module):
         return dense("wo", c.hidden_size, residual=True)(y)
 
 
-def product(x: jax.Array, kernel: jax.Array, dimensions: Any, precision: Any = None) -> jax.Array:
-    """x @ kernel, as the `dot_general` of a flax layer, with another order of operands in the kernel's gradient.
+def dense_product(x: jax.Array, kernel: jax.Array, dimensions: Any, precision: Any = None) -> jax.Array:
+    """x @ kernel, as the `dot_general` of a flax layer, with the kernel's gradient as xᵀ gradient; reverse mode only.
 
-    jax makes that of (gradientᵀ x)ᵀ. XLA's CPU compiler transposes the first operand, and for that computes the
-    derivative of a gated activation once more in the transposed order, a fifth of T5's step. So x comes first here.
+    jax computes that gradient as (gradientᵀ x)ᵀ. XLA's CPU compiler transposes the first operand, here the gradient,
+    and recomputes the derivative of a gated activation in that layout, which is a fifth of T5's step.
     """
+    assert precision is None
     return _product(x, kernel)
 
 
@@ -59,7 +60,9 @@ def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Arra
 def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     rows = tuple(range(x.ndim - 1))
-    return gradient @ kernel.T, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
+    # Not gradient @ kernel.T: where the kernel is sharded, its transpose would be gathered a second time.
+    d_x = jax.lax.dot_general(gradient, kernel, (((gradient.ndim - 1,), (1,)), ((), ())))
+    return d_x, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
 
 
 _product.defvjp(_forward, _backward)
