@@ -284,6 +284,12 @@ class PooledTask(Task):
         )
         return x, {"lm_loss": Term(losses.total, jnp.sum(weights), self.lm_coefficient)}
 
+    def flops(self, length: int) -> tuple[float, float]:
+        trained, frozen = super().flops(length)
+        if self.lm_coefficient:  # its vocabulary logits
+            trained += 2 * length * families.width(self.model) * self.model.vocab_size
+        return trained, frozen
+
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:
     """x W + b in float32, also where x is of a narrower type, in which near logits would be equal."""

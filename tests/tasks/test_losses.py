@@ -132,6 +132,8 @@ def test_the_language_model_beside_a_task(name):
         for train in (False, True)
     )
     assert both == pytest.approx(own + 0.5 * float(torch.stack(losses).mean()), rel=1e-5)
+    more = task.flops(24)[0] - dataclasses.replace(task, lm_coefficient=0.0).flops(24)[0]
+    assert more == 2 * 24 * task.model.hidden_size * task.model.vocab_size * len(losses) / 6
 
 
 def test_tags_and_answers_as_torch():
