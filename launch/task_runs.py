@@ -67,7 +67,7 @@ def row(task: str, model: str, runs: Path, options: argparse.Namespace, flags: l
         sys.executable, "-m", "jaxlm.cli", "finetune", f"configs/tasks/{task}.py", "--init-from", path,
         "--data.source", str(train), *(["--data.dev", str(dev)] if dev else []),
         *(["--data.held-out", str(HELD_OUT[task])] if task in HELD_OUT else []), "--run-dir",
-        str(runs / f"{task}-{name}"), "--train.epochs", "0", "--train.steps", str(options.steps), "--train.eval-every",
+        str(runs / f"{task}-{name}"), "--train.steps", str(options.steps), "--train.eval-every",
         "0", "--train.checkpoint-every", "0", "--seeds", str(options.seeds), "--json", *flags,
     ]
     start = time.monotonic()

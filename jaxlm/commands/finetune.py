@@ -29,6 +29,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train N times, in run folders of their own")
     options, experiment = read_config(parser, arguments, as_text)
     config = Path(options.config)
+    flags = {argument.partition("=")[0] for argument in arguments}
+    if not config.is_dir() and "--train.steps" in flags and "--train.epochs" not in flags:  # presets have epochs
+        experiment = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, epochs=0.0))
     run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
     start_jax()
     from jaxlm.commands.evaluate import evaluate_run, print_result

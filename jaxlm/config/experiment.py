@@ -57,7 +57,7 @@ class TrainConfig:
     steps: int = field(1_000_000, resumable=True)
     """Optimizer steps in total."""
     epochs: float = 0.0
-    """Passes over the rows of a task; above 0 they decide `steps` when a run begins."""
+    """Passes over the rows of a task; above 0 they decide `steps` when a run begins, unless that is given as a flag."""
     batch_size: int = 256
     """Global batch size: sequences per optimizer step, over all devices."""
     short_steps: int = 0

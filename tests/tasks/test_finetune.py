@@ -17,7 +17,7 @@ from jaxlm.tasks.finetune import experiment_of
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
 
-FAST = ("--train.epochs", "0", "--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
+FAST = ("--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
         "--train.tensorboard", "False")
 
 
