@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to a trained BERT: environment, vocabulary, pretraining, a look at what was learnt, export.
-# Takes about four minutes on two CPU cores. Flags go to `jaxlm pretrain`, e.g. --train.steps 2000.
+# Takes two to four minutes on two CPU cores. Flags go to `jaxlm pretrain`, e.g. --train.steps 2000.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"

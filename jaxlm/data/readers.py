@@ -141,7 +141,8 @@ def open_text(path: str) -> Iterator[TextIO]:
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
         ) from error
     except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; check --data.source.") from error
+        what = "cannot be read here, only files can" if path.startswith("tfds:") else "does not exist"
+        raise UserError(f"{path} {what}; check --data.source.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
 

@@ -128,6 +128,11 @@ def test_a_mistake_gets_one_sentence(name, tmp_path):
         read(data, tmp_path, file, text)
 
 
+def test_a_form_of_files_is_not_read_from_tfds():
+    with pytest.raises(UserError, match="tfds:squad cannot be read here, only files can"):
+        list(AnswerRows().read("tfds:squad"))
+
+
 def test_a_file_without_rows(tmp_path):
     (tmp_path / "x.tsv").write_text("text\tlabel\n")
     (tmp_path / "y.tsv").write_text("text\tlabel\nred\tX\n")
