@@ -115,7 +115,14 @@ def test_t5_1_1_is_pretrained_without_dropout_and_1_0_with_it():
     assert dropout == {name: 0.0 if "1_1" in name else 0.1 for name in dropout}
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_tiny")])
+# Their layers and losses are those of BERT and GPT-2.
+ALIKE = ("albert", "distilbert", "gpt1", "gpt3", "roberta", "spanbert", "tinybert")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] if name.removesuffix("_tiny") in ALIKE else [])
+    for name in PRESETS if name.endswith("_tiny")
+])
 def test_a_tiny_preset_trains_in_bfloat16(name):
     """With a vocabulary of a multiple of 128 and a loss of one chunk, where XLA's CPU lacks some products."""
     flags = ["--objective.model.dtype", "bfloat16", "--train.batch-size", "4", "--data.length", "32"]
