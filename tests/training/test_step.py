@@ -115,7 +115,7 @@ def test_twenty_steps_as_in_pytorch():
     np.testing.assert_allclose(ours, reference, atol=1e-3)
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 4])  # the length of a loop
 def test_accumulation_is_one_larger_batch(accumulate):
     """Though rows have different numbers of predictions, and some none."""
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
