@@ -44,10 +44,13 @@ def on(mesh: MeshConfig, **train) -> Experiment:
 def environment(monkeypatch):
     for name, value in planning.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    before = jax.config.jax_exec_time_optimization_effort
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)  # nobody will run these programs
+    # Nobody will run these programs. The setting was renamed between jax 0.10 and 0.12.
+    names = {"jax_exec_time_optimization_effort": -1.0, "jax_optimization_level": "O1"}
+    name = next(name for name in names if hasattr(jax.config, name))
+    before = getattr(jax.config, name)
+    jax.config.update(name, names[name])
     yield
-    jax.config.update("jax_exec_time_optimization_effort", before)
+    jax.config.update(name, before)
 
 
 def parameter_count() -> int:
