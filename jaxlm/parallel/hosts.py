@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
 from jax._src import distributed
+from jax._src.clusters import ClusterEnv
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
@@ -45,31 +47,37 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax would abort the others with a stack of C++ frames; `_watch` ends them with a sentence. The loss of process 0,
-    # where the coordinator is, still ends them in jax's way, at once.
+    # jax would abort the others with a stack of C++ frames; `_watch` and `_relay` end them with a sentence.
     jax.config.update("jax_enable_recoverability", True)
-    if "JAX_COORDINATOR_ADDRESS" in os.environ and "JAX_PROCESS_ID" in os.environ:
+    address, count, index = _addresses()
+    leaving = threading.Event()
+    if index > 0:
+        address = _relay(address, lambda: leaving.is_set() or _end_without("0", count))
+    jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=LOST_AFTER)
+    threading.Thread(target=_watch, args=(leaving,), daemon=True).start()
+    atexit.register(_leave_processes, leaving)
+
+
+def _addresses() -> tuple[str, int, int]:
+    """(host:port of the coordinator, number of processes, index of this one), as the three variables or a cluster that
+    jax knows tell. jax has no public way to ask for them, hence the private module."""
+    told = os.environ
+    address, count, index = told.get("JAX_COORDINATOR_ADDRESS"), None, None
+    if address is not None and "JAX_PROCESS_ID" in told:
         try:
-            count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
+            count, index = int(told["JAX_NUM_PROCESSES"]), int(told["JAX_PROCESS_ID"])
         except (KeyError, ValueError):
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too; the last two "
                 "are whole numbers."
             ) from None
-        jax.distributed.initialize(
-            os.environ["JAX_COORDINATOR_ADDRESS"], count, index, heartbeat_timeout_seconds=LOST_AFTER
+    found = ClusterEnv.auto_detect_unset_distributed_params(address, count, index, [], None, LEAVE_WITHIN)[:3]
+    if None in found:
+        raise UserError(
+            "the environment says that this process is one of several, but jax cannot find the others; "
+            "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
-    else:
-        try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=LOST_AFTER)
-        except ValueError as error:  # it has found no cluster, or half of one
-            raise UserError(
-                f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
-                "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
-            ) from error
-    leaving = threading.Event()
-    threading.Thread(target=_watch, args=(leaving,), daemon=True).start()
-    atexit.register(_leave_processes, leaving)
+    return found
 
 
 def _is_one_of_several() -> bool:
@@ -95,12 +103,42 @@ def _watch(leaving: threading.Event) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has ended: so do we
             lost = set(everyone) - set(state.client.get_live_nodes(everyone))
             if lost and not leaving.is_set():
-                names = " and ".join(map(str, sorted(lost)))
-                print(
-                    f"jaxlm: process {names} of {len(everyone)} has ended or cannot be reached, so this one ends too; "
-                    "see its output, then start the same command again on every host.", file=sys.stderr, flush=True,
-                )
-                os._exit(1)
+                _end_without(" and ".join(map(str, sorted(lost))), len(everyone))
+
+
+def _relay(address: str, when_broken: Callable[[], object]) -> str:
+    """The address of a port here that is connected with the coordinator at `address`. When process 0 is lost its
+    connections break, at which jax aborts without a choice; those to this port stay, and `when_broken` is called."""
+    host, port = address.rsplit(":", 1)
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def carry(source: socket.socket, target: socket.socket, at_end: Callable[[], object]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(2**16):
+                target.sendall(data)
+        at_end()
+
+    def accept() -> None:
+        while True:
+            here, _ = server.accept()
+            try:
+                there = socket.create_connection((host.strip("[]"), int(port)))
+            except OSError:  # process 0 has not begun yet; jax tries again
+                here.close()
+                continue
+            for ends in ((here, there, there.close), (there, here, when_broken)):
+                threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def _end_without(lost: str, count: int) -> NoReturn:
+    print(
+        f"jaxlm: process {lost} of {count} has ended or cannot be reached, so this one ends too; see its output, then "
+        "start the same command again on every host.", file=sys.stderr, flush=True,
+    )
+    os._exit(1)
 
 
 @contextlib.contextmanager

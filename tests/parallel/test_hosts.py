@@ -15,19 +15,27 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0"}
 THREE = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
+FOUND = ("found:2", 4, 1)
 KNOWN = (hosts.CLUSTER, "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE",
          "SLURM_STEP_NUM_TASKS", *STEP, *THREE)
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """The arguments of each call of jax.distributed.initialize, in an environment that says nothing."""
+    """The arguments of each call of jax.distributed.initialize, in an environment that says nothing. What it does not
+    say, jax finds out: the second of four processes."""
+
+    def detect(address, count, index, devices, method, timeout):
+        return address or "found:2", count or 4, 1 if index is None else index, devices
+
     calls: list[tuple] = []
     for name in (*KNOWN, "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
     monkeypatch.setattr(hosts.atexit, "register", lambda *arguments: None)
     monkeypatch.setattr(hosts, "_watch", lambda leaving: None)
+    monkeypatch.setattr(hosts, "_relay", lambda address, when_broken: address)
+    monkeypatch.setattr(hosts.ClusterEnv, "auto_detect_unset_distributed_params", detect)
     return calls
 
 
@@ -35,23 +43,23 @@ def started(monkeypatch):
     ("environment", "calls"),
     [
         ({}, []),
-        ({"JAXLM_CLUSTER": "1"}, [()]),  # a Cloud TPU VM, which has nothing else in its environment
+        ({"JAXLM_CLUSTER": "1"}, [FOUND]),  # a Cloud TPU VM, which has nothing else in its environment
         ({"JAXLM_CLUSTER": "0"}, []),
         ({"JAXLM_CLUSTER": ""}, []),
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, [()]),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, [FOUND]),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, []),
-        ({"MEGASCALE_COORDINATOR_ADDRESS": "host"}, [()]),
-        (STEP, [()]),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "host"}, [FOUND]),
+        (STEP, [FOUND]),
         (STEP | {"SLURM_NTASKS": "1"}, []),
         (STEP | {"SLURM_NTASKS": "1", "JAXLM_CLUSTER": "1"}, []),  # alone it may take all GPUs of its node
         (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, []),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, []),  # the shell of salloc
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, [()]),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "SLURM_NTASKS": "1"}, [()]),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, [FOUND]),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "SLURM_NTASKS": "1"}, [FOUND]),
         ({"OMPI_COMM_WORLD_SIZE": "1"}, []),
         (THREE, [("host:1", 4, 2)]),
         (THREE | STEP | {"SLURM_NTASKS": "1"}, [("host:1", 4, 2)]),
-        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, [()]),
+        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, [("host:1", 4, 1)]),
     ],
 )
 def test_who_joins(started, monkeypatch, environment, calls):
@@ -90,13 +98,14 @@ def test_two_of_the_three_variables_are_a_mistake(started, monkeypatch, count):
 
 
 def test_a_cluster_that_jax_cannot_find_is_one_sentence(started, monkeypatch):
-    def nothing_found(*arguments, **options):
+    def fails(*arguments, **options):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setenv(hosts.CLUSTER, "1")
-    monkeypatch.setattr(jax.distributed, "initialize", nothing_found)
+    monkeypatch.setattr(hosts.ClusterEnv, "auto_detect_unset_distributed_params", lambda *given: given[:4])
     with pytest.raises(UserError, match="cannot find the others"):
         hosts.join_processes()
+    monkeypatch.setattr(jax.distributed, "initialize", fails)
     for name, value in THREE.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="jax cannot start its devices: coordinator_address should be defined"):
