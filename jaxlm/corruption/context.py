@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
-
-_SLOTS = 2**31 - 1
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 
 def keep_probabilities(counts: Int[np.ndarray, " vocab"], threshold: float) -> Float[np.ndarray, " vocab"]:
@@ -44,12 +44,44 @@ def contexts(
     return tokens[:, np.clip(place, 0, length - 1)], inside & (np.abs(offsets) <= radius)
 
 
-def noise_slots(counts: Int[np.ndarray, " vocab"], power: float) -> Int[np.ndarray, " vocab"]:
-    """The table that `draw_noise` reads: running sums of counts to the power, as shares of 2³¹ - 1 slots."""
+class NoiseTable(NamedTuple):
+    """An alias table (Walker 1977): V slots, all equally likely, of which the first `own` / 2³² belongs to the word of
+    the same number and the rest to the word `other`. A draw is one number and two lookups, whatever V is."""
+
+    own: UInt32[np.ndarray, " vocab"]
+    other: Int[np.ndarray, " vocab"]
+
+
+def noise_table(counts: Int[np.ndarray, " vocab"], power: float) -> NoiseTable:
+    """The table of probabilities proportional to counts to the power, 0 where a count is 0. Slots of the words below
+    1 / V are filled up by the words above it, both in order; one of these whose rest falls below is filled up by the
+    next."""
     weights = np.where(counts > 0, counts, 0).astype(np.float64) ** power * (counts > 0)
-    return np.round(np.cumsum(weights) / weights.sum() * _SLOTS).astype(np.int32)
+    weights *= len(counts) / weights.sum()
+    light, heavy = np.flatnonzero(weights < 1), np.flatnonzero(weights >= 1)
+    own, other = weights.copy(), np.arange(len(counts))
+    missing, spare = np.cumsum(1 - weights[light]), np.cumsum(weights[heavy] - 1)
+    before = np.concatenate([[0.0], missing])
+    # The first heavy word that still has more than a slot when the slots of the lights before this one are full.
+    giver = np.searchsorted(spare, before[:-1], side="right")
+    other[light] = heavy[np.minimum(giver, len(heavy) - 1)]
+    # What a heavy word has left once the lights have taken more than it could spare.
+    own[heavy] = 1 + spare - before[np.minimum(np.searchsorted(before, spare), len(light))]
+    other[heavy[:-1]] = heavy[1:]
+    return NoiseTable(np.clip(own * 2**32, 0, 2**32 - 1).astype(np.uint32), other.astype(np.int32))
 
 
-def draw_noise(key: jax.Array, slots: Int[Array, " vocab"], shape: tuple[int, ...]) -> Int[Array, "*shape"]:
-    """Words drawn with probabilities proportional to counts to the power of `noise_slots`."""
-    return jnp.searchsorted(slots, jax.random.randint(key, shape, 0, _SLOTS), side="right").astype(jnp.int32)
+def draw_noise(key: jax.Array, table: NoiseTable, shape: tuple[int, ...]) -> Int[Array, "*shape"]:
+    """Words drawn with the probabilities of a `noise_table`, to 2⁻³² (in the C code to 10⁻⁸, by a table of so many
+    words)."""
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    slot, place = _long_product(bits, len(table.own))  # bits · V = slot · 2³² + place
+    own = place < jnp.asarray(table.own)[slot]
+    return jnp.where(own, slot, jnp.asarray(table.other)[slot]).astype(jnp.int32)
+
+
+def _long_product(a: UInt32[Array, "*shape"], b: int) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
+    """(a · b) // 2³² and (a · b) mod 2³², by halves of 16 bits. (jax.lax.mulhi does not compile for a mesh.)"""
+    a_high, a_low, (b_high, b_low) = a >> 16, a & 0xFFFF, divmod(b, 2**16)
+    middle = a_high * b_low + (a_low * b_low >> 16)
+    return a_high * b_high + (middle >> 16) + ((a_low * b_high + (middle & 0xFFFF)) >> 16), a * jnp.uint32(b)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxlm.corruption.context import contexts, draw_noise, keep_probabilities, noise_slots, subsample
+from jaxlm.corruption.context import contexts, draw_noise, keep_probabilities, noise_table, subsample
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.word2vec import Word2Vec
@@ -72,11 +72,10 @@ class SkipGram(Objective):
         kept = jnp.where(batch.segment_ids > 0, jnp.asarray(keep)[tokens], 0.0)
         words, sizes = subsample(key_keep, tokens, kept)
         context, is_context = contexts(key_window, words, sizes, self.window)
-        slots = jnp.asarray(noise_slots(counts, self.noise_power))
         shape = (*words.shape, 1 if self.bag_of_words else 2 * self.window, self.negatives)
         return {
             "words": words, "context": context, "weights": is_context.astype(jnp.float32),
-            "noise": draw_noise(key_noise, slots, shape),
+            "noise": draw_noise(key_noise, noise_table(counts, self.noise_power), shape),
             "attention_mask": (jnp.arange(words.shape[1]) < sizes[:, None]).astype(jnp.int32),
         }
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.cli import main
 from jaxlm.config.presets import load_preset
-from jaxlm.corruption.context import contexts, draw_noise, keep_probabilities, noise_slots, subsample
+from jaxlm.corruption.context import _long_product, contexts, draw_noise, keep_probabilities, noise_table, subsample
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.word2vec import Word2Vec
@@ -152,9 +152,31 @@ def test_contexts_reach_one_to_window_words_evenly():
         np.testing.assert_array_equal(found[0, place, there], 10 + place + offsets[there])
 
 
+@pytest.mark.parametrize("power", [0.0, 0.75, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 3, 50, 4096])
+def test_the_noise_table_holds_the_counts_to_the_power(size, power):
+    rng = np.random.default_rng(size)
+    for counts in (np.ones(size, int), rng.zipf(1.3, size).clip(0, 10**9), rng.integers(0, 2, size)):
+        counts[0] += counts.sum() == 0
+        table = noise_table(counts, power)
+        shares = table.own / 2.0**32
+        np.add.at(shares, table.other, 1 - shares)
+        expected = np.where(counts > 0, np.maximum(counts, 1) ** power, 0)
+        np.testing.assert_allclose(shares / size, expected / expected.sum(), atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4096, 65_535, 65_536, 3_000_001, 2**31 - 1])
+def test_products_of_64_bits(size):
+    bits = np.random.default_rng(size).integers(0, 2**32, 1000, np.uint32)
+    high, low = _long_product(jnp.asarray(bits), size)
+    product = bits.astype(np.uint64) * size
+    np.testing.assert_array_equal(high, product >> np.uint64(32))
+    np.testing.assert_array_equal(low, product.astype(np.uint32))
+
+
 def test_noise_is_drawn_by_counts_to_the_power():
     counts = np.array([0, 1000, 0, 100, 10, 1])
-    draws = np.asarray(draw_noise(jax.random.key(0), jnp.asarray(noise_slots(counts, 0.75)), (200, 200)))
+    draws = np.asarray(draw_noise(jax.random.key(0), noise_table(counts, 0.75), (200, 200)))
     expected = np.where(counts > 0, counts, 0) ** 0.75
     expected = expected / expected.sum()
     shares = np.bincount(draws.ravel(), minlength=6) / draws.size
