@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import jaxtyping
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _compiled = os.environ.get("JAXLM_TEST_CACHE") or str(Path.home() / ".cache" / "jaxlm-tests")
@@ -37,6 +39,40 @@ if importlib.util.find_spec("beartype"):
 
     floors = ["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives"]
     jaxtyping.install_import_hook(floors, "tests.typecheck.typechecked")
+
+
+@pytest.fixture
+def curves() -> None:
+    """Asked for by the tests whose runs are to draw curves.png."""
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(request, monkeypatch):
+    """To draw them takes as long as the rest of a small run."""
+    if "curves" not in request.fixturenames:
+        monkeypatch.setattr("jaxlm.commands.pretrain._update_curves", lambda run, token_losses: None)
+
+
+@pytest.fixture(scope="session")
+def preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.training.support import write_preset
+
+    return write_preset(tmp_path_factory.mktemp("preset"))
+
+
+@pytest.fixture(scope="session")
+def _finished(preset: Path) -> Path:
+    from jaxlm.cli import main
+
+    run = preset.parent / "run"
+    assert main(["pretrain", str(preset), "--run-dir", str(run), "--train.eval-every", "4"]) == 0
+    return run
+
+
+@pytest.fixture
+def finished(_finished: Path, tmp_path: Path) -> Path:
+    """A run of 12 steps with checkpoints and evaluations at 4, 8 and 12, to do with as one likes."""
+    return Path(shutil.copytree(_finished, tmp_path / "run"))
 
 
 def pytest_terminal_summary(terminalreporter):

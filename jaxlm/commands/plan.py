@@ -122,8 +122,8 @@ def report(p: Plan) -> str:
         lines.append(f"  compiler: {p.message}") if p.message else None
     lines += [f"  {gib(size):>10}  {KINDS[kind]}" for kind, size in p.hbm_by_kind.items()]
     if not p.fits:
-        lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate, or "
-                     "--objective.model.remat full.")
+        lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate or, unless the "
+                     "model is reversible, --objective.model.remat full.")
     lines += ["", f"{si(p.flops)}FLOPs a step by formula, {si(p.flops_per_device)}FLOPs a chip; "
                   f"compiled in {p.compile_seconds:,.1f} s."]
     return "\n".join(lines + _estimate_lines(p) + _collective_lines(p))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxlm.parallel.hosts import LOST_AFTER, local_rows
-from tests.training.support import Command, metrics, saved_steps, write_preset
+from tests.training.support import Command, metrics, saved_steps
 
 
 def test_a_process_reads_the_rows_of_its_devices():
@@ -22,11 +22,6 @@ def test_a_process_reads_the_rows_of_its_devices():
             return {number: (slice(2 * number, 2 * number + 2), slice(None)) for number in (2, 3)}
 
     assert local_rows(Second(), 8, 32) == slice(4, 8)
-
-
-@pytest.fixture(scope="module")
-def preset(tmp_path_factory):
-    return write_preset(tmp_path_factory.mktemp("preset"))
 
 
 def pair(folder: Path, arguments: list[object]) -> list[Command]:
@@ -42,12 +37,9 @@ def pair(folder: Path, arguments: list[object]) -> list[Command]:
     ]
 
 
-def test_two_processes_do_what_one_does(preset, tmp_path):
-    alone, run = tmp_path / "alone", tmp_path / "run"
-    flags = ["--train.log-every", 1, "--train.eval-every", 4]
-    single = Command(["pretrain", preset, "--run-dir", alone, *flags], tmp_path / "alone.log")
-    assert single.wait() == 0, single.output
-    both = pair(tmp_path, ["pretrain", preset, "--run-dir", run, *flags])
+def test_two_processes_do_what_one_does(finished, preset, tmp_path):
+    alone, run = finished, tmp_path / "two"
+    both = pair(tmp_path, ["pretrain", preset, "--run-dir", run, "--train.eval-every", 4])
     for command in both:
         assert command.wait() == 0, command.output
     assert "2 cpu devices" in both[0].output

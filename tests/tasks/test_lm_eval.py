@@ -88,7 +88,8 @@ def ask(kind: str, model: Path, folder: Path, *tasks: str):
 
 
 @pytest.mark.parametrize(("family", "tasks", "options"), [
-    ("gpt2", ["choices", "rolling", "free"], "{}"), ("t5", ["choices", "free"], '{"backend": "seq2seq"}'),
+    ("gpt2", ["choices", "rolling", "free"], "{}"),
+    pytest.param("t5", ["choices", "free"], '{"backend": "seq2seq"}', marks=pytest.mark.slow),
 ])
 def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder, tmp_path):
     side(family, tmp_path)

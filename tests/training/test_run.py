@@ -64,10 +64,13 @@ def test_short_rows_first(preset, tmp_path, capsys):
         assert rows in capsys.readouterr().out
     assert main(["export", str(whole), str(tmp_path / "out")]) == 0
     assert "| Sequence length | 32, in the first 6 steps 16 |" in (tmp_path / "out" / "README.md").read_text()
-    ended = [*flags, "--run-dir", str(tmp_path / "short"), "--train.steps", "6"]
-    assert main(["pretrain", *ended]) == 0
+
+
+def test_a_run_that_ends_before_the_long_rows_says_so(preset, tmp_path, capsys):
+    flags = ["--train.short-steps", "1", "--train.short-length", "16", "--train.steps", "1", "--train.eval-every", "0"]
+    assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "short"), *flags]) == 0
     said = capsys.readouterr().out
-    assert "batches of 16 x 16, 1 cpu" in said and "All 6 steps read rows of 16 tokens" in said
+    assert "batches of 16 x 16, 1 cpu" in said and "All 1 steps read rows of 16 tokens" in said
 
 
 def test_a_change_of_rows_is_told_after_the_step_before_it(preset, tmp_path, capsys, monkeypatch):
@@ -334,7 +337,7 @@ def test_damaged_metadata_is_taken_from_a_checkpoint(content, finished, capsys):
 
 
 @pytest.mark.parametrize("name", [".lock", ".config.json.tmp", "curves.png", "checkpoints"])
-def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, capsys):
+def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, capsys, curves):
     import shutil
 
     target = tmp_path / "mine"
