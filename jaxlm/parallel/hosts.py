@@ -108,26 +108,31 @@ def _watch(leaving: threading.Event) -> None:
 
 def _relay(address: str, when_broken: Callable[[], object]) -> str:
     """The address of a port here that is connected with the coordinator at `address`. When process 0 is lost its
-    connections break, at which jax aborts without a choice; those to this port stay, and `when_broken` is called."""
+    connections break, at which jax aborts without a choice; those to this port last until `when_broken` returns."""
     host, port = address.rsplit(":", 1)
     server = socket.create_server(("127.0.0.1", 0))
+
+    def connect(here: socket.socket) -> None:
+        try:
+            there = socket.create_connection((host.strip("[]"), int(port)))
+        except OSError:  # process 0 has not begun yet; jax tries again
+            here.close()
+            return
+        hung_up = threading.Event()
+        threading.Thread(target=carry, args=(here, there, hung_up.set), daemon=True).start()
+        carry(there, here, lambda: hung_up.is_set() or when_broken())
 
     def carry(source: socket.socket, target: socket.socket, at_end: Callable[[], object]) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(2**16):
                 target.sendall(data)
         at_end()
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
     def accept() -> None:
         while True:
-            here, _ = server.accept()
-            try:
-                there = socket.create_connection((host.strip("[]"), int(port)))
-            except OSError:  # process 0 has not begun yet; jax tries again
-                here.close()
-                continue
-            for ends in ((here, there, there.close), (there, here, when_broken)):
-                threading.Thread(target=carry, args=ends, daemon=True).start()
+            threading.Thread(target=connect, args=server.accept()[:1], daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     return f"127.0.0.1:{server.getsockname()[1]}"

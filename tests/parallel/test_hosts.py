@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import jax
@@ -85,6 +87,31 @@ def test_processes_on_cpus_speak_over_gloo(started, monkeypatch):
         assert jax.config.jax_cpu_collectives_implementation == "gloo"
     finally:
         jax.config.update("jax_cpu_collectives_implementation", before)
+
+
+def test_a_relay_tells_which_end_hung_up():
+    """Process 0 is lost when its end breaks; not when jax closes a connection, or finds nobody yet."""
+    broken = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as coordinator:
+        host, port = coordinator.getsockname()
+        at = hosts._relay(f"{host}:{port}", broken.set).rsplit(":", 1)
+        ends = []
+        for _ in range(2):
+            here = socket.create_connection((at[0], int(at[1])))
+            there, _ = coordinator.accept()
+            here.sendall(b"ping")
+            assert there.recv(9) == b"ping"
+            there.sendall(b"pong")
+            assert here.recv(9) == b"pong"
+            ends.append((here, there))
+        ends[0][0].close()
+        assert ends[0][1].recv(9) == b"" and not broken.wait(0.2)
+        ends[1][1].close()
+        assert ends[1][0].recv(9) == b"" and broken.is_set()
+    broken.clear()
+    with socket.create_connection((at[0], int(at[1]))) as here:
+        assert here.recv(9) == b"" and not broken.is_set()
+    ends[0][1].close(), ends[1][0].close()
 
 
 @pytest.mark.parametrize("count", [None, "four"])
