@@ -53,27 +53,28 @@ class NoiseTable(NamedTuple):
 
 
 def noise_table(counts: Int[np.ndarray, " vocab"], power: float) -> NoiseTable:
-    """The table of probabilities proportional to counts to the power, 0 where a count is 0. Slots of the words below
-    1 / V are filled up by the words above it, both in order; one of these whose rest falls below is filled up by the
-    next."""
+    """The table of probabilities proportional to counts to the power, 0 where a count is 0. The slot of each light word
+    (one below 1 / V) is topped up by the current heavy word; a heavy word that falls below is topped up by the next."""
     weights = np.where(counts > 0, counts, 0).astype(np.float64) ** power * (counts > 0)
     weights *= len(counts) / weights.sum()
-    light, heavy = np.flatnonzero(weights < 1), np.flatnonzero(weights >= 1)
+    is_heavy = weights >= 1
+    is_heavy[np.argmax(weights)] = True  # also where all are equal and rounding leaves them below 1
+    light, heavy = np.flatnonzero(~is_heavy), np.flatnonzero(is_heavy)
     own, other = weights.copy(), np.arange(len(counts))
-    missing, spare = np.cumsum(1 - weights[light]), np.cumsum(weights[heavy] - 1)
-    before = np.concatenate([[0.0], missing])
-    # The first heavy word that still has more than a slot when the slots of the lights before this one are full.
-    giver = np.searchsorted(spare, before[:-1], side="right")
+    missing_before = np.concatenate([[0.0], np.cumsum(1 - weights[light])])
+    spare_so_far = np.cumsum(weights[heavy] - 1)
+    # The first heavy word that is still above 1 / V when the light words before this one are topped up.
+    giver = np.searchsorted(spare_so_far, missing_before[:-1], side="right")
     other[light] = heavy[np.minimum(giver, len(heavy) - 1)]
-    # What a heavy word has left once the lights have taken more than it could spare.
-    own[heavy] = 1 + spare - before[np.minimum(np.searchsorted(before, spare), len(light))]
+    # What a heavy word has left when the light words have taken more than it could spare.
+    last = np.minimum(np.searchsorted(missing_before, spare_so_far), len(light))
+    own[heavy] = 1 + spare_so_far - missing_before[last]
     other[heavy[:-1]] = heavy[1:]
     return NoiseTable(np.clip(own * 2**32, 0, 2**32 - 1).astype(np.uint32), other.astype(np.int32))
 
 
 def draw_noise(key: jax.Array, table: NoiseTable, shape: tuple[int, ...]) -> Int[Array, "*shape"]:
-    """Words drawn with the probabilities of a `noise_table`, to 2⁻³² (in the C code to 10⁻⁸, by a table of so many
-    words)."""
+    """Words drawn with the probabilities of a `noise_table`, to 2⁻³² of each slot (the C code rounds them to 10⁻⁸)."""
     bits = jax.random.bits(key, shape, jnp.uint32)
     slot, place = _long_product(bits, len(table.own))  # bits · V = slot · 2³² + place
     own = place < jnp.asarray(table.own)[slot]

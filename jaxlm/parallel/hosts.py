@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import jax
@@ -35,8 +38,12 @@ SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROC
 # Seconds for which the coordinator outlives the last goodbye.
 GRACE = 1.0
 
-# Seconds without a sign of life after which a process is lost, and for which one that has ended waits for the others.
-LOST_AFTER, LEAVE_WITHIN = 30, 300
+# Seconds for which jax looks for the coordinator's address; without a sign of life after which a process is lost; for
+# which one that has ended waits for the others.
+FIND_WITHIN, LOST_AFTER, LEAVE_WITHIN = 300, 30, 300
+
+# Seconds for which process 0 lives on when it has found one lost, so that the others find the same, not process 0 lost.
+LAST = 4
 
 
 def join_processes() -> None:
@@ -50,34 +57,41 @@ def join_processes() -> None:
     # jax would abort the others with a stack of C++ frames; `_watch` and `_relay` end them with a sentence.
     jax.config.update("jax_enable_recoverability", True)
     address, count, index = _addresses()
-    leaving = threading.Event()
-    if index > 0:
-        address = _relay(address, lambda: leaving.is_set() or _end_without("0", count))
-    jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=LOST_AFTER)
+    leaving, relaying = threading.Event(), threading.Event()
+    with tempfile.TemporaryDirectory(prefix="jaxlm-") as folder:  # one connection is made, and lasts
+        if index > 0:
+            address = _relay(address, Path(folder), lambda: relaying.is_set() and _end_without("0"))
+        jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=LOST_AFTER)
+    relaying.set()
     threading.Thread(target=_watch, args=(leaving,), daemon=True).start()
-    atexit.register(_leave_processes, leaving)
+    atexit.register(_leave_processes, leaving, relaying)
 
 
 def _addresses() -> tuple[str, int, int]:
-    """(host:port of the coordinator, number of processes, index of this one), as the three variables or a cluster that
-    jax knows tell. jax has no public way to ask for them, hence the private module."""
+    """(host:port of the coordinator, number of processes, index of this one), from the three variables, else from jax's
+    cluster detection, for which there is no public function."""
     told = os.environ
     address, count, index = told.get("JAX_COORDINATOR_ADDRESS"), None, None
+    if address is not None and not re.fullmatch(r".+:\d+", address):
+        raise UserError(f"JAX_COORDINATOR_ADDRESS is {address!r}; it must be HOST:PORT.")
     if address is not None and "JAX_PROCESS_ID" in told:
         try:
-            count, index = int(told["JAX_NUM_PROCESSES"]), int(told["JAX_PROCESS_ID"])
+            return address, int(told["JAX_NUM_PROCESSES"]), int(told["JAX_PROCESS_ID"])
         except (KeyError, ValueError):
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too; the last two "
                 "are whole numbers."
             ) from None
-    found = ClusterEnv.auto_detect_unset_distributed_params(address, count, index, [], None, LEAVE_WITHIN)[:3]
-    if None in found:
+    try:
+        *found, _ = ClusterEnv.auto_detect_unset_distributed_params(address, count, index, [], None, FIND_WITHIN)
+        if None in found:
+            raise ValueError("it knows no such cluster")
+    except ValueError as error:
         raise UserError(
-            "the environment says that this process is one of several, but jax cannot find the others; "
+            f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
             "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
-        )
-    return found
+        ) from error
+    return tuple(found)
 
 
 def _is_one_of_several() -> bool:
@@ -100,49 +114,62 @@ def _watch(leaving: threading.Event) -> None:
     state = distributed.global_state
     everyone = range(state.num_processes)
     while not leaving.wait(1.0):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has ended: so do we
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 cannot be reached, as the relay will say
             lost = set(everyone) - set(state.client.get_live_nodes(everyone))
             if lost and not leaving.is_set():
-                _end_without(" and ".join(map(str, sorted(lost))), len(everyone))
+                _end_without(" and ".join(map(str, sorted(lost))))
 
 
-def _relay(address: str, when_broken: Callable[[], object]) -> str:
-    """The address of a port here that is connected with the coordinator at `address`. When process 0 is lost its
-    connections break, at which jax aborts without a choice; those to this port last until `when_broken` returns."""
+def _relay(address: str, folder: Path, when_broken: Callable[[], object]) -> str:
+    """Opens a socket in `folder` that forwards to the coordinator at `address`, and returns its address. When the
+    coordinator's side of a connection closes, as when process 0 is lost, calls `when_broken` before it closes jax's
+    side, at which jax would abort."""
     host, port = address.rsplit(":", 1)
-    server = socket.create_server(("127.0.0.1", 0))
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(folder / "relay"))
+    server.listen()
 
-    def connect(here: socket.socket) -> None:
+    def connect(jax_side: socket.socket) -> None:
         try:
-            there = socket.create_connection((host.strip("[]"), int(port)))
+            coordinator_side = socket.create_connection((host.strip("[]"), int(port)))
         except OSError:  # process 0 has not begun yet; jax tries again
-            here.close()
+            jax_side.close()
             return
-        hung_up = threading.Event()
-        threading.Thread(target=carry, args=(here, there, hung_up.set), daemon=True).start()
-        carry(there, here, lambda: hung_up.is_set() or when_broken())
+        closed = threading.Event()
 
-    def carry(source: socket.socket, target: socket.socket, at_end: Callable[[], object]) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(2**16):
-                target.sendall(data)
-        at_end()
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
+        def forward(source: socket.socket, target: socket.socket) -> None:
+            failing = source
+            with contextlib.suppress(OSError):
+                while data := source.recv(2**16):
+                    failing = target
+                    target.sendall(data)
+                    failing = source
+            if failing is coordinator_side and not closed.is_set():
+                when_broken()
+            closed.set()
+            for side in (source, target):
+                with contextlib.suppress(OSError):
+                    side.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=forward, args=(jax_side, coordinator_side), daemon=True).start()
+        forward(coordinator_side, jax_side)
 
     def accept() -> None:
         while True:
             threading.Thread(target=connect, args=server.accept()[:1], daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    return f"127.0.0.1:{server.getsockname()[1]}"
+    return f"unix:{folder / 'relay'}"
 
 
-def _end_without(lost: str, count: int) -> NoReturn:
+def _end_without(lost: str) -> NoReturn:
+    state = distributed.global_state
     print(
-        f"jaxlm: process {lost} of {count} has ended or cannot be reached, so this one ends too; see its output, then "
-        "start the same command again on every host.", file=sys.stderr, flush=True,
+        f"jaxlm: process {lost} of {state.num_processes} has ended or cannot be reached, so this one ends too; see its "
+        "output, then start the same command again on every host.", file=sys.stderr, flush=True,
     )
+    if state.process_id == 0:
+        time.sleep(LAST)
     os._exit(1)
 
 
@@ -157,7 +184,7 @@ def naming_lost_processes() -> Iterator[None]:
         raise
 
 
-def _leave_processes(leaving: threading.Event) -> None:
+def _leave_processes(leaving: threading.Event, relaying: threading.Event) -> None:
     """Ends jax.distributed, once all have done their work. Left to itself process 0 stops the coordinator the moment
     that all have said goodbye, and a process that is slower to hang up takes the closed connection for a failure and
     aborts."""
@@ -165,6 +192,7 @@ def _leave_processes(leaving: threading.Event) -> None:
     state = distributed.global_state
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         state.client.wait_at_barrier("jaxlm leaves", LEAVE_WITHIN * 1000)
+    relaying.clear()
     coordinator, state.service = state.service, None
     jax.distributed.shutdown()
     if coordinator is not None:

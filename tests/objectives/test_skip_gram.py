@@ -156,13 +156,15 @@ def test_contexts_reach_one_to_window_words_evenly():
 @pytest.mark.parametrize("size", [1, 2, 3, 50, 4096])
 def test_the_noise_table_holds_the_counts_to_the_power(size, power):
     rng = np.random.default_rng(size)
-    for counts in (np.ones(size, int), rng.zipf(1.3, size).clip(0, 10**9), rng.integers(0, 2, size)):
+    equal = [np.full(size, count) for count in (1, 2, 8, 15)]
+    for counts in (*equal, rng.zipf(1.3, size).clip(0, 10**9), rng.integers(0, 2, size)):
         counts[0] += counts.sum() == 0
         table = noise_table(counts, power)
         shares = table.own / 2.0**32
         np.add.at(shares, table.other, 1 - shares)
         expected = np.where(counts > 0, np.maximum(counts, 1) ** power, 0)
-        np.testing.assert_allclose(shares / size, expected / expected.sum(), atol=1e-9)
+        np.testing.assert_allclose(shares / size, expected / expected.sum(), atol=2.0**-31)
+        assert not shares[counts == 0].any()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4096, 65_535, 65_536, 3_000_001, 2**31 - 1])

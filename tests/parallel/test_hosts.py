@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from pathlib import Path
 
@@ -17,7 +18,7 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0"}
 THREE = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
-FOUND = ("found:2", 4, 1)
+FOUND = ("relay of found:2", 4, 1)
 KNOWN = (hosts.CLUSTER, "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE",
          "SLURM_STEP_NUM_TASKS", *STEP, *THREE)
 
@@ -36,7 +37,7 @@ def started(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
     monkeypatch.setattr(hosts.atexit, "register", lambda *arguments: None)
     monkeypatch.setattr(hosts, "_watch", lambda leaving: None)
-    monkeypatch.setattr(hosts, "_relay", lambda address, when_broken: address)
+    monkeypatch.setattr(hosts, "_relay", lambda address, folder, when_broken: f"relay of {address}")
     monkeypatch.setattr(hosts.ClusterEnv, "auto_detect_unset_distributed_params", detect)
     return calls
 
@@ -59,9 +60,10 @@ def started(monkeypatch):
         ({"OMPI_COMM_WORLD_SIZE": "4"}, [FOUND]),
         ({"OMPI_COMM_WORLD_SIZE": "4", "SLURM_NTASKS": "1"}, [FOUND]),
         ({"OMPI_COMM_WORLD_SIZE": "1"}, []),
-        (THREE, [("host:1", 4, 2)]),
-        (THREE | STEP | {"SLURM_NTASKS": "1"}, [("host:1", 4, 2)]),
-        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, [("host:1", 4, 1)]),
+        (THREE, [("relay of host:1", 4, 2)]),
+        (THREE | {"JAX_PROCESS_ID": "0"}, [("host:1", 4, 0)]),  # where the coordinator is
+        (THREE | STEP | {"SLURM_NTASKS": "1"}, [("relay of host:1", 4, 2)]),
+        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, [("relay of host:1", 4, 1)]),
     ],
 )
 def test_who_joins(started, monkeypatch, environment, calls):
@@ -89,29 +91,50 @@ def test_processes_on_cpus_speak_over_gloo(started, monkeypatch):
         jax.config.update("jax_cpu_collectives_implementation", before)
 
 
-def test_a_relay_tells_which_end_hung_up():
+def test_a_relay_tells_which_end_hung_up(tmp_path):
     """Process 0 is lost when its end breaks; not when jax closes a connection, or finds nobody yet."""
     broken = threading.Event()
+
+    def connected() -> socket.socket:
+        jax_side = socket.socket(socket.AF_UNIX)
+        jax_side.settimeout(20)
+        jax_side.connect(address.removeprefix("unix:"))
+        return jax_side
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        jax_side, coordinator_side = connected(), coordinator.accept()[0]
+        coordinator_side.settimeout(20)
+        jax_side.sendall(b"ping")
+        assert coordinator_side.recv(9) == b"ping"
+        coordinator_side.sendall(b"pong")
+        assert jax_side.recv(9) == b"pong"
+        return jax_side, coordinator_side
+
     with socket.create_server(("127.0.0.1", 0)) as coordinator:
-        host, port = coordinator.getsockname()
-        at = hosts._relay(f"{host}:{port}", broken.set).rsplit(":", 1)
-        ends = []
-        for _ in range(2):
-            here = socket.create_connection((at[0], int(at[1])))
-            there, _ = coordinator.accept()
-            here.sendall(b"ping")
-            assert there.recv(9) == b"ping"
-            there.sendall(b"pong")
-            assert here.recv(9) == b"pong"
-            ends.append((here, there))
-        ends[0][0].close()
-        assert ends[0][1].recv(9) == b"" and not broken.wait(0.2)
-        ends[1][1].close()
-        assert ends[1][0].recv(9) == b"" and broken.is_set()
+        coordinator.settimeout(20)
+        address = hosts._relay("{}:{}".format(*coordinator.getsockname()), tmp_path, broken.set)
+        jax_side, coordinator_side = pair()
+        jax_side.close()
+        assert coordinator_side.recv(9) == b"" and not broken.wait(0.2)
+        coordinator_side.close()
+        jax_side, coordinator_side = pair()
+        reset = struct.pack("ii", 1, 0)  # as of a process that is killed: no goodbye
+        coordinator_side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        coordinator_side.close()
+        assert jax_side.recv(9) == b"" and broken.is_set()
+        jax_side.close()
     broken.clear()
-    with socket.create_connection((at[0], int(at[1]))) as here:
-        assert here.recv(9) == b"" and not broken.is_set()
-    ends[0][1].close(), ends[1][0].close()
+    with connected() as jax_side:
+        assert jax_side.recv(9) == b"" and not broken.is_set()
+
+
+@pytest.mark.parametrize("address", ["host", "host:abc", ":1"])
+def test_an_address_without_a_port_is_a_mistake(started, monkeypatch, address):
+    for name, value in (THREE | {"JAX_COORDINATOR_ADDRESS": address}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="it must be HOST:PORT"):
+        hosts.join_processes()
+    assert started == []
 
 
 @pytest.mark.parametrize("count", [None, "four"])
