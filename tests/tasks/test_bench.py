@@ -7,7 +7,8 @@ import pytest
 from jaxlm.cli import main
 
 
-@pytest.mark.parametrize("preset", ["classify", pytest.param("squad", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["classify", "squad"])
 def test_reports(preset, models, rows, capsys):
     flags = ["--data.length", "64", "--train.batch-size", "4"]
     assert main(["bench", f"configs/tasks/{preset}.py", "--init-from", models("bert"), "--data.source",

@@ -79,7 +79,7 @@ def test_every_kind_of_task(preset, family, models, rows, tmp_path, capsys):
     assert {line["gold"] for line in bare} == {None}
 
 
-@pytest.mark.parametrize("family", ["albert", "electra", "xlnet", "gpt2"])
+@pytest.mark.parametrize("family", ["albert", pytest.param("electra", marks=pytest.mark.slow), "xlnet", "gpt2"])
 def test_the_other_families(family, models, rows, tmp_path, capsys):
     assert finetune("classify", rows["classify"], models(family), tmp_path / "run") == 0
     assert result(capsys)["task"] == "classification"
