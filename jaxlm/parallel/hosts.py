@@ -58,7 +58,9 @@ def join_processes() -> None:
     jax.config.update("jax_enable_recoverability", True)
     address, count, index = _addresses()
     leaving, relaying = threading.Event(), threading.Event()
-    with tempfile.TemporaryDirectory(prefix="jaxlm-") as folder:  # one connection is made, and lasts
+    place = tempfile.gettempdir()
+    place = place if len(place) < 80 else "/tmp"  # a socket's path has at most 104 to 108 bytes
+    with tempfile.TemporaryDirectory(prefix="jaxlm-", dir=place) as folder:  # one connection is made, and lasts
         if index > 0:
             address = _relay(address, Path(folder), lambda: relaying.is_set() and _end_without("0"))
         jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=LOST_AFTER)
