@@ -115,8 +115,8 @@ def test_t5_1_1_is_pretrained_without_dropout_and_1_0_with_it():
     assert dropout == {name: 0.0 if "1_1" in name else 0.1 for name in dropout}
 
 
-# Their layers and losses are those of BERT and GPT-2.
-ALIKE = ("albert", "distilbert", "gpt1", "gpt3", "roberta", "spanbert", "tinybert")
+# Their layers and losses are those of ELECTRA and GPT-2.
+ALIKE = ("albert", "bert", "distilbert", "gpt1", "gpt3", "roberta", "spanbert", "tinybert")
 
 
 @pytest.mark.parametrize("name", [

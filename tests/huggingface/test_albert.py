@@ -188,8 +188,9 @@ def test_twenty_steps_of_lamb_as_in_pytorch():
     loaded = theirs.load_state_dict({name: torch.tensor(np.array(value)) for name, value in weights}, strict=False)
     assert not loaded.unexpected_keys and all("decoder" in name for name in loaded.missing_keys), loaded.missing_keys
     moments, rate, ours, reference = {}, make_schedule(optimizer, STEPS), [], []
+    corrupt = jax.jit(objective.corrupt)
     for step in range(STEPS):
-        example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(3, step), tokens(step)))
+        example = jax.device_get(corrupt(corruption_key(3, step), tokens(step)))
         labels = np.full(example["input_ids"].shape, -100, np.int64)
         rows, slots = np.nonzero(example["masked_weights"])
         labels[rows, example["masked_positions"][rows, slots]] = example["masked_labels"][rows, slots]

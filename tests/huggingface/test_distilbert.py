@@ -176,12 +176,13 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
     master = load_into(transformers.BertForMaskedLM(transformers.BertConfig(**other.config)), other.table,
                        teacher.params).eval()
     adamw, ours, reference = TorchAdamW(student, own.table, state.params, optimizer, steps), [], []
+    corrupt = jax.jit(objective.corrupt)
     for step in range(steps):
         draw = np.random.default_rng(step)
         real = np.arange(length - 2) < draw.integers(4, length - 1, count)[:, None]
         tokens = np.where(real, draw.integers(107, 160, real.shape), 0).astype(np.int32)
         given = TokenBatch(tokens, real.astype(np.int32))
-        example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(3, step), given))
+        example = jax.device_get(corrupt(corruption_key(3, step), given))
         labels = np.full(example["input_ids"].shape, -100, np.int64)
         rows, slots = np.nonzero(example["masked_weights"])
         labels[rows, example["masked_positions"][rows, slots]] = example["masked_labels"][rows, slots]

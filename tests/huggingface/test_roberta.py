@@ -172,6 +172,7 @@ def test_another_padding_symbol_is_refused(tokenizer, tmp_path):
         import_folder(folder)
 
 
+@pytest.mark.slow  # what is RoBERTa's alone is tested above
 def test_a_run_is_trained_exported_and_imported(tokenizer, tmp_path, capsys):
     """The commands, from text to logits in Transformers."""
     text = tmp_path / "text.txt"

@@ -79,7 +79,9 @@ def test_killed_ten_times(preset, tmp_path):
     killed_and_resumed(preset, tmp_path, steps=240, kills=10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
+])
 def test_a_signal_saves_and_ends(preset, tmp_path, number):
     run = tmp_path / "run"
     arguments = ["pretrain", preset, "--run-dir", run, "--train.steps", 100_000, "--train.checkpoint-every", 0]

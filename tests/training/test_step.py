@@ -36,6 +36,7 @@ MODEL = Bert(
     attention_dropout=0.0,
 )
 OBJECTIVE = MaskedLM(model=MODEL, short_rate=0.0).bind(Vocabulary.stand_in(160), LENGTH)
+CORRUPT = jax.jit(OBJECTIVE.corrupt)
 MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 
 
@@ -99,7 +100,7 @@ def test_twenty_steps_as_in_pytorch():
     rate = make_schedule(config, steps)
     ours, reference = [], []
     for step in range(steps):
-        example = jax.device_get(jax.jit(OBJECTIVE.corrupt)(corruption_key(SEED, step), batch(step)))
+        example = jax.device_get(CORRUPT(corruption_key(SEED, step), batch(step)))
         loss = torch_loss(theirs, example)
         optimizer.zero_grad()
         loss.backward()
@@ -174,7 +175,7 @@ def test_an_evaluation_of_several_batches_is_that_of_one():
     examples = []
     for index, rows in enumerate((full, short, few)):
         key, _ = jax.random.split(jax.random.fold_in(corruption_key(SEED, EVALUATION_STEP), index))
-        examples.append(jax.jit(OBJECTIVE.corrupt)(key, rows))
+        examples.append(CORRUPT(key, rows))
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *examples)
 
     @jax.jit
