@@ -179,7 +179,9 @@ def test_microbatches_leave_the_coefficients_as_they_are():
     assert parts["lm_loss"].coefficient == terms["lm_loss"].coefficient
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in ONE_EACH else pytest.mark.slow) for name in OBJECTIVES
+])
 def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
     objective = bound(name)
     example = jax.device_get(corrupt(name)(jax.random.key(3), text(objective, seed=1)))

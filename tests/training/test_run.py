@@ -82,6 +82,7 @@ def test_a_change_of_rows_is_told_after_the_step_before_it(preset, tmp_path, cap
     assert (lines[told - 1], lines[told + 1]) == ("step 3/4", "step 4/4")
 
 
+@pytest.mark.slow  # test_step.py compares three whole steps
 def test_microbatches_log_the_first_step_of_the_whole_batch(preset, tmp_path):
     """The loss of the same weights, and the norm of their gradients, in one part and in four."""
     logged = []
