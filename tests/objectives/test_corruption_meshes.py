@@ -17,6 +17,7 @@ from jaxlm.data.base import Statistics
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlnet import Xlnet
@@ -25,6 +26,7 @@ from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -39,6 +41,7 @@ OBJECTIVES: dict[str, Objective] = {
         model=Albert(), next_sentence=False, sentence_order=True, whole_word=True, longest_ngram=3, max_predictions=5
     ),
     "spanbert": SpanBoundary(model=Bert()),
+    "electra": ReplacedTokens(model=Electra()),
     "xlnet": PermutationLM(model=Xlnet()),
     "distilbert": Distillation(model=Distilbert()),
     "elmo": BidirectionalLM(model=Elmo(), noise_words=20),
