@@ -27,7 +27,7 @@ from jaxlm.parallel.mesh import MeshConfig
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
-MODEL = Bert(vocab_size=1024, hidden_size=256, num_layers=3, num_heads=4, intermediate_size=512, max_positions=32,
+MODEL = Bert(vocab_size=1024, hidden_size=256, num_layers=2, num_heads=4, intermediate_size=512, max_positions=32,
                    dropout=0.0, attention_dropout=0.0, dtype="bfloat16", activation="relu")
 EXPERIMENT = Experiment(
     objective=MaskedLM(model=MODEL, next_sentence=False),
@@ -57,7 +57,7 @@ def parameter_count() -> int:
     """By the formula of SPEC 0.1: embeddings, blocks, MLM head with a tied output."""
     h, f, v, p = 256, 512, 1024, 32
     block = 4 * (h * h + h) + (h * f + f) + (f * h + h) + 2 * 2 * h
-    return (v + p + 2) * h + 2 * h + 3 * block + (h * h + h) + 2 * h + v
+    return (v + p + 2) * h + 2 * h + 2 * block + (h * h + h) + 2 * h + v
 
 
 def gradient_all_reduces(result: planning.Plan) -> int:
@@ -88,12 +88,12 @@ def test_data_parallel_holds_everything_and_reduces_gradients_only():
 def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
     result = planning.plan(on(MeshConfig(data=1, fsdp=4), batch_size=1024), "v5e:2x2")
     n = parameter_count()
-    assert 4 * n / 4 <= result.hbm_by_kind["parameters"] <= 4 * n / 4 + 4 * 3 * 4096  # vectors stay whole
+    assert 4 * n / 4 <= result.hbm_by_kind["parameters"] <= 4 * n / 4 + 4 * 2 * 4096  # vectors stay whole
     moved = sum(item.bytes for kind, item in result.traffic.items() if kind != "all-reduce")
-    assert moved >= 2 * (3 * (4 * 256 * 256 + 2 * 256 * 512))  # every layer's matrices at least once
-    # One layer's activations are 1024 x 32 x 256 in bfloat16; moving them would show in every layer.
+    assert moved >= 2 * (2 * (4 * 256 * 256 + 2 * 256 * 512))  # every layer's matrices at least once
+    # A layer's activations are 1024 x 32 x 256 in bfloat16; moving them would show in every layer.
     activations = 1024 * 32 * 256 * 2
-    assert sum(item.bytes for item in result.traffic.values()) < 3 * activations
+    assert sum(item.bytes for item in result.traffic.values()) < 2 * activations
 
 
 @needs_compiler

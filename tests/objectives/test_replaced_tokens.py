@@ -274,7 +274,7 @@ def test_samples_replace_as_often_as_the_generator_errs(monkeypatch):
             assert right == pytest.approx(float(total / weight))
 
 
-@pytest.mark.slow  # the corruption alone: test_corruption_meshes.py
+@pytest.mark.slow  # the corruption alone: test_meshes.py
 def test_same_on_every_mesh():
     """Corruption bit for bit; where everything is split, placed as a train step places it: the same drawn tokens, loss
     and gradients to rounding."""

@@ -29,22 +29,19 @@ TASKS = {
 }
 ASK = """
 import json, sys
+import jaxlm.tasks.lm_eval, lm_eval.models
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
-kind, path, folder, *tasks = sys.argv[1:]
-if kind == "ours":
-    import jaxlm.tasks.lm_eval
-    model, facts = "jaxlm", {"path": path}
-else:
-    model, facts = "hf", {"pretrained": path, "dtype": "float32"} | json.loads(kind)
-found = simple_evaluate(
-    model=model, model_args=facts, device="cpu", batch_size=2, tasks=tasks, bootstrap_iters=0, log_samples=True,
-    task_manager=TaskManager(include_path=folder, include_defaults=False),
-)
-print("RESULT" + json.dumps([found["results"], {
-    name: [sample["filtered_resps"] for sample in samples] for name, samples in found["samples"].items()
-}]))
+path, options, folder, *tasks = sys.argv[1:]
+for model, facts in ("jaxlm", {"path": path}), ("hf", {"pretrained": path, "dtype": "float32"} | json.loads(options)):
+    found = simple_evaluate(
+        model=model, model_args=facts, device="cpu", batch_size=2, tasks=tasks, bootstrap_iters=0, log_samples=True,
+        task_manager=TaskManager(include_path=folder, include_defaults=False),
+    )
+    print("RESULT" + json.dumps([found["results"], {
+        name: [sample["filtered_resps"] for sample in samples] for name, samples in found["samples"].items()
+    }]))
 """
 
 
@@ -80,11 +77,12 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def ask(kind: str, model: Path, folder: Path, *tasks: str):
-    out = start(folder, "-c", ASK, kind, str(model), str(folder), *tasks)
+def ask(model: Path, options: str, folder: Path, *tasks: str) -> list:
+    """Results and answers of our model and of Transformers' with these options, from one folder."""
+    out = start(folder, "-c", ASK, str(model), options, str(folder), *tasks)
     lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
-    assert lines, out.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("RESULT"))
+    assert len(lines) == 2, out.stderr[-3000:]
+    return [json.loads(line.removeprefix("RESULT")) for line in lines]
 
 
 @pytest.mark.parametrize(("family", "tasks", "options"), [
@@ -93,7 +91,7 @@ def ask(kind: str, model: Path, folder: Path, *tasks: str):
 ])
 def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder, tmp_path):
     side(family, tmp_path)
-    (ours, own), (theirs, wanted) = (ask(kind, tmp_path / "hf", folder, *tasks) for kind in ("ours", options))
+    (ours, own), (theirs, wanted) = ask(tmp_path / "hf", options, folder, *tasks)
     for task in tasks:
         keys = [key for key in theirs[task] if key.endswith(",none") and "stderr" not in key]
         assert keys and ours[task].keys() >= set(keys)

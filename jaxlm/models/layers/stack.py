@@ -245,6 +245,8 @@ class Stack(nn.Module):
         x = constrain(x)
         last = positions is not None and c.last_layer_at_positions and not collect
         count = c.num_layers - last
+        if self.is_initializing():  # their parameters are made, and nobody reads what the layers would compute
+            count, last = 0, False
         x, outputs = run_layers(
             [functools.partial(layer, block=block) for block in blocks], params[:count], x, layer_inputs[:count],
             remat=c.remat, loop=c.loop_layers,

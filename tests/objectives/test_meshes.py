@@ -1,0 +1,145 @@
+"""Objectives on one device and on eight virtual ones: the same examples, bit for bit; the same step of training where
+everything is split. BERT's is in tests/parallel/test_meshes.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.data.base import Statistics
+from jaxlm.models.albert import Albert
+from jaxlm.models.bert import Bert
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.electra import Electra
+from jaxlm.models.elmo import Elmo
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.t5 import T5
+from jaxlm.models.word2vec import Word2Vec
+from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.base import Objective
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.permutation_lm import PermutationLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.skip_gram import SkipGram
+from jaxlm.objectives.span_boundary import SpanBoundary
+from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rules import batch_sharding
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training import program
+from jaxlm.types import TokenBatch
+
+MESHES = {"one": (1, 1, 1), "2x4": (2, 4, 1), "mixed": (2, 2, 2)}
+LENGTH, ROWS = 40, 16
+SIZES = dict(hidden_size=16, num_layers=2, num_heads=4, intermediate_size=32)
+TRAINED: dict[str, Objective] = {
+    # The vocabulary's matrix is split and the loss cut into chunks.
+    "gpt2": CausalLM(model=Gpt2(**SIZES, max_positions=LENGTH), loss_chunk=8),
+    "t5": SpanCorruption(
+        model=T5(**SIZES, head_dim=4, activation="gated-gelu", tied_head=False, scaled_head=False)
+    ),
+}
+OBJECTIVES: dict[str, Objective] = TRAINED | {
+    "albert": MaskedLM(
+        model=Albert(), next_sentence=False, sentence_order=True, whole_word=True, longest_ngram=3, max_predictions=5
+    ),
+    "spanbert": SpanBoundary(model=Bert()),
+    "electra": ReplacedTokens(model=Electra()),
+    "xlnet": PermutationLM(model=Xlnet()),
+    "distilbert": Distillation(model=Distilbert()),
+    "elmo": BidirectionalLM(model=Elmo(), noise_words=20),
+    "word2vec": SkipGram(model=Word2Vec()),
+    "cbow": SkipGram(model=Word2Vec(), bag_of_words=True, window=2),
+}
+
+
+def bound(name: str) -> Objective:
+    v = Vocabulary.stand_in(200)
+    v = dataclasses.replace(v, sentence_end=~v.special & (np.arange(200) % 7 == 0))
+    return OBJECTIVES[name].bind(v, LENGTH, Statistics(np.arange(200), 0.0))
+
+
+def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch:
+    """Rows of all lengths, each one document; for a decoder, rows of several documents."""
+    draw = np.random.default_rng(0)
+    real = np.arange(objective.raw_length(LENGTH)) < draw.integers(3, LENGTH - 2, ROWS)[:, None]
+    documents = 1 + np.arange(ROWS)[:, None]
+    if isinstance(objective, CausalLM):
+        documents = 1 + np.cumsum(draw.random(real.shape) < 0.15, axis=1)
+    arrays = np.where(real, draw.integers(107, 200, real.shape), 0), np.where(real, documents, 0)
+    return TokenBatch(*(jax.device_put(array.astype(np.int32), batch_sharding(mesh)) for array in arrays))
+
+
+def digest(name: str, mesh: jax.sharding.Mesh) -> str:
+    """Of an example that is made on this mesh."""
+    objective = bound(name)
+    made = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(0), rows_on(mesh, objective)))
+    assert all(made[key].any() for key in made if key.endswith(("_labels", "words", "weights", "noise")))
+    return hashlib.sha256(b"".join(np.ascontiguousarray(made[key]).tobytes() for key in sorted(made))).hexdigest()
+
+
+def step(name: str, mesh: jax.sharding.Mesh) -> dict:
+    """Loss of a step of gradient descent and sizes of the new parameters, as plain numbers."""
+    objective = bound(name)
+    program.make_optimizer = lambda *_: optax.sgd(0.5)
+    own = program.Program(Experiment(objective, train=TrainConfig(batch_size=ROWS)), objective, mesh)
+    state = own.init(0)
+    part = "decoder" if name == "gpt2" else "encoder"
+    query = state.params[part]["layers"]["1"]["attention"]["query"]["kernel"]
+    split = [list(query.shape), list(query.addressable_shards[0].data.shape)]
+    state, terms = own.train_step(state, rows_on(mesh, objective), ())
+    return {
+        "loss": float(terms["loss"].total), "targets": float(terms[objective.primary_metric].weight), "split": split,
+        "params": [float(abs(p).sum()) for p in jax.tree.leaves(state.params)],
+    }
+
+
+def found() -> dict:
+    """What the tests compare, from a process with eight devices."""
+    meshes = {name: make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
+              for name, shape in MESHES.items()}
+    return {
+        "digests": {name: {on: digest(name, mesh) for on, mesh in meshes.items()} for name in OBJECTIVES},
+        "steps": {name: {on: step(name, meshes[on]) for on in ("one", "mixed")} for name in TRAINED},
+    }
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    command = [sys.executable, "-m", "tests.objectives.test_meshes"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_same_examples_on_any_mesh(results, name):
+    digests = results["digests"][name]
+    assert digests.keys() == MESHES.keys() and len(set(digests.values())) == 1
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_same_step_where_everything_is_split(results, name):
+    one, many = (results["steps"][name][mesh] for mesh in ("one", "mixed"))
+    assert many["loss"] == pytest.approx(one["loss"], abs=1e-5)
+    assert many["targets"] == one["targets"] > 80
+    assert many["params"] == pytest.approx(one["params"], rel=1e-4, abs=1e-5)
+    assert one["split"] == [[16, 16], [16, 16]] and many["split"] == [[16, 16], [8, 8]]
+
+
+if __name__ == "__main__":
+    print(json.dumps(found()))
