@@ -73,10 +73,10 @@ def bench_finetune(
     t, device = experiment.train, jax.devices()[0].device_kind
     heading = (
         f"{task.name} with a {type(task.model).__name__}, {steps} batches of {t.batch_size} rows of at most "
-        f"{experiment.data.length} tokens, {device}"
+        f"{experiment.data.length} tokens, {task.model.dtype}, {device}"
     )
     facts = dict(
-        task=task.name, model=type(task.model).__name__, device=device, batch_size=t.batch_size,
+        task=task.name, model=type(task.model).__name__, dtype=task.model.dtype, device=device, batch_size=t.batch_size,
         length=experiment.data.length, steps=steps,
     )
     return Rounds(heading, "rows", t.batch_size * steps, facts, seconds[0], name, seconds[1] if peer else [])
@@ -130,6 +130,7 @@ def _trainer(
         learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay, max_grad_norm=optimizer.clip_norm,
         train_sampling_strategy="group_by_length", save_strategy="no", logging_strategy="no", report_to=[],
         disable_tqdm=True, remove_unused_columns=False, use_cpu=jax.default_backend() == "cpu",
+        bf16=task.model.dtype == "bfloat16",
     )
 
     def run() -> float:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     parser = config_parser("jaxlm bench", __doc__)
     parser.add_argument("--peer", choices=["huggingface"], default=None, help="implementation to compare with")
-    parser.add_argument("--steps", type=int, default=None, help="steps in each round; default: two seconds' worth")
+    parser.add_argument("--steps", type=int, default=None,
+                        help="steps in each round; default: two seconds' worth, for a task 64")
     parser.add_argument("--generate", type=int, default=None, metavar="N", help="time the generation of N tokens a row")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     task_options(parser)
@@ -43,7 +44,10 @@ def main(arguments: list[str]) -> int:
         from jaxlm.analysis.bench_finetune import bench_finetune
         from jaxlm.tasks.finetune import open_task
 
-        found = bench_finetune(*open_task(experiment, options.init_from, say), options.peer, options.steps, say)
+        if options.generate is not None:
+            raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
+        task, source = open_task(experiment, options.init_from, say, options.model_flags)
+        found = bench_finetune(task, source, options.peer, options.steps, say)
         print(json.dumps(found.to_json()) if options.json else found.report())
         return 0
     vocabulary = run_vocabulary(options.config)

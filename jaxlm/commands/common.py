@@ -32,8 +32,10 @@ def config_parser(program: str, description: str | None) -> Parser:
 
 
 def task_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of commands that open a task. Such a command gives `as_text` to `read_config` as `settle`."""
+    """Adds the options of commands that open a task. Such a command gives `as_text` to `read_config` as `settle`, and
+    hands on `options.model_flags`, which are for the model that --init-from brings."""
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
+    parser.set_defaults(model_flags=[])
     parser.add_argument("--as-text", action="store_true",
                         help="let a decoder write the answer (T5 always does); flags --objective.… are then those of "
                              "configs/tasks/text_to_text.py, and the task's own are --objective.kind.…")
@@ -60,12 +62,25 @@ def read_config(
     options, rest = parser.parse_known_args(arguments)
     if {"-h", "--help"} & set(rest):
         print(parser.format_help())  # the fields follow
+    elif settle and options.init_from:  # whose model it is that they set
+        rest, options.model_flags = _model_flags(rest)
     from jaxlm.config.flags import override
     from jaxlm.config.presets import load_preset
 
     experiment = load_preset(options.config)
     experiment = settle(options, experiment) if settle else experiment
     return options, override(experiment, rest, f"{parser.prog} {options.config}")
+
+
+def _model_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(the arguments without the flags --objective.model.… and their values, those)."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    chosen = 0
+    for argument in arguments:
+        if argument.startswith("--"):
+            chosen = int(argument.startswith("--objective.model."))
+        parts[chosen].append(argument)
+    return parts
 
 
 def start_jax() -> None:

@@ -81,6 +81,7 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
     # Flags decide how the task is asked and scored, but nothing that its parameters were made for.
     free = [item.name for item in dataclasses.fields(task) if not marks_of(item) & {"bound", "weights"}]
     task = dataclasses.replace(task, **{name: getattr(experiment.objective, name) for name in free})
+    task = task.bind(task.vocabulary, data.length)
     size = experiment.train.batch_size
     return evaluate(task, loaded.params, loaded.tokenizer, data, size, predictions)
 

@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
         experiment = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, epochs=0.0))
     run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
     start_jax()
+    import jax
+
     from jaxlm.commands.evaluate import evaluate_run, print_result
     from jaxlm.tasks.finetune import finetune, is_finished
 
@@ -41,7 +43,8 @@ def main(arguments: list[str]) -> int:
         results = []
         for seed, folder in seeds_of(experiment, run_dir, options.seeds):
             train = dataclasses.replace(experiment.train, seed=seed)
-            figures = finetune(dataclasses.replace(experiment, train=train), folder, options.init_from)
+            one = dataclasses.replace(experiment, train=train)
+            figures = finetune(one, folder, options.init_from, model_flags=options.model_flags)
             if not is_finished(folder):  # by a signal; the same command goes on
                 return 0
             if not figures:
@@ -53,6 +56,8 @@ def main(arguments: list[str]) -> int:
                 name = str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}"))
             results.append(evaluate_run(folder, predictions=name))
     result = results[0] if len(results) == 1 else mean_of(results)
+    if jax.process_index() > 0:
+        return 0
     print(json.dumps(result)) if options.json else print_result(result)
     return 0
 

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     if options.init_from:
         from jaxlm.tasks.finetune import open_task
 
-        experiment, source = open_task(experiment, options.init_from)
+        experiment, source = open_task(experiment, options.init_from, model_flags=options.model_flags)
         tokenizer = source.tokenizer
     show(experiment, Path(options.config), options.step, options.examples, tokenizer=tokenizer)
     return 0

@@ -105,7 +105,7 @@ class Experiment:
         inf = math.inf
         for name in ("steps", "batch_size", "accumulate", "log_every", "eval_batches", "keep_checkpoints"):
             _check_range(f"train.{name}", getattr(t, name), 1, inf)
-        for name in ("short_steps", "eval_every", "checkpoint_every", "patience"):
+        for name in ("epochs", "short_steps", "eval_every", "checkpoint_every", "patience"):
             _check_range(f"train.{name}", getattr(t, name), 0, inf)
         _check_range("train.seed", t.seed, 0, 2**32)
         _check_range("optimizer.warmup_steps", o.warmup_steps, 0, inf)

@@ -19,7 +19,7 @@ from jaxlm.data.permutation import permute
 from jaxlm.errors import UserError
 
 _AHEAD = 4
-_EVALUATION_KEY = 0x6576616C  # evaluation always takes the same windows, whatever the run's seed
+EVALUATION_KEY = 0x6576616C  # evaluation always takes the same windows, whatever the run's seed
 
 
 class Rows(Protocol):
@@ -29,7 +29,8 @@ class Rows(Protocol):
     length: int
 
     def read(self, index: np.ndarray) -> Any:
-        """index: int [batch], -1 for an empty row. Returns a NamedTuple of arrays whose first dimension is batch."""
+        """index: int [batch], -1 for an empty row. Returns a NamedTuple or a dict of arrays whose first dimension is
+        batch."""
         ...
 
 
@@ -95,7 +96,7 @@ class Batches:
 
     def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
         """The first `count` batches of all windows in one fixed shuffled order, or of a stream, none twice; fewer if
-        the windows end. The last batch is filled up with empty rows (segment_ids all 0)."""
+        the windows end. The last batch is filled up with empty rows (segment_ids all 0, or row -1)."""
         if self._is_stream and self.num_rows >= batch_size:
             for number in range(min(count, self.num_rows // self._parts(batch_size))):
                 yield self._rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
@@ -105,7 +106,7 @@ class Batches:
             wanted = number * batch_size + np.arange(batch_size)[rows]
             index = np.full(len(wanted), -1, np.int64)
             inside = wanted < self.num_rows
-            index[inside] = permute(wanted[inside], self.num_rows, _EVALUATION_KEY)
+            index[inside] = permute(wanted[inside], self.num_rows, EVALUATION_KEY)
             yield self._rows.read(index)
 
     def _in_stream(self, step: int, wanted: np.ndarray, batch_size: int, seed: int) -> np.ndarray:

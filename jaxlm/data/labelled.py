@@ -8,13 +8,14 @@ import functools
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxlm.data.base import Data, Report, Statistics
-from jaxlm.data.batches import Batches
+from jaxlm.data.batches import EVALUATION_KEY, Batches
 from jaxlm.data.permutation import permute
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -113,9 +114,13 @@ class LabelledData(Data):
             raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR.")
         return Tokenizer.load(self.tokenizer)
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019
     def open(self, tokenizer: Tokenizer, report: Report = print) -> LabelledSource:
         """Reads all rows, which stay in memory. UserError, with file and line, for bad ones."""
+        return self._open(tokenizer, report, tuple(map(_changed, (self.source, self.dev))))
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def _open(self, tokenizer: Tokenizer, report: Report, changed: tuple[int, ...]) -> LabelledSource:
+        """changed: when the files were; rows that were read before are those of files that have not changed since."""
         self.validate()
         if not self.source and not self.dev:
             raise UserError("--data.source is empty; give a file of rows.")
@@ -136,6 +141,11 @@ class LabelledData(Data):
 
     def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: RowEncoder) -> Arrays:
         return packing.synthetic(rows, raw_length, vocabulary)
+
+
+def _changed(path: str) -> int:
+    """When a file was last written, in nanoseconds; 0 for what is no file, such as a TFDS name."""
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
 class LabelledSource:
@@ -212,8 +222,8 @@ class _Rows:
 
 
 class LengthBatches(Batches):
-    """Batches of rows of similar length: the shuffled rows of 32 batches are sorted by length and cut into batches,
-    whose order is shuffled again. Batch k is a function of (seed, k)."""
+    """Batches of rows of similar length: the shuffled rows of 32 batches, each epoch's for themselves, are sorted by
+    length and cut into batches, whose order is shuffled again. Batch k is a function of (seed, k)."""
 
     _rows: _Rows
 
@@ -223,8 +233,11 @@ class LengthBatches(Batches):
     def batch(self, step: int, rows: slice = slice(None)) -> Arrays:
         self._require_rows()
         pool, number = divmod(step, _POOL)
-        order = self._pool(pool)
-        chosen = order[int(permute(np.array([number]), _POOL, _ORDER_KEY ^ self._seed, pool)[0])]
+        # Batches change places with those that begin in the same epoch: whole epochs read every row as often.
+        epoch = (pool * _POOL + np.arange(_POOL)) * self.batch_size // self.num_rows
+        first, count = np.searchsorted(epoch, epoch[number]), np.count_nonzero(epoch == epoch[number])
+        place = permute(np.array([number - first]), count, _ORDER_KEY ^ self._seed, pool, int(epoch[number]))
+        chosen = self._pool(pool)[first + int(place[0])]
         return self._rows.read(chosen[rows], self._rows.padded(chosen))
 
     @functools.lru_cache(maxsize=2)  # noqa: B019
@@ -243,7 +256,7 @@ class LengthBatches(Batches):
         """All rows, or as many as fill `count` batches, from short ones to long ones."""
         chosen = np.arange(self.num_rows)
         if self.num_rows > count * batch_size:
-            chosen = permute(np.arange(count * batch_size), self.num_rows, _SPLIT_KEY)
+            chosen = permute(np.arange(count * batch_size), self.num_rows, EVALUATION_KEY)
         chosen = chosen[np.argsort(self._rows.lengths[chosen], kind="stable")]
         for start in range(0, len(chosen), batch_size):
             index = np.full(batch_size, -1, np.int64)

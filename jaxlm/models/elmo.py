@@ -191,14 +191,18 @@ class Elmo(ComputeType):
     def flops(self, length: int, predicted: int) -> float:
         """FLOPs of one sequence through one direction, with `predicted` words in the softmax; a multiply-add counts as
         2."""
-        features, h, cells = self.num_filters, self.hidden_size, self.cell_size
+        h, cells = self.hidden_size, self.cell_size
+        lstm = 2 * h * 4 * cells + cells * h
+        return self.word_flops(length) + 2.0 * length * (self.num_layers * lstm + h * predicted)
+
+    def word_flops(self, length: int) -> float:
+        """Of these, the FLOPs of the words' vectors, which both directions may share."""
+        features = self.num_filters
         filters = sum(
             (WORD_LENGTH - i) * (i + 1) * self.character_size * count
             for i, count in enumerate(FILTERS[: self.filter_widths])
         )
-        word = filters + self.num_highways * 2 * features**2 + features * h
-        lstm = 2 * h * 4 * cells + cells * h
-        return 2.0 * length * (word + self.num_layers * lstm + h * predicted)
+        return 2.0 * length * (filters + self.num_highways * 2 * features**2 + features * self.hidden_size)
 
 
 def scalar_mix(

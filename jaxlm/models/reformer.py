@@ -21,7 +21,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import Table
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
-from jaxlm.models.layers.stack import Coupling, run_reversible
+from jaxlm.models.layers.stack import Coupling, init_layers, run_reversible
 
 AttentionType = Literal["local", "lsh"]
 MOST_BUCKETS = 2**15 - 1
@@ -266,9 +266,11 @@ class ReformerModule(nn.Module):
         names = [name for name in ("dropout", "hashes") if self.has_rng(name)]
         keys = {name: jax.random.split(self.make_rng(name), (m.num_layers, 2)) for name in names}
         inputs = [[{name: keys[name][i, j] for name in names} for j in range(2)] for i in range(m.num_layers)]
-        state = run_reversible(
-            [block.coupling for block in blocks], params, (x, x), inputs, rows, loop=m.loop_layers
-        )
+        state = (x, x)
+        if not self.is_initializing():
+            state = run_reversible(
+                [block.coupling for block in blocks], params, state, inputs, rows, loop=m.loop_layers
+            )
         y = Norm("layer", m.norm_eps, m.dtype, name="final_norm")(jnp.concatenate(state, axis=-1))
         return dropout(y, m.dropout, module_key(self, m.dropout, self.deterministic))
 
@@ -297,16 +299,11 @@ class ReformerModule(nn.Module):
         count = self.model.num_layers
         if self.is_initializing():
             def init_all(key: jax.Array) -> Any:
-                # One program for all layers of a kind.
-                keys = jax.random.split(key, (len(blocks), count // len(blocks)))
-                stacked = [
-                    jax.vmap(lambda key, block=block: block.init(key, x, rows)["params"])(own)
-                    for block, own in zip(blocks, keys, strict=True)
+                kinds = [
+                    init_layers(lambda key, block=block: block.init(key, x, rows)["params"], own, count // len(blocks))
+                    for block, own in zip(blocks, jax.random.split(key, len(blocks)), strict=True)
                 ]
-                return {
-                    str(i): jax.tree.map(lambda leaf, i=i: leaf[i // len(blocks)], stacked[i % len(blocks)])
-                    for i in range(count)
-                }
+                return {str(i): kinds[i % len(blocks)][i // len(blocks)] for i in range(count)}
 
             self.param("layers", init_all)
         layers = self.variables["params"]["layers"]

@@ -25,7 +25,7 @@ from jaxlm.models.layers.embeddings import Table, logits
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.relative import Queries, RelativeAttention, sinusoids
-from jaxlm.models.layers.stack import run_layers
+from jaxlm.models.layers.stack import init_layers, run_layers
 from jaxlm.parallel.activations import constrain
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -232,11 +232,7 @@ class XlnetModule(nn.Module):
                 block = XlnetLayer(c, parent=None)
                 return block.init(key, streams, streams[0], distances, is_backward, queries)["params"]
 
-            def init_all(key):
-                stacked = jax.vmap(init)(jax.random.split(key, m.num_layers))
-                return {str(i): jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(m.num_layers)}
-
-            self.param("layers", init_all)
+            self.param("layers", lambda key: {str(i): x for i, x in enumerate(init_layers(init, key, m.num_layers))})
             return Streams(streams[0], None, ())  # nobody reads what the layers would compute
         params = self.variables["params"]["layers"]
         keys = [None] * m.num_layers

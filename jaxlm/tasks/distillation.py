@@ -110,6 +110,9 @@ class DistilledClassification(Classification):
             terms |= {name: term._replace(coefficient=self.layer_weight) for name, term in errors.items()}
         return terms
 
+    def frozen_flops(self, length: int, frozen: Loaded) -> float:
+        return frozen.objective.flops(length)[0]
+
     def _difference(self, ours: jax.Array, theirs: jax.Array) -> jax.Array:
         if self.target == "number":
             return jnp.square(ours[:, 0] - theirs[:, 0])

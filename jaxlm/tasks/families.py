@@ -150,7 +150,7 @@ def width(model: Any) -> int:
 def forward_flops(model: Any, length: int) -> float:
     """FLOPs of one sequence's forward pass up to the last hidden states; a multiply-add counts as 2."""
     if isinstance(model, Elmo):
-        return 2 * model.flops(length, 0)
+        return 2 * model.flops(length, 0) - model.word_flops(length)
     if isinstance(model, Xlnet):
         return model.flops(length, 0, 0)
     return model.flops(length, 0) if isinstance(model, Encoder) else stack_flops(model.stack, length)

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.config.presets import load_config
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
+from jaxlm.fields import marks_of
 from jaxlm.models.t5 import T5
 from jaxlm.parallel.hosts import main_first
 from jaxlm.runs.folder import newest_step
@@ -29,14 +32,22 @@ Result = dict[str, Any]
 
 
 def finetune(
-    experiment: Experiment, run_dir: str | Path, init_from: str | None, report: Report = print
+    experiment: Experiment, run_dir: str | Path, init_from: str | None, report: Report = print,
+    model_flags: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Trains a task, or resumes; returns the figures of the last evaluation. UserError for the user's mistakes."""
+    """Trains a task, or resumes; returns the figures of the last evaluation. model_flags: see `settled`. UserError for
+    the user's mistakes."""
     if not isinstance(experiment.objective, Task) or not isinstance(experiment.data, LabelledData):
         raise UserError("the configuration is of pretraining, not of a task; choose a preset of configs/tasks.")
 
     def settle(experiment: Experiment, source: LoadedModel, path: str) -> tuple[Experiment, LoadedModel]:
-        return settled(experiment, source, report)
+        experiment, source = settled(experiment, source, report, model_flags)
+        config = Path(run_dir) / "config.json"
+        if experiment.optimizer.warmup_share and config.exists():  # it is a share of the steps that the run began with
+            warmup = load_config(config).optimizer.warmup_steps
+            optimizer = dataclasses.replace(experiment.optimizer, warmup_steps=warmup)
+            experiment = dataclasses.replace(experiment, optimizer=optimizer)
+        return experiment, source
 
     return pretrain(experiment, run_dir, init_from, report, settle)
 
@@ -47,19 +58,28 @@ def is_finished(run_dir: str | Path) -> bool:
     return bool(why_finished(load_config(folder / "config.json"), folder, newest_step(folder)))
 
 
-def open_task(experiment: Experiment, init_from: str, report: Report = print) -> tuple[Experiment, LoadedModel]:
+def open_task(
+    experiment: Experiment, init_from: str, report: Report = print, model_flags: Sequence[str] = ()
+) -> tuple[Experiment, LoadedModel]:
     """The configuration of a task settled for a pretrained model, and that; for `show` and `bench`."""
     if not isinstance(experiment.objective, Task):
         raise UserError("--init-from is for presets of tasks (configs/tasks); leave it out here.")
-    return settled(experiment, load_model(init_from), report)
+    return settled(experiment, load_model(init_from), report, model_flags)
 
 
-def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tuple[Experiment, LoadedModel]:
+def settled(
+    experiment: Experiment, source: LoadedModel, report: Report, model_flags: Sequence[str] = ()
+) -> tuple[Experiment, LoadedModel]:
     """What the preset of a task leaves open, from the pretrained model and the rows: the model, the task's symbols, its
-    labels, the number of steps. Of the model's parameters only those that the task takes over come with it."""
+    labels, the number of steps. Of the model's parameters only those that the task takes over come with it.
+
+    model_flags: flags such as ("--objective.model.dtype", "bfloat16"), for what is free of the pretrained model.
+    """
     if experiment.train.short_steps:
         raise UserError("train.short_steps is for pretraining; set it to 0.")
-    data, objective = experiment.data, adopting(experiment.objective, source.objective)
+    objective = adopting(experiment.objective, source.objective)
+    experiment = with_model_flags(dataclasses.replace(experiment, objective=objective), model_flags)
+    data, objective = experiment.data, experiment.objective
     tokenizer = source.tokenizer.with_symbols(objective.symbols)
     rows = main_first(lambda: data.open(tokenizer, report))  # one process prepares what has to be downloaded
     if not rows.records["train"]:
@@ -81,6 +101,23 @@ def settled(experiment: Experiment, source: LoadedModel, report: Report) -> tupl
     experiment = dataclasses.replace(experiment, objective=objective, train=train, optimizer=optimizer)
     own = source._replace(tokenizer=tokenizer, params=objective.taken_over(source.objective, source.params))
     return experiment, own
+
+
+def with_model_flags(experiment: Experiment, flags: Sequence[str]) -> Experiment:
+    """The experiment with flags for its model. UserError where they set what the model's weights decide."""
+    if not flags:
+        return experiment
+    from jaxlm.config.flags import override
+
+    changed = override(experiment, list(flags), "jaxlm finetune")
+    own, wanted = experiment.objective.model, changed.objective.model
+    for item in dataclasses.fields(own):
+        if getattr(own, item.name) != getattr(wanted, item.name) and not marks_of(item) & {"recipe", "resumable"}:
+            flag = f"--objective.model.{item.name.replace('_', '-')}"
+            raise UserError(
+                f"the weights of --init-from were trained with {flag} {getattr(own, item.name)}; leave the flag out."
+            )
+    return changed
 
 
 def adopting(task: Task, source: Any) -> Task:
@@ -122,7 +159,7 @@ def evaluate(
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")
     examples = source.examples("held_out", task.packing, data.length)
     answers = task.answers(records, examples, task.run(params, source, data.length, batch_size))
-    if predictions is not None:
+    if predictions is not None and jax.process_index() == 0:
         write_predictions(predictions, [
             {"id": row.id, "prediction": answer.prediction, "gold": task.gold(row)} | answer.scores
             for row, answer in zip(records, answers, strict=True)

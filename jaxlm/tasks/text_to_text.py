@@ -226,7 +226,7 @@ class TextToText(Task, Generator):
             prompts = [examples[i].notes.tolist() for i in chosen]
             answers = generate(self.lm, params, prompts, max_new_tokens=self.max_target)
             for i, ids in zip(chosen, answers, strict=True):
-                text = source.tokenizer.decode([j for j in ids if j != self.vocabulary.eos])
+                text = source.tokenizer.decode(ids)
                 found[i] = {"text": np.array(text.strip())}
         return found
 

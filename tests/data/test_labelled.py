@@ -60,6 +60,15 @@ def test_an_epoch_has_every_row_once(buckets):
                for k in range(3))
 
 
+@pytest.mark.parametrize(("rows", "batch", "epochs"), [(100, 8, 1), (100, 16, 3), (90, 4, 2), (25, 16, 3)])
+def test_a_run_of_whole_epochs_reads_all_rows_as_often(rows, batch, epochs):
+    """But for what its last batch has of the next epoch. Neither epochs nor runs end where pools of 32 batches do."""
+    found = batches(" ".join(SOURCE.split()[:rows]), batch)
+    steps = -(-rows * epochs // batch)
+    read = np.bincount(np.concatenate([found.batch(step)["row"] for step in range(steps)]), minlength=rows)
+    assert read.min() == epochs and (read - epochs).sum() == steps * batch - rows * epochs < batch
+
+
 def test_no_row_is_twice_in_a_batch():
     """Also where a pool of batches has every row several times. Batches in which an epoch ends may."""
     found = batches(" ".join(map(str, range(1, 41))), 8)

@@ -73,9 +73,12 @@ def bound(name: str) -> Objective:
 
 
 def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch:
-    """Rows of all lengths, each one document; for a decoder, rows of several documents."""
+    """Rows of all lengths, a full and an empty one among them, each one document; for a decoder, rows of several
+    documents."""
     draw = np.random.default_rng(0)
-    real = np.arange(objective.raw_length(LENGTH)) < draw.integers(3, LENGTH - 2, ROWS)[:, None]
+    raw = objective.raw_length(LENGTH)
+    sizes = np.array([raw, *draw.integers(3, raw, ROWS - 2), 0])
+    real = np.arange(raw) < sizes[:, None]
     documents = 1 + np.arange(ROWS)[:, None]
     if isinstance(objective, CausalLM):
         documents = 1 + np.cumsum(draw.random(real.shape) < 0.15, axis=1)

@@ -109,8 +109,9 @@ def test_it_learns(models, rows, tmp_path, capsys):
 
 @pytest.mark.parametrize("family", ["electra", pytest.param("bert", marks=pytest.mark.slow)])
 def test_the_body_is_the_pretrained_one(family, models, rows, tmp_path, capsys):
-    """At step 0 all but the heads is what the folder holds; of ELECTRA the discriminator."""
-    flags = ["--train.keep-checkpoints", "5"]
+    """At step 0 all but the heads is what the folder holds; of ELECTRA the discriminator. How it is trained is the
+    user's choice."""
+    flags = ["--train.keep-checkpoints", "5", "--objective.model.dropout", "0.05"]
     assert finetune("classify", rows["classify"], models(family), tmp_path / "run", *flags) == 0
     run = open_run(tmp_path / "run")
     source = import_folder(models(family))
@@ -120,7 +121,14 @@ def test_the_body_is_the_pretrained_one(family, models, rows, tmp_path, capsys):
     for ours, theirs in zip(jax.tree.leaves(begun["encoder"]), jax.tree.leaves(own["encoder"]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert "mlm_head" not in begun and set(begun) >= {"classifier", "pooler", "embeddings"}
+    assert (run.objective.model.dropout, run.objective.model.attention_dropout) == (0.05, 0.1)
+    # The same command with more steps goes on, with the warm-up that it began with.
+    flags += ["--train.steps", "12"]
+    assert finetune("classify", rows["classify"], models(family), tmp_path / "run", *flags) == 0
+    assert open_run(tmp_path / "run").params()[1] == 12
     capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--data.length", "100"]) == 2
+    assert "more than the model's 64 positions" in capsys.readouterr().err
 
 
 def test_new_symbols_get_rows_of_their_own(models, rows, tmp_path, capsys):
@@ -257,6 +265,9 @@ def test_other_mistakes(models, rows, tmp_path, capsys):
     refused(finetune("text_to_text", rows["text_to_text"], models("bert"), tmp_path / "a"), "writes no text")
     refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "b", "--data.length", "100"),
             "more than the model's 64 positions")
+    for flag, text in (("--objective.model.num-layers=3", "were trained with --objective.model.num-layers 1"),
+                       ("--objective.model.dropuot=0.3", "did you mean --objective.model.dropout?")):
+        refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "b", flag), text)
     refused(main(["evaluate", models("bert")]), "not fine-tuned for a task")
     refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "not of a task")
     refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",

@@ -44,8 +44,8 @@ def run_layers(
     layer: Layer | Sequence[Layer], params: Sequence[Any], state: State, inputs: Sequence[Any], *,
     remat: RematPolicy = "none", loop: bool = False,
 ) -> tuple[State, list[Any]]:
-    """Runs `state, output = layer(params[i], state, inputs[i])` for each i; returns the state and all outputs. Of
-    several functions, which divide the layers, each i takes the next.
+    """Runs `state, output = layer(params[i], state, inputs[i])` for each i; returns the state and all outputs. Of n
+    functions layer i runs number i mod n; n divides the number of layers.
 
     state: any pytree (hidden states; two streams; the two halves of reversible layers). inputs: what differs from
     layer to layer, such as dropout keys and caches. With `loop` the layers are one `jax.lax.scan`, which compiles
@@ -71,6 +71,13 @@ def run_layers(
     return run(state, each)
 
 
+def init_layers(init: Callable[[jax.Array], Any], key: jax.Array, count: int) -> list[Any]:
+    """The parameters of `count` layers, each from a key of its own, by one program: compiled once, however many there
+    are."""
+    stacked = jax.vmap(init)(jax.random.split(key, count))
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)]
+
+
 class Coupling(NamedTuple):
     """A reversible layer (Gomez et al. 2017): y1 = x1 + first(x2), y2 = x2 + second(y1).
 
@@ -87,7 +94,7 @@ def run_reversible(
     layers: Sequence[Coupling], params: Sequence[Any], state: tuple[jax.Array, jax.Array], inputs: Sequence[Any],
     shared: Any, *, loop: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs couplings over a pair of streams by `run_layers`, of which each layer takes the next in turn. The backward
+    """Runs couplings over a pair of streams by `run_layers`: of n couplings layer i is number i mod n. The backward
     pass computes each layer's inputs from its outputs, so that what is kept does not grow with depth, but for `kept`
     (Kitaev et al. 2020, section 3). inputs, shared: without gradients; what differs from layer to layer, and what does
     not."""
@@ -228,7 +235,7 @@ class Stack(nn.Module):
         c = self.config
         kinds = [c] if c.band is None else [dataclasses.replace(c, band=None), c]
         blocks = [Block(kind, deterministic, parent=None) for kind in kinds]
-        params = self._layer_params(x, inputs, caches)
+        params = self._layer_params(x, inputs)
         keys = [None] * c.num_layers
         if not deterministic:
             keys = list(jax.random.split(self.make_rng("dropout"), c.num_layers))
@@ -262,19 +269,14 @@ class Stack(nn.Module):
             x = Norm(c.norm, c.norm_eps, c.dtype, name="final_norm")(x)
         return x, (outputs if collect or caches is not None else None)
 
-    def _layer_params(self, x: jax.Array, inputs: LayerInputs, caches: Any) -> list[Any]:
-        """The parameters of each layer, from the top."""
+    def _layer_params(self, x: jax.Array, inputs: LayerInputs) -> list[Any]:
+        """The parameters of each layer, from the first on."""
         c = self.config
         if self.is_initializing():
             def init(key: jax.Array) -> Any:
-                return Block(c, parent=None).init(key, x, inputs, caches and caches[0])["params"]
+                return Block(c, parent=None).init(key, x, inputs)["params"]
 
-            def init_all(key: jax.Array) -> Any:
-                # One program for all layers: compiled once, however many there are.
-                stacked = jax.vmap(init)(jax.random.split(key, c.groups))
-                return {str(i): jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(c.groups)}
-
-            self.param("layers", init_all)
+            self.param("layers", lambda key: {str(i): own for i, own in enumerate(init_layers(init, key, c.groups))})
         groups = self.variables["params"]["layers"]
         return [groups[str(c.group_of(i))] for i in range(c.num_layers)]
 
