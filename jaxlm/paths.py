@@ -47,6 +47,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename or path} does not exist.") from error
     except OSError as error:
         what = error.strerror or error
         raise UserError(f"{error.filename or path} cannot be read ({what}); check its permissions.") from error

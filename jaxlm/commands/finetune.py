@@ -29,15 +29,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train N times, in run folders of their own")
     options, experiment = read_config(parser, arguments, as_text)
     config = Path(options.config)
-    flags = {argument.partition("=")[0] for argument in arguments}
-    if not config.is_dir() and "--train.steps" in flags and "--train.epochs" not in flags:  # presets have epochs
-        experiment = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, epochs=0.0))
+    experiment = experiment if config.is_dir() else decided_by_flags(experiment, arguments)
     run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
     start_jax()
     import jax
 
     from jaxlm.commands.evaluate import evaluate_run, print_result
-    from jaxlm.tasks.finetune import finetune, is_finished
+    from jaxlm.tasks.finetune import check_predictions, finetune, is_finished
+
+    check_predictions(options.predictions, experiment.data.source, getattr(experiment.data, "dev", ""))
 
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         results = []
@@ -60,6 +60,17 @@ def main(arguments: list[str]) -> int:
         return 0
     print(json.dumps(result)) if options.json else print_result(result)
     return 0
+
+
+def decided_by_flags(experiment: Experiment, arguments: list[str]) -> Experiment:
+    """The experiment of a preset, whose epochs and share of warm-up do not count where steps are given as flags."""
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    train, optimizer = experiment.train, experiment.optimizer
+    if "--train.steps" in flags and "--train.epochs" not in flags:
+        train = dataclasses.replace(train, epochs=0.0)
+    if "--optimizer.warmup-steps" in flags and "--optimizer.warmup-share" not in flags:
+        optimizer = dataclasses.replace(optimizer, warmup_share=0.0)
+    return dataclasses.replace(experiment, train=train, optimizer=optimizer)
 
 
 def seeds_of(experiment: Experiment, run_dir: Path, count: int) -> list[tuple[int, Path]]:

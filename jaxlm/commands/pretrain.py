@@ -18,7 +18,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="begin from trained parameters")
     options, experiment = read_config(parser, arguments)
+    from jaxlm.data.labelled import LabelledData
+
     config = Path(options.config)
+    if isinstance(experiment.data, LabelledData):
+        raise UserError(f"{config} is of a task; use `jaxlm finetune`.")
     run_dir = options.run_dir or (config if config.is_dir() else Path("runs") / config.stem)
     if config.is_dir() and options.init_from is None and Path(run_dir).resolve() != config.resolve():
         raise UserError(

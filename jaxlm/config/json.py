@@ -62,4 +62,12 @@ def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True)
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The fields in which two flattened configurations differ, as "train.steps: 100 -> 200". A field that only one
     of them has is of another version of jaxlm, or inside a dataclass that differs as a whole."""
-    return [f"{name}: {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
+    return [
+        f"{name}: {_short(old[name])} -> {_short(new[name])}"
+        for name in old if name in new and old[name] != new[name]
+    ]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -36,7 +36,7 @@ def load_preset(path: str) -> Experiment:
 
 def _hint(given: Path) -> str:
     """What to write instead of a name that does not exist."""
-    folders = [Path("configs"), given.parent]
+    folders = [Path("configs"), Path("configs/tasks"), given.parent]
     presets = {preset.stem: str(preset) for folder in folders for preset in sorted(folder.glob("*.py"))}
     close = [presets[name] for name in difflib.get_close_matches(given.stem, presets, n=3, cutoff=0.5)]
     names = sorted(Path("configs").glob("*.py"))

@@ -55,7 +55,7 @@ def pretrain(
         def hold() -> None:
             run_folder.create(folder)
             stack.enter_context(run_folder.lock(folder))
-            resume.check_source(folder, init_from)
+            resume.check_source(folder, init_from, "finetune" if settle else "pretrain")
             resume.check_configuration(folder, experiment)
 
         main_first(hold, everywhere=False)

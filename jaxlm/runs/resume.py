@@ -38,17 +38,17 @@ def check_configuration(folder: Path, experiment: Experiment) -> None:
     _refuse(folder, differences(flatten(old, keep), flatten(experiment, keep)))
 
 
-def check_source(folder: Path, init_from: str | None) -> None:
+def check_source(folder: Path, init_from: str | None, command: str) -> None:
     """UserError when the folder holds parameters that are not those of `init_from`, or, without one, when it was to
-    begin from another model and was stopped before it held that model's parameters."""
+    begin from another model and was stopped before it held that model's parameters. command: what resumes it."""
     source = read_metadata(folder).get("imported_from")
     holds_parameters = any((folder / "checkpoints").glob("[0-9]*"))
     if init_from is None and source is not None and not holds_parameters:
         raise UserError(f"{folder} has not got as far as its first parameters; pass --init-from {source} again.")
     if init_from is not None and holds_parameters and (source is None or not _same_path(source, init_from)):
         raise UserError(
-            f"{folder} began from {source or 'fresh parameters'}, not from {init_from}; resume it with `jaxlm pretrain "
-            f"{folder}`, or choose another --run-dir."
+            f"{folder} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
+            f"`jaxlm {command} {folder}`, or choose another --run-dir."
         )
 
 

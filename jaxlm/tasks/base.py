@@ -236,6 +236,9 @@ class Task(Objective):
         """The right answer, in the form of a prediction; None where the data has none."""
         raise NotImplementedError
 
+    def require_packages(self) -> None:
+        """UserError where a package is missing that `score` needs."""
+
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         """The task's metrics, by name."""
         raise NotImplementedError

@@ -46,7 +46,7 @@ class TextRows(LabelledData):
         columns = [self.text_field, *filter(None, (self.text_pair_field, self.label_field, self.id_field))]
         for number, (place, row) in enumerate(read_table(path, columns)):
             values = {"text": str(row[self.text_field]), "label": None}
-            if self.label_field and row[self.label_field] is not None:
+            if self.label_field and row[self.label_field] not in (None, ""):
                 values["label"] = str(row[self.label_field])
             if self.text_pair_field:
                 values["text_pair"] = str(row[self.text_pair_field])

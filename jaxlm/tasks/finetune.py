@@ -42,6 +42,10 @@ def finetune(
 
     def settle(experiment: Experiment, source: LoadedModel, path: str) -> tuple[Experiment, LoadedModel]:
         experiment, source = settled(experiment, source, report, model_flags)
+        labels = (getattr(experiment.objective, "kind", None) or experiment.objective).labels
+        if labels and jax.process_index() == 0:
+            more = ", …" if len(labels) > 20 else ""
+            report(f"Labels ({len(labels):,}): {', '.join(f'{label:.40}' for label in labels[:20])}{more}")
         config = Path(run_dir) / "config.json"
         if experiment.optimizer.warmup_share and config.exists():  # it is a share of the steps that the run began with
             warmup = load_config(config).optimizer.warmup_steps
@@ -77,6 +81,7 @@ def settled(
     """
     if experiment.train.short_steps:
         raise UserError("train.short_steps is for pretraining; set it to 0.")
+    experiment.objective.require_packages()
     objective = adopting(experiment.objective, source.objective)
     experiment = with_model_flags(dataclasses.replace(experiment, objective=objective), model_flags)
     data, objective = experiment.data, experiment.objective
@@ -153,10 +158,14 @@ def evaluate(
     task: bound to the tokenizer. predictions: a file to write, one JSON object a row with `id`, `prediction`, `gold`
     and scores. UserError for bad rows.
     """
+    check_predictions(predictions, data.source, data.dev)
     source = data.open(tokenizer, report)
     records = source.records["held_out"]
     if not records:
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")
+    has_gold = all(task.gold(row) is not None for row in records)
+    if has_gold:
+        task.require_packages()
     examples = source.examples("held_out", task.packing, data.length)
     answers = task.answers(records, examples, task.run(params, source, data.length, batch_size))
     if predictions is not None and jax.process_index() == 0:
@@ -164,10 +173,22 @@ def evaluate(
             {"id": row.id, "prediction": answer.prediction, "gold": task.gold(row)} | answer.scores
             for row, answer in zip(records, answers, strict=True)
         ])
-    has_gold = all(task.gold(row) is not None for row in records)
     metrics = task.score(records, answers) if has_gold else {}
     metrics = {name: round(float(value), 6) for name, value in metrics.items()}
     return {"task": task.name, "metrics": metrics, "examples": len(records)}
+
+
+def check_predictions(path: str | Path | None, *inputs: str) -> None:
+    """UserError where answers cannot be written to `path`, or would replace a file that is read."""
+    if not path:
+        return
+    file = Path(path)
+    if file.is_dir():
+        raise UserError(f"{path} is a folder; --predictions names a file.")
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"--predictions {path} cannot be written: there is no folder {file.absolute().parent}.")
+    if any(file.resolve() == Path(name).resolve() for name in inputs if name):
+        raise UserError(f"--predictions {path} would replace the file that is read; choose another.")
 
 
 def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:

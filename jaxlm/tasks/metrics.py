@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
 import re
 import string
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
 from jaxlm.errors import UserError
+
+_PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu"}
+
+
+def require_packages(names: Iterable[str]) -> None:
+    """UserError where a package is missing that one of these metrics needs."""
+    for name in names:
+        if name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
+            package = _PACKAGES[name].replace("_", "-")
+            raise UserError(f"{name.upper()} needs the package {package}; install jaxlm[eval].")
 
 
 def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float:
@@ -116,10 +127,9 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
 
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), between 0 and 1."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise UserError("ROUGE needs the package rouge-score; install jaxlm[eval].") from None
+    require_packages(["rouge"])
+    from rouge_score.rouge_scorer import RougeScorer
+
     names = ("rouge1", "rouge2", "rougeL")
     scorer = RougeScorer(names, use_stemmer=True)
     rows = [scorer.score_multi(list(golds), text) for text, golds in zip(predictions, references, strict=True)]
@@ -128,10 +138,9 @@ def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> di
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Corpus BLEU of detokenised text (package sacrebleu), between 0 and 100."""
-    try:
-        import sacrebleu
-    except ImportError:
-        raise UserError("BLEU needs the package sacrebleu; install jaxlm[eval].") from None
+    require_packages(["bleu"])
+    import sacrebleu
+
     most = max((len(golds) for golds in references), default=1)
     streams = [[golds[i] if i < len(golds) else None for golds in references] for i in range(most)]
     return float(sacrebleu.corpus_bleu(list(predictions), streams).score) if predictions else 0.0

@@ -28,6 +28,8 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[st
     if path.startswith("tfds:"):
         yield from tfds_source.read_rows(path, columns)
         return
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a folder; the rows of a task are one file.")
     kind = os.path.splitext(without_compression(path))[1]
     if kind in JSON_LINES:
         for place, line in read_lines(path):
@@ -36,8 +38,10 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[st
                 yield place, {name: _inside(row, name, place) for name in columns}
         return
     if kind not in (".tsv", ".csv", ".txt"):
-        raise UserError(f"{path} is of no known kind; its name must end in .tsv, .csv or .jsonl, and then perhaps .gz, "
-                        ".xz or .zst.")
+        raise UserError(
+            f"{path} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
+            "or .zst."
+        )
     named = not all(name.isdecimal() for name in columns)
     names: list[str] | None = None
     for place, values in _split(path, kind):
@@ -71,7 +75,8 @@ def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
     if missing := [name for name in columns if name not in names]:
         raise UserError(
             f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names)):.300}. Choose "
-            "columns with --data.text-field, --data.label-field and so on, or in the prompt file."
+            "columns with --data.text-field, --data.label-field ('' where there are no labels) and so on, or in the "
+            "prompt file."
         )
 
 

@@ -279,6 +279,9 @@ class TextToText(Task, Generator):
     def gold(self, record: Record) -> Any:
         return record.values["targets"] if self.kind is None else self.kind.gold(record)
 
+    def require_packages(self) -> None:
+        metrics.require_packages([self.metric] if self.kind is None else [])
+
     def score(self, records: Sequence[Record], answers: Sequence[Answer]) -> dict[str, float]:
         if self.kind is not None:
             return self.kind.score(records, answers)

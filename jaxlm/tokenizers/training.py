@@ -140,7 +140,7 @@ def _train_byte_bpe(
     if len(vocab) < vocab_size:
         raise UserError(
             f"the text supports a byte-bpe vocabulary of at most {len(vocab)}, not {vocab_size}; "
-            f"ask for {len(vocab)} or fewer, or train on more text."
+            f"take --data.vocab-size {len(vocab)} or fewer, or more text."
         )
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
@@ -268,7 +268,7 @@ def _explained(error: RuntimeError, lines: list[str], vocab_size: int, settings:
             continue
         return UserError(
             f"the text supports a {settings['model_type']} vocabulary of at most {size}, not {vocab_size}; "
-            f"ask for {size} or fewer, or train on more text."
+            f"take --data.vocab-size {size} or fewer, or more text."
         )
     if size < vocab_size:
         return UserError(f"there is too little text to train a vocabulary of {vocab_size}; give more of it.")

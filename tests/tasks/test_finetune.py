@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.commands.finetune import decided_by_flags
+from jaxlm.config.presets import load_preset
 from jaxlm.huggingface import import_folder
 from jaxlm.runs.run import open_run
 from jaxlm.tasks.classification import Classification
@@ -205,6 +207,13 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     assert "Finished early" in capsys.readouterr().out
 
 
+def test_steps_that_are_given_decide():
+    experiment = decided_by_flags(load_preset("configs/tasks/classify.py"), ["--train.steps=9", "--data.length", "64"])
+    assert (experiment.train.epochs, experiment.optimizer.warmup_share) == (0.0, 0.1)
+    experiment = decided_by_flags(load_preset("configs/tasks/classify.py"), ["--optimizer.warmup-steps", "5"])
+    assert experiment.train.epochs > 0 and experiment.optimizer.warmup_share == 0.0
+
+
 def test_a_transformers_folder_is_evaluated_in_small_batches(models):
     path = models("bert")
     task = Classification().adopting(import_folder(path).objective)
@@ -269,6 +278,12 @@ def test_other_mistakes(models, rows, tmp_path, capsys):
                        ("--objective.model.dropuot=0.3", "did you mean --objective.model.dropout?")):
         refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "b", flag), text)
     refused(main(["evaluate", models("bert")]), "not fine-tuned for a task")
+    answers = str(rows["classify"])
+    for path, text in ((answers, "would replace the file that is read"), (str(tmp_path / "no" / "x"), "no folder")):
+        refused(finetune("classify", answers, models("bert"), tmp_path / "b", "--predictions", path), text)
+    (tmp_path / "bare.tsv").write_text("text\tlabel\na\tx\nb\t\nc\ty\nd\ty\n")
+    refused(finetune("classify", tmp_path / "bare.tsv", models("bert"), tmp_path / "b"), "line 3 has no label to learn")
+    refused(main(["pretrain", "configs/tasks/classify.py", "--init-from", models("bert")]), "use `jaxlm finetune`")
     refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "not of a task")
     refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",
                   str(tmp_path / "c")]), "--init-from")

@@ -1,6 +1,7 @@
 """Metrics against scikit-learn, seqeval, rouge-score, sacrebleu, and what the official scripts of SQuAD 2.0 and CoQA
 gave for the same answers (evaluate-v2.0.py, evaluate-v1.0.py; executed, 300 random files agreed to the last digit)."""
 
+import importlib.util
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2
 
 from jaxlm.data.labelled import Record
+from jaxlm.errors import UserError
 from jaxlm.tasks import metrics
 from jaxlm.tasks.answers import Answers, left_out
 from jaxlm.tasks.base import Answer
@@ -44,6 +46,13 @@ def test_entities_as_seqeval_strict():
         for name, theirs in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
             assert found[name] == pytest.approx(theirs(gold, own, mode="strict", scheme=IOB2, zero_division=0))
     assert metrics.entity_f1([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    metrics.require_packages(["accuracy"])
+    with pytest.raises(UserError, match=r"BLEU needs the package sacrebleu; install jaxlm\[eval\]"):
+        metrics.require_packages(["accuracy", "bleu"])
 
 
 def test_texts_as_rouge_score_and_sacrebleu():
