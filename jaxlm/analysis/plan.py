@@ -313,10 +313,13 @@ def _first_sentence(text: str) -> str:
 def _without_cache() -> Iterator[None]:
     """Turns the compilation cache off: it stores loadable programs, and these cannot be loaded here."""
     import jax
+    from jax.experimental.compilation_cache import compilation_cache
 
     before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
     try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # jax looks at the setting once
         yield
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()

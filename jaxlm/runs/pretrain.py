@@ -109,6 +109,7 @@ def _pretrain(
         return last_evaluation(folder)[1]
     for remark in schedule_remarks(experiment, first, steps_before):
         report(remark)
+    report("Compiling the step; its first figures follow.")
 
     # The steps.
     main = jax.process_index() == 0

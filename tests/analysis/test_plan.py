@@ -27,7 +27,7 @@ from jaxlm.parallel.mesh import MeshConfig
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
-MODEL = Bert(vocab_size=1024, hidden_size=256, num_layers=2, num_heads=4, intermediate_size=512, max_positions=32,
+MODEL = Bert(vocab_size=1024, hidden_size=256, num_layers=1, num_heads=4, intermediate_size=512, max_positions=32,
                    dropout=0.0, attention_dropout=0.0, dtype="bfloat16", activation="relu")
 EXPERIMENT = Experiment(
     objective=MaskedLM(model=MODEL, next_sentence=False),
@@ -57,7 +57,7 @@ def parameter_count() -> int:
     """By the formula of SPEC 0.1: embeddings, blocks, MLM head with a tied output."""
     h, f, v, p = 256, 512, 1024, 32
     block = 4 * (h * h + h) + (h * f + f) + (f * h + h) + 2 * 2 * h
-    return (v + p + 2) * h + 2 * h + 2 * block + (h * h + h) + 2 * h + v
+    return (v + p + 2) * h + 2 * h + block + (h * h + h) + 2 * h + v
 
 
 def gradient_all_reduces(result: planning.Plan) -> int:
@@ -88,12 +88,12 @@ def test_data_parallel_holds_everything_and_reduces_gradients_only():
 def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
     result = planning.plan(on(MeshConfig(data=1, fsdp=4), batch_size=1024), "v5e:2x2")
     n = parameter_count()
-    assert 4 * n / 4 <= result.hbm_by_kind["parameters"] <= 4 * n / 4 + 4 * 2 * 4096  # vectors stay whole
+    assert 4 * n / 4 <= result.hbm_by_kind["parameters"] <= 4 * n / 4 + 4 * 4096  # vectors stay whole
     moved = sum(item.bytes for kind, item in result.traffic.items() if kind != "all-reduce")
-    assert moved >= 2 * (2 * (4 * 256 * 256 + 2 * 256 * 512))  # every layer's matrices at least once
-    # A layer's activations are 1024 x 32 x 256 in bfloat16; moving them would show in every layer.
+    assert moved >= 2 * (4 * 256 * 256 + 2 * 256 * 512)  # the layer's matrices at least once
+    # The layer's activations are 1024 x 32 x 256 in bfloat16.
     activations = 1024 * 32 * 256 * 2
-    assert sum(item.bytes for item in result.traffic.values()) < 2 * activations
+    assert sum(item.bytes for item in result.traffic.values()) < activations
 
 
 @needs_compiler
@@ -102,11 +102,10 @@ def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
     monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
     file = tmp_path / "step.hlo"
-    flags = ["--objective.model.num-layers", "1"]
-    assert main(["plan", str(preset), "--topology", "v5e:2x2", "--hlo", str(file), *flags]) == 0
+    assert main(["plan", str(preset), "--topology", "v5e:2x2", "--hlo", str(file)]) == 0
     assert "operation" in capsys.readouterr().out
     assert parse(file.read_text()).entry and "estimated_cycles" in file.read_text()
-    assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:16x16", "--json", *flags]) == 0
+    assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:16x16", "--json"]) == 0
     one, other = json.loads(capsys.readouterr().out)["topologies"]
     assert one["topology"] == "v5e:1x1" and one["estimated_step_seconds"] > 0 and one["asynchronous_share"] is None
     assert other["fits"] is None and "not divisible" in other["error"]

@@ -122,7 +122,7 @@ def program(name: str, num_microbatches: int) -> Program:
 
 @functools.cache
 def params(name: str):
-    return jax.device_get(jax.jit(bound(name).init)(jax.random.key(0)))
+    return jax.device_get(bound(name).init(jax.random.key(0)))
 
 
 @functools.cache

