@@ -18,7 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import marks_of
 from jaxlm.models.t5 import T5
 from jaxlm.parallel.hosts import main_first
-from jaxlm.runs.folder import newest_step
+from jaxlm.runs.folder import has_begun, newest_step
 from jaxlm.runs.load import LoadedModel, load_model
 from jaxlm.runs.pretrain import pretrain, why_finished
 from jaxlm.systems import TASKS
@@ -39,6 +39,7 @@ def finetune(
     the user's mistakes."""
     if not isinstance(experiment.objective, Task) or not isinstance(experiment.data, LabelledData):
         raise UserError("the configuration is of pretraining, not of a task; choose a preset of configs/tasks.")
+    experiment.objective.require_packages()
 
     def settle(experiment: Experiment, source: LoadedModel, path: str) -> tuple[Experiment, LoadedModel]:
         experiment, source = settled(experiment, source, report, model_flags)
@@ -46,9 +47,8 @@ def finetune(
         if labels and jax.process_index() == 0:
             more = ", …" if len(labels) > 20 else ""
             report(f"Labels ({len(labels):,}): {', '.join(f'{label:.40}' for label in labels[:20])}{more}")
-        config = Path(run_dir) / "config.json"
-        if experiment.optimizer.warmup_share and config.exists():  # it is a share of the steps that the run began with
-            warmup = load_config(config).optimizer.warmup_steps
+        if experiment.optimizer.warmup_share and has_begun(Path(run_dir)):  # a share of the steps that it began with
+            warmup = load_config(Path(run_dir) / "config.json").optimizer.warmup_steps
             optimizer = dataclasses.replace(experiment.optimizer, warmup_steps=warmup)
             experiment = dataclasses.replace(experiment, optimizer=optimizer)
         return experiment, source
@@ -81,7 +81,6 @@ def settled(
     """
     if experiment.train.short_steps:
         raise UserError("train.short_steps is for pretraining; set it to 0.")
-    experiment.objective.require_packages()
     objective = adopting(experiment.objective, source.objective)
     experiment = with_model_flags(dataclasses.replace(experiment, objective=objective), model_flags)
     data, objective = experiment.data, experiment.objective
