@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, rest = parser.parse_known_args(arguments or ["--help"])
     start_jax()
+    import jax
+
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         if options.task is None:
             if options.limit:
@@ -43,7 +45,8 @@ def main(arguments: list[str]) -> int:
             from jaxlm.tasks.in_context import run
 
             result = run(options.model, options.task, options.predictions or "", options.limit)
-    print(json.dumps(result)) if options.json else print_result(result)
+    if jax.process_index() == 0:
+        print(json.dumps(result)) if options.json else print_result(result)
     return 0
 
 

@@ -18,6 +18,7 @@ from jaxlm.inference.score import Pair, Score, encode_pair, score, text_begin, w
 from jaxlm.inference.text import fit_prompts, write
 from jaxlm.objectives.base import Generator, MaskFiller
 from jaxlm.runs.load import LoadedModel
+from jaxlm.tasks import metrics
 from jaxlm.tasks.finetune import check_predictions, write_predictions
 from jaxlm.tasks.prompts import METRICS, Example, PromptTask, read_examples, read_task
 
@@ -39,7 +40,7 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     field, rows that do not suit it, and models that cannot do such a task.
     """
     task = read_task(task_file)
-    check_predictions(predictions, task_file, task.data)
+    check_predictions(predictions, task_file, task.data, task.shots_data)
     examples = read_examples(task, limit)
     loaded = jaxlm.load(model_path, to_answer=True)
     is_run = (Path(model_path) / "checkpoints").is_dir()
@@ -56,8 +57,6 @@ def evaluate(loaded: LoadedModel, task: PromptTask, examples: Sequence[Example],
         "choice": (Generator, MaskFiller), "generate": (Generator,), "last-word": (Generator,),
         "perplexity": (Generator,), "pseudo-likelihood": (MaskFiller,),
     }[task.kind]
-    from jaxlm.tasks import metrics
-
     metrics.require_packages(task.metrics)
     objective = loaded.objective
     if not isinstance(objective, can) or (task.kind == "perplexity" and objective.has_encoder):
@@ -112,8 +111,6 @@ def _measured(
     task: PromptTask, predictions: list[str], gold: list[Any], examples: Sequence[Example]
 ) -> dict[str, float]:
     """The metrics that a task names. gold: a label, or the right answers, for each prediction."""
-    from jaxlm.tasks import metrics
-
     def mean(metric: Callable[[str, Sequence[str]], float]) -> float:
         return float(np.mean([metric(*pair) for pair in zip(predictions, gold, strict=True)]))
 
