@@ -61,10 +61,23 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             update = optax.chain(update, optax.add_decayed_weights(config.weight_decay, mask=weight_decay_mask))
         if config.name == "lamb":
             update = optax.chain(update, optax.masked(optax.scale_by_trust_ratio(), weight_decay_mask))
-    clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     if config.layer_decay != 1.0:
         update = optax.chain(update, scale_by_depth(config.layer_decay))
     return optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
+
+
+def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """Multiplies all updates by limit / max(their joint norm, limit) (Pascanu et al. 2013, algorithm 1).
+
+    One factor fuses with the update that follows. optax.clip_by_global_norm selects between two arrays for each, which
+    XLA's CPU compiler writes to memory: half of the time of AdamW's update.
+    """
+    def clip(updates: Any, params: Any) -> Any:
+        factor = limit / jnp.maximum(optax.global_norm(updates), limit)
+        return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
+
+    return optax.stateless(clip)
 
 
 def scale_by_parameter_rms(min_scale: float = 1e-3) -> optax.GradientTransformation:
