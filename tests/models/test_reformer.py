@@ -87,20 +87,22 @@ def test_hashed_attention_is_the_slow_one(hashes, buckets):
 
 def test_no_gradient_comes_from_later_tokens_or_other_documents(params):
     """The tokens of a row differ, so that each has a vector of its own."""
+    # Weights that differ: the plain sum of a normalised vector has no gradient but rounding.
+    weights = np.random.default_rng(3).normal(size=32).astype(np.float32)
     segments = np.repeat([1, 2, 3, 0], [9, 12, 10, 5])[None].astype(np.int32)
 
     @jax.jit
     @functools.partial(jax.jacobian, argnums=0)
     def jacobian(word, params):
         hidden = SMALL.decode_hidden(params | {"word": {"embedding": word}}, jnp.asarray(IDS), jnp.asarray(segments))
-        return jnp.sum(hidden[0], axis=-1)
+        return hidden[0] @ weights
 
     influence = np.abs(jacobian(params["word"]["embedding"], params)).max(-1)[:, IDS[0]]
     place = np.arange(36)
     allowed = (place[:, None] >= place[None]) & (segments[0][:, None] == segments[0][None])
     real = segments[0] > 0
     assert not influence[~allowed & real[:, None]].any()
-    assert (influence[allowed & real[:, None]] > 0).mean() > 0.8
+    assert (influence[allowed & real[:, None]] > 1e-4).mean() > 0.8
 
 
 def plain(layers, params, state, inputs, shared, *, loop=False):
