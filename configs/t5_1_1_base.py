@@ -1,7 +1,7 @@
 """T5 1.1 base: 12 + 12 layers, width 768, 12 heads of 64, feed-forward 2048 (gated); inputs of 512, targets of 114.
 
 Command:     jaxlm pretrain configs/t5_1_1_base.py --run-dir runs/t5_1_1_base --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    one accelerator, or a pod slice (`jaxlm plan` says what fits); on 64 chips `--mesh.data 8 --mesh.fsdp 8`
+Hardware:    one accelerator, or a pod slice (`jaxlm plan` says what fits); on 64 chips `--mesh.data 2 --mesh.fsdp 32`
 Parameters:  247,577,856 with the published 32,128 rows of embedding
 
 Adafactor at 1/sqrt(max(step, 10,000)), batches of 256 and z-loss as in T5X's preset for C4, no dropout; a million

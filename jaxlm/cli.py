@@ -67,8 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"jaxlm: memory does not suffice ({what}); lower --train.batch-size or a size.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("jaxlm: interrupted.", file=sys.stderr)
-        return 130
+        print("jaxlm: interrupted.", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Not by way of Python's shutdown, which frees what threads of XLA and TensorStore may still use, and crashes.
+        os._exit(130)
 
 
 def _choose_cpu_without_accelerator() -> None:

@@ -24,7 +24,7 @@ from jaxlm.fields import field
 from jaxlm.paths import any_path
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
-from jaxlm.tokenizers.training import KINDS, NORMALIZATIONS, Kind, Normalization, train_tokenizer
+from jaxlm.tokenizers.training import KINDS, LEAST, NORMALIZATIONS, Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -87,7 +87,7 @@ class TextData(Data):
             raise UserError(
                 f"--data.normalization must be one of {', '.join(NORMALIZATIONS)}, not {self.normalization!r}."
             )
-        least = 258 if self.tokenizer_kind == "bytes" else 512
+        least = 258 if self.tokenizer_kind == "bytes" else LEAST
         if not least <= self.vocab_size <= 1 << 22:
             raise UserError(f"--data.vocab-size must be between {least} and {1 << 22:,}, not {self.vocab_size:,}.")
         if not 0 <= self.held_out <= 0.5:

@@ -123,7 +123,10 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard
     for file, shard in zip(files, shards, strict=True):
         # Made contiguous shard by shard: transposed views take no memory until then.
         ready = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in shard.items()}
+        (folder / file).touch()
+        mode = (folder / file).stat().st_mode
         save_file(ready, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(mode)  # safetensors makes files that only their owner can read
     if len(shards) > 1:
         parameters = sum(array.size for shard in shards for array in shard.values())
         index = {

@@ -188,7 +188,9 @@ def unshared(params: Params, source: LoadedModel) -> str:
 def why_finished(experiment: Experiment, folder: Path, first: int) -> str:
     """A sentence where no step is left after step `first`; else ""."""
     t = experiment.train
-    if first >= t.steps:
+    if first > t.steps:
+        return f"Nothing to do: {folder} has {first:,} steps already; more than that in --train.steps trains on."
+    if first == t.steps:
         return f"Finished: all {t.steps:,} steps are done. Run: {folder}  checkpoint: {folder / 'checkpoints'}/{first}"
     if is_spent(evaluations(folder, first), t.patience):
         return f"Finished early at step {first:,}; more train.patience, or 0, trains on. Run: {folder}"
@@ -199,12 +201,12 @@ def schedule_remarks(experiment: Experiment, first: int, steps_before: int | Non
     """What a user may not have meant about the number of steps."""
     t, optimizer = experiment.train, experiment.optimizer
     remarks = []
-    if t.short_steps >= t.steps:
+    if not first and t.short_steps >= t.steps:
         remarks.append(
             f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
             "not meant, choose more train.steps or fewer train.short_steps."
         )
-    if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
+    if not first and optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
         remarks.append(
             f"The learning rate rises over {optimizer.warmup_steps:,} steps and this run has {t.steps:,}; if that is "
             "not meant, lower optimizer.warmup_steps."

@@ -45,6 +45,8 @@ def check_source(folder: Path, init_from: str | None, command: str) -> None:
     holds_parameters = any((folder / "checkpoints").glob("[0-9]*"))
     if init_from is None and source is not None and not holds_parameters:
         raise UserError(f"{folder} has not got as far as its first parameters; pass --init-from {source} again.")
+    if command == "finetune" and holds_parameters and source is None:
+        raise UserError(f"{folder} is a run of pretraining; choose another --run-dir.")
     if init_from is not None and holds_parameters and (source is None or not _same_path(source, init_from)):
         raise UserError(
             f"{folder} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "

@@ -24,6 +24,8 @@ Kind = Literal["unigram", "bpe", "byte-bpe", "bytes", "words"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Normalization = Literal["nmt_nfkc", "identity"]
 NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
+LEAST = 512
+"""The smallest vocabulary that is trained."""
 NUM_SENTINELS = 100
 # `<extra_id_0>` has the highest id of its block, as in T5.
 SENTINELS = tuple(f"<extra_id_{k}>" for k in reversed(range(NUM_SENTINELS)))
@@ -138,10 +140,7 @@ def _train_byte_bpe(
     facts = json.loads(model.to_str())["model"]
     vocab = facts["vocab"] | {name: len(facts["vocab"]) + number for number, name in enumerate(last)}
     if len(vocab) < vocab_size:
-        raise UserError(
-            f"the text supports a byte-bpe vocabulary of at most {len(vocab)}, not {vocab_size}; "
-            f"take --data.vocab-size {len(vocab)} or fewer, or more text."
-        )
+        raise _too_large("byte-bpe", len(vocab), vocab_size)
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
         vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
@@ -266,10 +265,12 @@ def _explained(error: RuntimeError, lines: list[str], vocab_size: int, settings:
         except RuntimeError as again:
             message = str(again)
             continue
-        return UserError(
-            f"the text supports a {settings['model_type']} vocabulary of at most {size}, not {vocab_size}; "
-            f"take --data.vocab-size {size} or fewer, or more text."
-        )
+        return _too_large(settings["model_type"], size, vocab_size)
     if size < vocab_size:
         return UserError(f"there is too little text to train a vocabulary of {vocab_size}; give more of it.")
     return error
+
+
+def _too_large(kind: str, supported: int, vocab_size: int) -> UserError:
+    advice = f"take --data.vocab-size {supported} or fewer, or more text" if supported >= LEAST else "give more text"
+    return UserError(f"the text supports a {kind} vocabulary of at most {supported}, not {vocab_size}; {advice}.")

@@ -165,9 +165,11 @@ class Checkpoints:
                         "nothing was changed. Mend the cause and run the same command again."
                     ) from error
                 damaged.append((step, error))
+        others = set(self.steps()) - set(steps)
         raise UserError(
-            f"no checkpoint in {self.folder} can be read ({_first_line(damaged[0][1])}); nothing was changed. Bring "
-            "back a copy, or choose another --run-dir to begin anew."
+            f"no checkpoint of training in {self.folder} can be read ({_first_line(damaged[0][1])}); nothing was "
+            "changed. Bring back a copy, or choose another --run-dir to begin anew"
+            + (f" from the parameters of step 0 (--init-from {self.folder.parent})." if 0 in others else ".")
         ) from damaged[0][1]
 
     def close(self) -> None:
@@ -260,5 +262,6 @@ def digest(metadata: dict[str, Any]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = str(error).partition("See full TensorStore details")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     return json.dumps(lines[0][:160])[1:-1].rstrip(".")

@@ -172,6 +172,7 @@ def test_shards_are_written_and_read(tmp_path, params, tokenizer):
     shards = sorted(out.glob("model-*-of-*.safetensors"))
     assert len(shards) > 3 and not (out / "model.safetensors").exists()
     assert all(shard.stat().st_size < 9_000 + 3_000 for shard in shards)  # the header comes on top
+    assert {shard.stat().st_mode for shard in shards} == {(out / "config.json").stat().st_mode}
     index = read_json(out / "model.safetensors.index.json")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert index["metadata"] == {"total_parameters": count, "total_size": 4 * count}

@@ -133,7 +133,7 @@ def test_when_all_are_damaged_nothing_is_touched(saved, tmp_path):
     for step in (1, 2):
         truncate(folder / str(step) / "metadata" / "metadata")
     before = sorted(folder.rglob("*"))
-    with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
+    with pytest.raises(UserError, match=r"no checkpoint of training in .* to begin anew\."):
         restore(folder)
     assert sorted(folder.rglob("*")) == before
 
@@ -233,7 +233,7 @@ def test_an_import_is_no_way_back_from_damage(tmp_path):
     save(folder, 1)
     truncate(folder / "1" / "metadata" / "metadata")
     before = sorted(folder.rglob("*"))
-    with pytest.raises(UserError, match=r"no checkpoint in .* can be read"):
+    with pytest.raises(UserError, match=r"no checkpoint of training in .* from the parameters of step 0 \(--init-from"):
         restore(folder)
     assert sorted(folder.rglob("*")) == before
 
