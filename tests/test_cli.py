@@ -160,3 +160,17 @@ def test_memory_that_does_not_suffice_is_one_sentence(error, preset, capsys, mon
     assert main(["show", str(preset)]) == 2
     said = capsys.readouterr().err
     assert "memory does not suffice" in said and "no room" in said and said.count("\n") == 1
+
+
+def test_ctrl_c_ends_at_once_and_leaves_what_was_printed():
+    """Python's shutdown would run what is registered with atexit."""
+    code = (
+        "import atexit, sys, types, jaxlm.cli as cli\n"
+        "def interrupted(_): print('said before'); raise KeyboardInterrupt\n"
+        "sys.modules['slow'] = types.SimpleNamespace(main=interrupted)\n"
+        "cli.COMMANDS['slow'] = ('slow', '')\n"
+        "atexit.register(print, 'shut down')\n"
+        "sys.exit(cli.main(['slow']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "said before\n", "jaxlm: interrupted.\n")

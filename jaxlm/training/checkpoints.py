@@ -165,11 +165,13 @@ class Checkpoints:
                         "nothing was changed. Mend the cause and run the same command again."
                     ) from error
                 damaged.append((step, error))
-        others = set(self.steps()) - set(steps)
+        which, way_out = "", "."
+        if 0 not in steps and 0 in self.steps():  # an import's, which has parameters only
+            which = " of training"
+            way_out = f" from the parameters of step 0 (--init-from {self.folder.parent})."
         raise UserError(
-            f"no checkpoint of training in {self.folder} can be read ({_first_line(damaged[0][1])}); nothing was "
-            "changed. Bring back a copy, or choose another --run-dir to begin anew"
-            + (f" from the parameters of step 0 (--init-from {self.folder.parent})." if 0 in others else ".")
+            f"no checkpoint{which} in {self.folder} can be read ({_first_line(damaged[0][1])}); nothing was changed. "
+            f"Bring back a copy, or choose another --run-dir to begin anew{way_out}"
         ) from damaged[0][1]
 
     def close(self) -> None:

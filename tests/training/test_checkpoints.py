@@ -133,7 +133,7 @@ def test_when_all_are_damaged_nothing_is_touched(saved, tmp_path):
     for step in (1, 2):
         truncate(folder / str(step) / "metadata" / "metadata")
     before = sorted(folder.rglob("*"))
-    with pytest.raises(UserError, match=r"no checkpoint of training in .* to begin anew\."):
+    with pytest.raises(UserError, match=r"no checkpoint in .* to begin anew\."):
         restore(folder)
     assert sorted(folder.rglob("*")) == before
 
