@@ -20,7 +20,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
     objective=MaskedLM(
-        model=Albert.published("large", dtype="bfloat16"), next_sentence=False, sentence_order=True, whole_word=True,
+        model=Albert.published("large", dtype="bfloat16"), input_format="sentence-order", whole_word=True,
         longest_ngram=3, max_predictions=20,
     ),
     data=TextData(length=512, vocab_size=30000),

@@ -22,7 +22,7 @@ experiment = Experiment(
             vocab_size=4096, embedding_size=64, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512,
             max_positions=128, dropout=0.0, attention_dropout=0.0, init_std=0.08,
         ),
-        next_sentence=False, sentence_order=True, whole_word=True, longest_ngram=3,
+        input_format="sentence-order", whole_word=True, longest_ngram=3,
     ),
     data=TextData(source="python-docs", length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),

@@ -14,7 +14,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
     objective=MaskedLM(
-        model=Roberta.published("base", dtype="bfloat16"), next_sentence=False, full_sentences=True, short_rate=0.0
+        model=Roberta.published("base", dtype="bfloat16"), input_format="full-sentences", short_rate=0.0
     ),
     data=TextData(length=512, tokenizer_kind="byte-bpe", vocab_size=50265),
     optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=24_000, b2=0.98, clip_norm=0.0),

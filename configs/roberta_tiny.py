@@ -21,7 +21,7 @@ experiment = Experiment(
             vocab_size=4096, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512, max_positions=128,
             dropout=0.0, attention_dropout=0.0, init_std=0.08,
         ),
-        next_sentence=False, full_sentences=True, short_rate=0.0,
+        input_format="full-sentences", short_rate=0.0,
     ),
     data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),

@@ -21,7 +21,7 @@ def load(path: str, to_answer: bool = False) -> PretrainedModel:
     from jaxlm.trees import within
 
     loaded = load_model(path)
-    needs = loaded.objective.answer_params if to_answer else ()
+    needs = loaded.objective.model.output_params if to_answer else ()
     missing = ", ".join(f for f in loaded.fresh if any(within(f, need) or within(need, f) for need in needs))
     if missing:
         raise UserError(f"{path} has no {missing}, so it would answer at random; `jaxlm import` and train it first.")

@@ -18,7 +18,7 @@ from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.objectives.base import Generator, Objective
+from jaxlm.objectives.base import Objective, load_constants, with_constants
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
@@ -63,7 +63,7 @@ def bench_pretraining(
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
-    program = Program(objective, t, experiment.optimizer, mesh, objective.frozen(load_teacher))
+    program = Program(objective, t, experiment.optimizer, mesh, load_constants(objective, load_teacher))
     placed, step = jax.device_put(batch, batch_sharding(mesh)), _Steps(program, program.init(t.seed))
     ours = Side("jaxlm", lambda steps: step.run([placed] * steps), lambda: {
         "optimizer": experiment.optimizer.name, "note": f"jax {jax.__version__}",
@@ -80,7 +80,7 @@ def bench_pretraining(
     time_in_turns([Side("peak", lambda _: peaks.append(known or measured_flops(device, dtype))), *sides], steps, report)
     # The devices of one CPU share its cores, so each reaches its share of the measured peak.
     peak = max(peaks) / (mesh.size if device.platform == "cpu" else 1)
-    flops = objective.step_flops(length, t.batch_size, program.frozen)
+    flops = program.step_flops(length, t.batch_size)
     found = compare(ours, peer, "tokens", t.batch_size * length, steps, flops, peak * mesh.size)
     corruption_seconds = statistics.median(corruption.seconds) / steps
     return _facts(experiment, objective) | dict(
@@ -111,7 +111,7 @@ def bench_generation(
     rows, length = experiment.train.batch_size, max(1, experiment.data.length // 2)
     bound = vocabulary or published_vocabulary(experiment.objective)
     objective = experiment.objective.bind(bound, experiment.data.length)
-    if not isinstance(objective, Generator):
+    if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} trains no model that writes text; leave --generate out.")
     prompts = np.random.default_rng(0).choice(np.flatnonzero(~bound.special), (rows, length)).tolist()
     params = jax.device_put(jax.jit(objective.init)(jax.random.key(experiment.train.seed)))
@@ -143,15 +143,15 @@ def bench_fine_tuning(
     mesh, rows = make_mesh(experiment.mesh), experiment.data.open(source.tokenizer, report)
     vocabulary = dataclasses.replace(source.tokenizer.vocabulary, preserve_rows=True)
     task = experiment.objective.bind(vocabulary, length, rows.statistics)
-    frozen = task.frozen(load_teacher)
-    feed, program = Feed(rows, task, t, length, mesh), Program(task, t, experiment.optimizer, mesh, frozen)
-    params = task.initial_params(program.init_params(t.seed), frozen, source)
+    constants = load_constants(task, load_teacher)
+    feed, program = Feed(rows, task, t, length, mesh), Program(task, t, experiment.optimizer, mesh, constants)
+    params = with_constants(task, constants).initial_params(program.init_params(t.seed), source)
     params = jax.device_get(params)
     step = _Steps(program, program.begin(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:
-        examples = rows.examples("train", task.packing, length)
-        batches = rows.batches("train", t.batch_size, length, task.packing, t.seed)
+        examples = rows.examples("train", task.encoder, length)
+        batches = rows.batches("train", t.batch_size, task.row_format(length), t.seed)
         chosen = [examples[i].arrays for step in range(steps) for i in batches.batch(step)["row"]]
         sides.append(fine_tuning(experiment, task, params, source.tokenizer, chosen, steps))
     facts = _facts(experiment, task) | dict(task=task.name, model=type(task.model).__name__, steps=steps)
@@ -160,8 +160,8 @@ def bench_fine_tuning(
 
 def synthetic_batch(experiment: Experiment, objective: Objective) -> TokenBatch:
     """Return full rows of random tokens, as the host provides them."""
-    raw_length = objective.raw_length(experiment.data.length)
-    return experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary, objective.packing)
+    row_format = objective.row_format(experiment.data.length)
+    return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
 
 
 class _Steps:
@@ -172,7 +172,7 @@ class _Steps:
 
     def run(self, batches: Iterable[Any]) -> None:
         for batch in batches:
-            self.state, _ = self.program.train_step(self.state, batch, self.program.frozen)
+            self.state, _ = self.program.train_step(self.state, batch, self.program.constants)
         jax.block_until_ready(self.state)
 
 

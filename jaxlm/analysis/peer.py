@@ -19,7 +19,8 @@ from jaxlm.data.labelled import Arrays
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.huggingface.families import family_of
-from jaxlm.objectives.base import Generator, Objective
+from jaxlm.inference.generate import prepare_prompts
+from jaxlm.objectives.base import Objective
 from jaxlm.tasks.base import Task
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.program import corruption_key
@@ -176,14 +177,14 @@ def make_optimizer(config: OptimizerConfig, parameters: list[Any]) -> tuple[Any,
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=True), "fused AdamW"
 
 
-def generation(objective: Generator, prompts: list[list[int]], new_tokens: int) -> Side:
+def generation(objective: Objective, prompts: list[list[int]], new_tokens: int) -> Side:
     """Return the side of Transformers' `generate`: greedy, eager, with its own cache, in our dtype."""
     device = torch_device()
     import torch
 
     (model,) = new_models(objective)
     model = model.eval().to(device, getattr(torch, objective.model.dtype))
-    ids = torch.tensor(objective.prepare_prompts(prompts, new_tokens)).to(device)
+    ids = torch.tensor(prepare_prompts(objective, prompts, new_tokens)).to(device)
 
     def run(_: int) -> None:
         with torch.no_grad():

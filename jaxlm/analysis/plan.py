@@ -226,20 +226,21 @@ def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
     """Return the experiment's train step on a mesh, not yet lowered."""
     import jax
 
+    from jaxlm.objectives.base import load_constants
     from jaxlm.parallel.rules import batch_sharding
     from jaxlm.runs.load import load_shapes
     from jaxlm.training.program import Program
 
-    program = Program(objective, experiment.train, experiment.optimizer, mesh, objective.frozen(load_shapes))
-    raw_length = objective.raw_length(experiment.data.length)
-    batch = experiment.data.synthetic(experiment.train.batch_size, raw_length, objective.vocabulary, objective.packing)
+    program = Program(objective, experiment.train, experiment.optimizer, mesh, load_constants(objective, load_shapes))
+    row_format = objective.row_format(experiment.data.length)
+    batch = experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
     batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
     held = {
         "parameters": _held(program.shapes.params, program.shardings.params),
         "optimizer_state": _held(program.shapes.opt_state, program.shardings.opt_state),
         "batch": _held(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch)),
     }
-    flops = objective.step_flops(experiment.data.length, experiment.train.batch_size, program.frozen)
+    flops = program.step_flops(experiment.data.length, experiment.train.batch_size)
     return _Lowered(program.num_params, flops, held, lambda: program.lower(batch))
 
 

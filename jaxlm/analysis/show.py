@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxlm.config.experiment import Experiment
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Describes
 from jaxlm.runs import resume
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.feed import stage_after, stages_of
@@ -38,6 +40,8 @@ def show(
         report: Receives progress messages.
         tokenizer: Tokenizer to use instead.
     """
+    if not isinstance(experiment.objective, Describes):
+        raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
     console = Console(highlight=False)
     data = resume.data_of(folder, experiment.data)
     tokenizer = tokenizer or data.prepare_tokenizer(report, experiment.objective.symbols)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,6 +38,21 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
+class RowFormat(NamedTuple):
+    """How a source cuts its data into rows.
+
+    Attributes:
+        packing: for text, a packing of `jaxlm.data.store.Store.batches`; for labelled rows, a
+            `jaxlm.data.labelled.RowEncoder`.
+        length: tokens of a row.
+        stride: tokens from a row of a stream to its continuation in the next batch; None for `length`.
+    """
+
+    packing: Any
+    length: int
+    stride: int | None = None
+
+
 class Source(Protocol):
     """Opened data.
 
@@ -57,18 +72,14 @@ class Source(Protocol):
         """Token statistics of the splits."""
         ...
 
-    def batches(
-        self, split: str, rows: int, raw_length: int, packing: Any, seed: int, stride: int | None = None
-    ) -> Batches:
+    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return shuffled batches.
 
         Args:
             split: "train" or "held_out".
             rows: rows of a batch over all hosts.
-            raw_length: tokens of a row.
-            packing: see `jaxlm.data.store.Store.batches`; a RowEncoder for labelled rows.
+            row_format: how the data is cut into rows.
             seed: seed of the shuffle.
-            stride: tokens from a row of a stream to its continuation in the next batch; the default is raw_length.
 
         Raises:
             UserError: a value is out of range, or the training split is empty.
@@ -106,7 +117,7 @@ class Data:
         """Read the data, or its prepared form."""
         raise NotImplementedError
 
-    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: Any) -> Any:
+    def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Any:
         """Return a batch of random text tokens for plans and benchmarks, without reading the source.
 
         It has the arrays of a batch of the source, as numpy arrays, and full rows.
@@ -114,7 +125,7 @@ class Data:
         raise NotImplementedError
 
 
-def random_tokens(rows: int, raw_length: int, vocabulary: Vocabulary) -> np.ndarray:
-    """Sample text tokens uniformly with a fixed seed: int32 [rows, raw_length]."""
+def random_tokens(rows: int, length: int, vocabulary: Vocabulary) -> np.ndarray:
+    """Sample text tokens uniformly with a fixed seed: int32 [rows, length]."""
     text = np.setdiff1d(np.flatnonzero(~vocabulary.special), [vocabulary.unk])
-    return np.random.default_rng(0).choice(text, (rows, raw_length)).astype(np.int32)
+    return np.random.default_rng(0).choice(text, (rows, length)).astype(np.int32)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxlm.data.base import Data, Statistics
+from jaxlm.data.base import Data, RowFormat, Statistics
 from jaxlm.data.batches import EVALUATION_KEY, Batches
 from jaxlm.data.holdout import draw_rows, group_rows
 from jaxlm.data.permutation import permute
@@ -60,7 +60,7 @@ class Example(NamedTuple):
 
 
 class RowEncoder(Protocol):
-    """How a task's objective wants its rows: what stands in place of `packing` where data is labelled."""
+    """How a task turns records into arrays: the `packing` of its row format."""
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         """Return examples of at most `length` tokens, in the order of the records.
@@ -126,8 +126,8 @@ class LabelledData(Data):
         """Reads all rows, which stay in memory. UserError, with file and line, for bad ones."""
         return _read_rows(self, tokenizer, tuple(map(_changed, (self.source, self.dev))))
 
-    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: RowEncoder) -> Arrays:
-        return packing.synthetic(rows, raw_length, vocabulary)
+    def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Arrays:
+        return row_format.packing.synthetic(rows, row_format.length, vocabulary)
 
 
 @functools.lru_cache(maxsize=2)
@@ -199,17 +199,16 @@ class LabelledSource:
             self._encoded[key] = encoder.encode(self.records[split], self.tokenizer, length)
         return self._encoded[key]
 
-    def batches(
-        self, split: str, rows: int, raw_length: int, packing: RowEncoder, seed: int, stride: int | None = None
-    ) -> Batches:
+    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of dicts of arrays: those of the encoder, and `row` int32 [batch].
 
         `row` is the number of the example, -1 in rows that fill up a batch.
         """
         if split not in self.records:
             raise UserError(f"Labelled rows have the splits train and held_out, not {split!r}.")
-        fill = packing.fill(self.tokenizer.vocabulary)
-        made = _Rows(self.examples(split, packing, raw_length), fill, raw_length, self._buckets)
+        encoder, length, _ = row_format
+        fill = encoder.fill(self.tokenizer.vocabulary)
+        made = _Rows(self.examples(split, encoder, length), fill, length, self._buckets)
         return LengthBatches(made, rows, seed) if self._buckets else Batches(made, rows, seed)
 
 

@@ -17,7 +17,7 @@ from etils import epath
 
 from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
-from jaxlm.data.base import Statistics, entropy
+from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
 from jaxlm.data.windows import Split, windows_of
 from jaxlm.errors import UserError
@@ -94,12 +94,10 @@ class Store:
             f"bytes each), {held_out.num_tokens:,} held out ({of})"
         )
 
-    def batches(
-        self, split: str, rows: int, raw_length: int, packing: str, seed: int, stride: int | None = None
-    ) -> Batches:
+    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source`.
 
-        The values of `packing`:
+        The values of `row_format.packing`:
 
         * "document": a row holds tokens of one document (see `windows.DocumentWindows`).
         * "packed": documents follow each other without padding.
@@ -110,7 +108,8 @@ class Store:
         Raises:
             UserError: also if the training text is too short for a single window.
         """
-        windows = windows_of(self.split(split), raw_length, packing, pad=self.pad, eos=self.eos, stride=stride)
+        packing, length, stride = row_format
+        windows = windows_of(self.split(split), length, packing, pad=self.pad, eos=self.eos, stride=stride)
         batches = Batches(
             windows, rows, seed, stream=packing.startswith("stream"), both_ways=packing == "stream-both-ways"
         )

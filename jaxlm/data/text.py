@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from etils import epath
 
-from jaxlm.data.base import Data, random_tokens
+from jaxlm.data.base import Data, RowFormat, random_tokens
 from jaxlm.data.build import build_store
 from jaxlm.data.corpus import Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
@@ -131,9 +131,9 @@ class TextData(Data):
             ctypes.CDLL(None).malloc_trim(0)
         return store
 
-    def synthetic(self, rows: int, raw_length: int, vocabulary: Vocabulary, packing: str) -> TokenBatch:
+    def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
-        tokens = random_tokens(rows, raw_length, vocabulary)
+        tokens = random_tokens(rows, row_format.length, vocabulary)
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _corpus(self) -> Corpus:

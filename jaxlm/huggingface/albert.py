@@ -59,10 +59,10 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
         "eos_token_id": symbol(v, "sep"),
     }
     architecture, auto_class = (
-        ("AlbertForPreTraining", "AutoModelForPreTraining") if objective.sentence_order
+        ("AlbertForPreTraining", "AutoModelForPreTraining") if objective.input_format == "sentence-order"
         else ("AlbertForMaskedLM", "AutoModelForMaskedLM")
     )
-    return (TransformersModel(architecture, auto_class, config, table(objective.sentence_order)),)
+    return (TransformersModel(architecture, auto_class, config, table(objective.input_format == "sentence-order")),)
 
 
 def read_objective(source: Source) -> MaskedLM:
@@ -83,7 +83,7 @@ def read_objective(source: Source) -> MaskedLM:
     sentence_order = source.has_tensor("pooler.weight") or source.has_tensor("sop_classifier.classifier.weight")
     model = Albert(**(read_encoder(source) | sizes))
     return MaskedLM(
-        model=model, next_sentence=False, sentence_order=sentence_order, whole_word=True, longest_ngram=3,
+        model=model, input_format="sentence-order" if sentence_order else "document", whole_word=True, longest_ngram=3,
         max_predictions=20,
     )
 

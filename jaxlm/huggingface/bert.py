@@ -91,10 +91,10 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
         "pad_token_id": symbol(objective.vocabulary, "pad"),
     }
     architecture, auto_class = (
-        ("BertForPreTraining", "AutoModelForPreTraining") if objective.next_sentence
+        ("BertForPreTraining", "AutoModelForPreTraining") if objective.input_format == "next-sentence"
         else ("BertForMaskedLM", "AutoModelForMaskedLM")
     )
-    return (TransformersModel(architecture, auto_class, config, table(objective.next_sentence)),)
+    return (TransformersModel(architecture, auto_class, config, table(objective.input_format == "next-sentence")),)
 
 
 def read_encoder(source: Source) -> dict[str, Any]:
@@ -125,7 +125,8 @@ def read_objective(source: Source) -> MaskedLM:
     """Read masked language modelling with a BERT, and next-sentence prediction if the folder has a pooler."""
     # A pooler without its head is kept too: sentence encoders have one, and next-sentence prediction trains it.
     next_sentence = source.has_tensor("pooler.dense.weight") or source.has_tensor("seq_relationship.weight")
-    return MaskedLM(model=Bert(**read_encoder(source)), next_sentence=next_sentence)
+    model = Bert(**read_encoder(source))
+    return MaskedLM(model=model, input_format="next-sentence" if next_sentence else "document")
 
 
 FAMILY = Family(

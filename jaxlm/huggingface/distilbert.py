@@ -76,7 +76,7 @@ def read_objective(source: Source) -> MaskedLM:
         attention_dropout=source.number("attention_dropout", 0.1),
         init_std=source.number("initializer_range", 0.02),
     )
-    return MaskedLM(model=model, next_sentence=False)
+    return MaskedLM(model=model, input_format="document")
 
 
 FAMILY = Family(

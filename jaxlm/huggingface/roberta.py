@@ -51,7 +51,7 @@ def read_objective(source: Source) -> MaskedLM:
     fields = read_encoder(source) | dict(vocab_size=source.number("vocab_size", 50265), padding_id=padding)
     # Their table starts with a row for each id up to padding, which no position uses.
     fields["max_positions"] -= padding + 1
-    return MaskedLM(model=Roberta(**fields), next_sentence=False, full_sentences=True, short_rate=0.0)
+    return MaskedLM(model=Roberta(**fields), input_format="full-sentences", short_rate=0.0)
 
 
 FAMILY = Family(

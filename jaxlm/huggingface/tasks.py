@@ -109,8 +109,6 @@ def pretraining_objective(task: Task) -> Any:
     Raises:
         UserError: the model has no Transformers class.
     """
-    if isinstance(task, TextToText):
-        return task.lm
     model = task.model
     if isinstance(model, ElectraEncoder):  # the discriminator of an ELECTRA; the size of the generator has no effect
         both = {f.name for f in dataclasses.fields(Electra)} & {f.name for f in dataclasses.fields(model)}

@@ -47,8 +47,8 @@ class Search(NamedTuple):
     state: Any
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def search(objective, max_new_tokens, beams, params, prompts, mask, is_stop, length_penalty):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def search(objective, max_new_tokens, beams, start, params, prompts, mask, is_stop, length_penalty):
     """Return the best continuation of each prompt.
 
     A beam ends with a stop token among the `beams` likeliest continuations, or at max_new_tokens. The search of a
@@ -86,11 +86,11 @@ def search(objective, max_new_tokens, beams, params, prompts, mask, is_stop, len
 
     def body(search: Search) -> Search:
         last = jax.lax.dynamic_index_in_dim(search.running.tokens, search.step - 1, axis=2, keepdims=False)
-        logits, state = objective.decode(params, last.reshape(-1), search.state)
+        logits, state = objective.model.decode(params, last.reshape(-1), search.state)
         search, rows = select(search, logits)
         return search._replace(state=_take_rows(state, rows))
 
-    logits, state = objective.prefill(params, prompts, mask, max_new_tokens)
+    logits, state = objective.model.prefill(params, prompts, mask, max_new_tokens, start)
     shape = (batch, beams, max_new_tokens)
     first = jnp.where(jnp.arange(beams) > 0, MIN_SCORE, 0.0)  # all beams start from one text
     counts = jnp.zeros(shape[:2], jnp.int32)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import MaskFiller, Objective
+from jaxlm.models.base import Inputs
+from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -35,7 +36,7 @@ def fill_mask(
         UserError: The objective does not fill masks, a text has no mask or is too long, the tokenizer lacks a special
             token or belongs to another model, or top_k is out of range.
     """
-    if not isinstance(objective, MaskFiller):
+    if objective.answer_kind != "masks":
         raise UserError(
             f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT, or "
             "`jaxlm generate`."
@@ -47,7 +48,7 @@ def fill_mask(
     rows = [_row(objective, tokenizer, text) for text in texts]
 
     def most_likely(params, input_ids, attention_mask, positions):
-        logits = objective.token_logits(params, input_ids, attention_mask, positions)
+        logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
         if logits.shape[-1] < vocabulary.size:
             raise UserError(
                 f"the model has {logits.shape[-1]} tokens but {vocabulary.name} has {vocabulary.size}; "
@@ -61,7 +62,7 @@ def fill_mask(
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
         masks = [[i for i, token in enumerate(row) if token == vocabulary.mask] for row in batch]
-        length = min(objective.max_length, 32 * -(-max(map(len, batch)) // 32))  # few shapes compile
+        length = min(objective.model.max_length, 32 * -(-max(map(len, batch)) // 32))  # few shapes compile
         ids = np.full((len(batch), length), vocabulary.pad, np.int32)
         attention_mask = np.zeros_like(ids)
         positions = np.zeros((len(batch), max(map(len, masks))), np.int32)
@@ -78,16 +79,16 @@ def fill_mask(
     return answers
 
 
-def _row(objective: MaskFiller, tokenizer: Tokenizer, text: str) -> list[int]:
+def _row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of `[CLS] text [SEP]`."""
     v = tokenizer.vocabulary
     row = [v.cls, *tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask))), v.sep]
     shown = text if len(text) <= 60 else text[:57] + "..."
     if v.mask not in row:
         raise UserError(f"{shown!r} has no [MASK]; write [MASK] where a token is to be filled in.")
-    if len(row) > objective.max_length:
+    if len(row) > objective.model.max_length:
         raise UserError(
-            f"{shown!r} has {len(row)} tokens with special tokens, but the model takes {objective.max_length}; "
+            f"{shown!r} has {len(row)} tokens with special tokens, but the model takes {objective.model.max_length}; "
             "shorten it."
         )
     return row

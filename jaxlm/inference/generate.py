@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.inference.beam import search
-from jaxlm.objectives.base import Generator, Objective
+from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -115,7 +115,7 @@ def continuations(
     Raises:
         UserError: A prompt does not fit the model, or the model does not generate text.
     """
-    if not isinstance(objective, Generator):
+    if objective.answer_kind != "text":
         raise UserError(
             f"{type(objective).__name__} trains no model that writes text; generate works with causal and "
             "encoder-decoder models, and `jaxlm fill-mask` with masked ones."
@@ -126,10 +126,13 @@ def continuations(
     is_stop = _stops(vocabulary, s.stop_ids)
     if not prompts:
         return []
-    ids, mask = pad_left(objective.prepare_prompts([list(prompt) for prompt in prompts], s.max_new_tokens))
+    ids, mask = pad_left(prepare_prompts(objective, prompts, s.max_new_tokens))
     params = jax.tree.map(jnp.asarray, params)  # one transfer for all steps
     if s.beams > 1:
-        found = search(objective, s.max_new_tokens, s.beams, params, ids, mask, is_stop, jnp.float32(s.length_penalty))
+        found = search(
+            objective, s.max_new_tokens, s.beams, decoder_start(objective), params, ids, mask, is_stop,
+            jnp.float32(s.length_penalty),
+        )
         return _rows(*found)
     kind: Kind = "greedy"
     if s.temperature > 0:
@@ -149,6 +152,42 @@ def continuations(
         if until > step:
             progress = _advance(objective, kind, params, progress, is_stop, sampling, jnp.int32(until))
     return _rows(progress.tokens, progress.log_probs, progress.counts)
+
+
+def prepare_prompts(
+    objective: Objective, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> list[list[int]]:
+    """Return the token ids that the model reads of each prompt.
+
+    An encoder's prompt ends with the end token, which every training input has.
+
+    Raises:
+        UserError: A prompt is too long for a decoder, or leaves no room for the new tokens.
+    """
+    rows, limit = [list(prompt) for prompt in prompts], objective.model.max_length
+    if objective.model.has_encoder:
+        eos = objective.vocabulary.eos
+        return [row if row[-1:] == [eos] else [*row, eos] for row in rows]
+    for row in rows if limit else ():
+        if len(row) > limit:
+            raise UserError(f"a prompt of {len(row)} tokens is longer than the model's {limit} positions; shorten it.")
+        # The model never reads the last new token, so it needs no position.
+        if len(row) + max_new_tokens - 1 > limit:
+            raise UserError(
+                f"a prompt of {len(row)} tokens and {max_new_tokens} new ones exceed the model's {limit} positions; "
+                f"ask for {limit + 1 - len(row)} new tokens at most (the last one needs no position)."
+            )
+    return rows
+
+
+def decoder_start(objective: Objective) -> int:
+    """Return the token that the decoder of an encoder-decoder begins with."""
+    return max(objective.vocabulary.pad, 0)
+
+
+def max_length(objective: Objective) -> int:
+    """Return the most tokens that a text is scored with; 512, T5's own length, for relative positions."""
+    return objective.model.max_length or 512
 
 
 def pad_left(rows: Sequence[Sequence[int]], length: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +242,7 @@ class Progress(NamedTuple):
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _start(objective, max_new_tokens, kind, params, prompts, mask, is_stop, sampling):
     """Return the progress after the first token."""
-    logits, state = objective.prefill(params, prompts, mask, max_new_tokens)
+    logits, state = objective.model.prefill(params, prompts, mask, max_new_tokens, decoder_start(objective))
     token, log_prob = _choose(objective, kind, logits, sampling, 0)
     rows = prompts.shape[0]
     tokens = jnp.zeros((rows, max_new_tokens), jnp.int32).at[:, 0].set(token)
@@ -220,7 +259,7 @@ def _advance(objective, kind, params, progress, is_stop, sampling, until):
 
     def body(p):
         last = jax.lax.dynamic_index_in_dim(p.tokens, p.step - 1, axis=1, keepdims=False)
-        logits, state = objective.decode(params, last, p.state)
+        logits, state = objective.model.decode(params, last, p.state)
         token, log_prob = _choose(objective, kind, logits, sampling, p.step)
         tokens = p.tokens.at[:, p.step].set(jnp.where(p.done, 0, token))
         log_probs = p.log_probs.at[:, p.step].set(log_prob)

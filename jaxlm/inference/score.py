@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import pad_left
+from jaxlm.inference.generate import decoder_start, max_length, pad_left, prepare_prompts
+from jaxlm.models.base import Inputs
 from jaxlm.models.layers.embeddings import logits as vocabulary_logits
-from jaxlm.objectives.base import Generator, MaskFiller, Objective
+from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -78,7 +79,7 @@ def encode_pair(
     space = len(context) - len(context.rstrip())
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
-    if isinstance(objective, Generator) and objective.has_encoder:
+    if objective.answer_kind == "text" and objective.model.has_encoder:
         before, after = tokenizer.encode(context), tokenizer.encode(continuation.lstrip(" "))
         if sentinel:
             v.require("sentinel", purpose="the continuation of a sentinel")
@@ -86,7 +87,7 @@ def encode_pair(
         return Pair(before or [v.eos], after)
     if not context:
         after = tokenizer.encode(continuation)
-        if isinstance(objective, MaskFiller):
+        if objective.answer_kind == "masks":
             return Pair([], after)
         begin = text_begin(tokenizer)
         return Pair(after[:1], after[1:]) if after[:1] == [begin] else Pair([begin], after)
@@ -132,14 +133,14 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
         UserError: The model can do neither, or the targets alone are too long for it.
     """
     params = jax.tree.map(jnp.asarray, params)
-    if isinstance(objective, MaskFiller):
+    if objective.answer_kind == "masks":
         return _score_masked(objective, params, pairs)
-    if not isinstance(objective, Generator):
+    if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} cannot score texts; use a causal, an encoder-decoder or a "
                         "masked model.")
     fitted = [fit(objective, pair) for pair in pairs]
     found: list[Score] = [Score(np.zeros(0, np.float32), np.zeros(0, bool))] * len(pairs)
-    limit = objective.max_length
+    limit = max_length(objective)
     shapes = ((_padded(len(p.context), CONTEXTS, limit), _padded(len(p.targets), TARGETS, limit)) for p in fitted)
     for (length, count), batch, rows in _batches(shapes, [len(pair.targets) > 0 for pair in fitted]):
         chosen = [fitted[i] for i in batch] + [Pair([0], [0])] * (rows - len(batch))
@@ -152,18 +153,18 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
     return found
 
 
-def fit(objective: Generator, pair: Pair) -> Pair:
+def fit(objective: Objective, pair: Pair) -> Pair:
     """Truncate the context of a pair on the left so that the pair fits the model.
 
     Raises:
         UserError: The targets alone are too long.
     """
-    room = objective.max_length
+    room = max_length(objective)
     if len(pair.targets) > room:
         raise UserError(f"a continuation has {len(pair.targets)} tokens, but the model takes {room}; shorten it.")
     context = list(pair.context)
-    if objective.has_encoder:  # `prepare_prompts` appends the end token
-        return pair._replace(context=objective.prepare_prompts([context[-room + 1 :]], 1)[0])
+    if objective.model.has_encoder:  # `prepare_prompts` appends the end token
+        return pair._replace(context=prepare_prompts(objective, [context[-room + 1 :]], 1)[0])
     return pair._replace(context=context[-(room + 1 - len(pair.targets)) :])
 
 
@@ -188,7 +189,7 @@ def _batches(
 @functools.partial(jax.jit, static_argnums=0)
 def _score(objective, params, ids, mask, targets, target_mask):
     """Return log-probabilities, float32, and whether a target is the likeliest token, bool: [batch, targets]."""
-    features = objective.target_features(params, ids, mask, targets, target_mask)
+    features = objective.model.target_features(params, ids, mask, targets, target_mask, decoder_start(objective))
     table, bias = objective.model.output_matrix(params)
     table, bias = jax.tree.map(lambda x: x[: objective.vocabulary.size], (table, bias))  # without padding
 
@@ -211,19 +212,19 @@ def score_logits(
     return chosen - jax.nn.logsumexp(logits, axis=1), jnp.argmax(logits, axis=1) == labels
 
 
-def _score_masked(objective: MaskFiller, params: Params, pairs: Sequence[Pair]) -> list[Score]:
+def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[Score]:
     if not pairs:
         return []
     v = objective.vocabulary
     v.require("mask", "cls", "sep", "pad", purpose="scoring texts")
     texts = [[v.cls, *pair.context, *pair.targets, v.sep] for pair in pairs]
     longest = max(map(len, texts), default=0)
-    if longest > objective.max_length:
+    if longest > max_length(objective):
         raise UserError(f"a text has {longest} tokens with special tokens, but the model takes "
-                        f"{objective.max_length}; shorten it.")
+                        f"{max_length(objective)}; shorten it.")
     scored = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]
     values, likeliest = np.zeros(len(scored), np.float32), np.zeros(len(scored), bool)
-    shapes = ((_padded(len(texts[i]), CONTEXTS, objective.max_length), 0) for i, _ in scored)
+    shapes = ((_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for i, _ in scored)
     for (length, _), batch, rows in _batches(shapes, [True] * len(scored)):
         ids, attention_mask = np.full((rows, length), v.pad, np.int32), np.zeros((rows, length), np.int32)
         positions, labels = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
@@ -240,5 +241,5 @@ def _score_masked(objective: MaskFiller, params: Params, pairs: Sequence[Pair]) 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _score_masks(objective, params, ids, attention_mask, positions, labels):
-    logits = objective.token_logits(params, ids, attention_mask, positions)[:, 0]
+    logits = objective.model.token_logits(params, Inputs(ids, mask=attention_mask), positions)[:, 0]
     return score_logits(logits[:, : objective.vocabulary.size], labels)

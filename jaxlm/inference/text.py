@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import Settings, continuations
+from jaxlm.inference.generate import Settings, continuations, max_length
 from jaxlm.inference.score import text_begin
-from jaxlm.objectives.base import Generator, Objective
+from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -113,19 +113,19 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text, sk
 
 
 def fit_prompts(
-    objective: Generator, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], new_tokens: int
+    objective: Objective, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> list[list[int]]:
     """Truncate prompts on the left so that they fit the model with `new_tokens`; empty ones become the begin token.
 
     Raises:
         UserError: The new tokens leave no room for a prompt.
     """
-    v, limit = tokenizer.vocabulary, objective.max_length
+    v, limit = tokenizer.vocabulary, max_length(objective)
     # An encoder appends the end token; a decoder never reads the last new token.
-    room = limit - 1 if objective.has_encoder else limit + 1 - new_tokens
+    room = limit - 1 if objective.model.has_encoder else limit + 1 - new_tokens
     if room < 1:
         raise UserError(f"{new_tokens} new tokens leave no room for a prompt: the model takes {limit} tokens.")
-    return [list(ids[-room:]) or [v.eos if objective.has_encoder else text_begin(tokenizer)] for ids in prompts]
+    return [list(ids[-room:]) or [v.eos if objective.model.has_encoder else text_begin(tokenizer)] for ids in prompts]
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxlm.errors import UserError
 from jaxlm.models.layers.config import PlainActivation
 from jaxlm.models.layers.embeddings import logits
 from jaxlm.tokenizers.template import Template
@@ -187,6 +188,12 @@ class TokenPredictor(Model):
         """Return vocabulary logits in float32."""
         return logits(self.token_features(params, hidden), *self.output_matrix(params))
 
+    def token_logits(
+        self, params: Params, inputs: Inputs, at: Int[Array, "batch selected"]
+    ) -> Float[Array, "batch selected vocab"]:
+        """Return the vocabulary logits of masked tokens, float32, without dropout."""
+        return self.predict_tokens(params, self.hidden_states(params, inputs, at=at))
+
 
 class Writer(TokenPredictor):
     """A model that writes text token by token."""
@@ -221,6 +228,33 @@ class Writer(TokenPredictor):
     ) -> tuple[Float[Array, "batch vocab"], Any]:
         """Append one token to each row; return the logits of the next one and the new state, of the same shapes."""
         raise NotImplementedError
+
+    def target_features(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
+        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"], start: int = 0,
+    ) -> Float[Array, "batch targets features"]:
+        """Return the `token_features` that predict each target, given its prompt and the targets before it.
+
+        Args:
+            params: The model's parameters.
+            prompts: Token ids, padded on the left.
+            mask: False at the padding of prompts.
+            targets: Token ids, padded on the right.
+            target_mask: False at the padding of targets.
+            start: Token that the decoder of an encoder-decoder begins with.
+
+        Raises:
+            UserError: The model reads text in both directions.
+        """
+        if not self.is_causal:
+            raise UserError(
+                f"a {type(self).__name__} scores no continuations; use a causal or an encoder-decoder model."
+            )
+        # The model never reads the last target of a row, for which there may be no position.
+        ids = jnp.concatenate([prompts, targets[:, :-1]], axis=1)
+        is_text = jnp.concatenate([mask, target_mask[:, 1:]], axis=1)
+        hidden = self.hidden_states(params, Inputs(ids, mask=is_text))
+        return self.token_features(params, hidden[:, prompts.shape[1] - 1 :])
 
 
 def last_token(

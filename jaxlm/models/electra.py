@@ -89,6 +89,8 @@ class Electra(ExecutionConfig, Model):
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the generator's last layer only at the positions that it predicts."""
 
+    output_params = ("generator",)
+
     def __post_init__(self) -> None:
         check_sizes(self)
         check_heads(self.hidden_size, self.num_heads)
@@ -147,6 +149,12 @@ class Electra(ExecutionConfig, Model):
     ) -> Float[Array, "batch length_or_selected hidden"]:
         """Return the discriminator's last hidden states."""
         return self.discriminator.hidden_states(self.discriminator_params(params), inputs, key=key, at=at)
+
+    def token_logits(
+        self, params: Params, inputs: Inputs, at: Int[Array, "batch selected"]
+    ) -> Float[Array, "batch selected vocab"]:
+        """Return the generator's vocabulary logits of masked tokens, float32, without dropout."""
+        return self.generator.token_logits(self.generator_params(params), inputs, at)
 
     def init(self, key: jax.Array) -> Params:
         """Fresh parameters of both networks, float32."""

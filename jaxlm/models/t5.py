@@ -87,7 +87,7 @@ class T5(ExecutionConfig, Writer):
     has_encoder = True
     fine_tuning = None
     input_params = ("shared",)
-    output_params = ()
+    output_params = ("lm_head",)
     vocab_multiple = 128
     """Published models round the rows of the embedding up to a multiple of this."""
 
@@ -211,6 +211,15 @@ class T5(ExecutionConfig, Writer):
         self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
     ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
         return self._decode(params, tokens[:, None], state, None)
+
+    def target_features(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
+        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"], start: int = 0,
+    ) -> Float[Array, "batch targets hidden"]:
+        prompts, mask = to_left_edge(prompts, mask)
+        memory = self.hidden_states(params, Inputs(prompts, mask=mask))
+        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=start)
+        return self.token_features(params, self.decoder_states(params, shifted, memory, mask))
 
     def _decode(
         self, params: Params, ids: jax.Array, state: DecodeState, memory: jax.Array | None

@@ -15,10 +15,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.sampled import draw_words, expected_counts, log_uniform
 from jaxlm.corruption.streams import in_reading_order
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.elmo import Elmo, spell
-from jaxlm.objectives.base import Example, Frozen, Line, Memory, Objective, Term, Terms
+from jaxlm.objectives.base import Constants, Example, HasConstants, Line, Memory, Streams, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
@@ -27,7 +28,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
-class BidirectionalLM(Objective):
+class BidirectionalLM(Streams, HasConstants):
     """Language modelling in both directions with shared word vectors and a shared softmax.
 
     Loss: the mean of -log p(word | previous words) over the rows that read forward and of -log p(word | following
@@ -47,7 +48,6 @@ class BidirectionalLM(Objective):
     statistics: Any = field(None, bound=True)
     """Set by `bind`: token counts of the corpus, which rank the words; without them the ids do."""
 
-    packing = "stream-both-ways"
     row_group = 2  # one row per direction
     primary_metric = "lm_loss"
     token_losses = ("lm_loss", "forward_loss", "backward_loss")
@@ -62,10 +62,10 @@ class BidirectionalLM(Objective):
             )
         return bound
 
-    def raw_length(self, length: int) -> int:
-        return length + 1
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("stream-both-ways", length + 1, stride=length)
 
-    def frozen(self, load: Any) -> Frozen:
+    def load_constants(self, load: Any) -> Constants:
         """Return the characters of every word, int32 [vocab, characters]."""
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return {"characters": spell(self.vocabulary)}
@@ -102,15 +102,15 @@ class BidirectionalLM(Objective):
                 example[f"{name}_noise"] = jnp.broadcast_to(noise, (tokens.shape[0], self.noise_words))
         return example
 
-    def empty_memory(self, rows: int) -> Memory:
+    def initial_memory(self, rows: int) -> Memory:
         return {name: self.model.empty_state(rows // 2) for name in DIRECTIONS}
 
     def stream_loss(
-        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool, frozen: Frozen = ()
+        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
     ) -> tuple[Terms, Memory]:
         terms, new_memory = {}, {}
         for number, name in enumerate(DIRECTIONS):
-            words = self.model.word_vectors(params, frozen["characters"][example[f"{name}_ids"]])
+            words = self.model.word_vectors(params, self.constants["characters"][example[f"{name}_ids"]])
             direction_key = jax.random.fold_in(key, number) if train else None
             layers, state = self.model.run(params[name], words, memory[name], direction_key)
             new_memory[name] = jax.lax.stop_gradient(state)
@@ -142,9 +142,9 @@ class BidirectionalLM(Objective):
         noise_logits = jnp.where(noise == labels[..., None], -jnp.inf, noise_logits)
         return jnp.logaddexp(label_logits, jax.nn.logsumexp(noise_logits, axis=-1)) - label_logits
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         predicted = 1 + self.noise_words if self.noise_words else self.model.vocab_size
-        return self.model.direction_flops(length, predicted), 0.0
+        return self.model.direction_flops(length, predicted)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Return the ids that a row reads, in reading order, its labels, and the first noise words."""

@@ -8,20 +8,21 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Writer
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.objectives.base import Example, Frozen, Generator, Line, Term, Terms, require_positions
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLM(Generator):
+class CausalLM(Objective):
     """Next-token prediction with a decoder: loss = mean of -log p(token | previous tokens of its document).
 
     Rows are windows of the stream of documents, each closed by the end symbol, joined without padding.
@@ -38,9 +39,9 @@ class CausalLM(Generator):
     loss_chunk: int = field(0, resumable=True, range="[0, inf)")
     """Number of positions per row whose vocabulary logits are in memory at a time; 0 for 2,048 per device."""
 
-    packing = "packed-eos"
     primary_metric = "lm_loss"
     token_losses = ("lm_loss",)
+    answer_kind = "text"
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         vocabulary.require("eos", purpose="causal language modelling")
@@ -51,8 +52,8 @@ class CausalLM(Generator):
             raise UserError(f"data.length {length} is not a multiple of {multiple}, the model's chunk size; change it.")
         return super().bind(vocabulary, length, statistics)
 
-    def raw_length(self, length: int) -> int:
-        return length + 1
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("packed-eos", length + 1)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Split rows of length + 1 tokens into inputs and labels. Nothing is random.
@@ -70,7 +71,7 @@ class CausalLM(Generator):
             "weights": is_target.astype(jnp.float32),
         }
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         weights = example["weights"]
         features = self.model.token_features(params, self.hidden(params, example, key if train else None))
         table, bias = self.model.output_matrix(params)
@@ -90,8 +91,8 @@ class CausalLM(Generator):
         segment_ids = None if self.plain_stream else example["segment_ids"]
         return self.model.hidden_states(params, Inputs(example["input_ids"], documents=segment_ids), key=dropout_key)
 
-    def flops(self, length: int) -> tuple[float, float]:
-        return self.model.forward_flops(length, length), 0.0
+    def flops(self, length: int) -> float:
+        return self.model.forward_flops(length, length)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None
@@ -106,31 +107,3 @@ class CausalLM(Generator):
             lines.append(Line(f"predict {int(is_target.sum())}", labels[is_document][is_target].tolist(),
                               ["target"] * int(is_target.sum())))
         return lines
-
-    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        limit = self.model.max_positions
-        for prompt in prompts:
-            if len(prompt) > limit:
-                raise UserError(f"a prompt of {len(prompt)} tokens is longer than the model's {limit} positions; "
-                                "shorten it.")
-            # The model never reads the last new token, so it needs no position.
-            if len(prompt) + max_new_tokens - 1 > limit:
-                raise UserError(
-                    f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the model's {limit} "
-                    f"positions; ask for {limit + 1 - len(prompt)} new tokens at most (the last one needs no position)."
-                )
-        return prompts
-
-    @property
-    def max_length(self) -> int:
-        return self.model.max_positions
-
-    def target_features(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
-        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"],
-    ) -> Float[Array, "batch targets hidden"]:
-        # The model never reads the last target of a row, for which there may be no position.
-        ids = jnp.concatenate([prompts, targets[:, :-1]], axis=1)
-        is_text = jnp.concatenate([mask, target_mask[:, 1:]], axis=1)
-        hidden = self.model.hidden_states(params, Inputs(ids, mask=is_text))
-        return self.model.token_features(params, hidden[:, prompts.shape[1] - 1 :])

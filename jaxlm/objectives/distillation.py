@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Self
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.stack import at_positions
-from jaxlm.objectives.base import Example, Frozen, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, HasConstants, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.teacher import load_teacher, require_equal
@@ -29,7 +29,7 @@ from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(MaskedLM):
+class Distillation(MaskedLM, HasConstants):
     """Train a student on the output distribution of its teacher at every token.
 
     Loss: 5 · T² KL(teacher ‖ student) at temperature T + 2 · masked-LM cross-entropy + (1 - cosine of the last hidden
@@ -53,19 +53,14 @@ class Distillation(MaskedLM):
     """Weight of the cosine loss of the last hidden states."""
     rarity: float = field(0.7, range="[0, inf)")
     """Exponent of masking: a token with count n is masked in proportion to n^-rarity; 0 masks uniformly."""
-    next_sentence: bool = field(False, weights=True)
-    """Must stay False."""
+    input_format: Literal["document", "full-sentences"] = field("document", weights=True)
+    """Rows of one segment: text of one document, or full rows across documents, separated by the end symbol."""
     short_rate: float = 0.0
     """Share of rows cut to a random shorter length."""
     statistics: Statistics | None = field(None, bound=True)
     """Set by `bind`: token counts of the corpus."""
 
     token_losses = ()  # rare tokens are predicted more often, so the unigram entropy is no baseline
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.next_sentence:
-            raise UserError("distillation has no next-sentence prediction; set objective.next_sentence to False.")
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Statistics | None = None) -> Self:
         return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
@@ -76,7 +71,7 @@ class Distillation(MaskedLM):
             return None
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
 
-    def frozen(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
+    def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         teacher = load_teacher(self, load, ("embeddings", "encoder", "mlm_head"))
         teacher_model = teacher.objective.model
         require_equal(self.teacher, teacher_model, self.model, "hidden_size", "embedding_width", "vocab_size")
@@ -87,22 +82,23 @@ class Distillation(MaskedLM):
             )
         return teacher
 
-    def initial_params(self, params: Params, frozen: Frozen, source: PretrainedModel | None) -> Params:
+    def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
         """Initialize the student with the teacher's embeddings, head and evenly spaced layers.
 
         Six layers of twelve are 0, 2, 4, 7, 9 and 11, as in the released code.
         """
         if source is not None:
-            return super().initial_params(params, frozen, source)
-        last = frozen.objective.model.num_layers - 1
+            return super().initial_params(params, source)
+        teacher = self.constants
+        last = teacher.objective.model.num_layers - 1
         teacher_layers = np.linspace(0, last, self.model.num_layers).round().astype(int)
-        layers = jax.tree.map(lambda leaf: leaf[teacher_layers], frozen.params["encoder"]["layers"])
-        return merge_params(params, frozen.params | {"encoder": {"layers": layers}})
+        layers = jax.tree.map(lambda leaf: leaf[teacher_layers], teacher.params["encoder"]["layers"])
+        return merge_params(params, teacher.params | {"encoder": {"layers": layers}})
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
-        teacher = frozen.objective.model
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
+        teacher, teacher_params = self.constants.objective.model, self.constants.params
         inputs = Inputs(example["input_ids"], mask=example["attention_mask"])
-        teacher_hidden = jax.lax.stop_gradient(teacher.hidden_states(frozen.params, inputs))
+        teacher_hidden = jax.lax.stop_gradient(teacher.hidden_states(teacher_params, inputs))
         student_hidden = self.model.hidden_states(params, inputs, key=key if train else None)
         features, (table, bias) = self.model.token_features(params, student_hidden), self.model.output_matrix(params)
         token_weights, weights = inputs.mask.astype(jnp.float32), example["masked_weights"]
@@ -111,7 +107,7 @@ class Distillation(MaskedLM):
         )
         soft = chunked_divergence(
             (features, table, bias),
-            (teacher.token_features(frozen.params, teacher_hidden), *teacher.output_matrix(frozen.params)),
+            (teacher.token_features(teacher_params, teacher_hidden), *teacher.output_matrix(teacher_params)),
             token_weights, self.temperature,
         )
         return {
@@ -121,12 +117,12 @@ class Distillation(MaskedLM):
             "cosine_loss": Term.of(1.0 - cosine(student_hidden, teacher_hidden), token_weights, self.cosine_weight),
         }
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         # The head runs at every token for the divergence, and again at the masked ones.
-        return self.model.forward_flops(length, length + max_predictions(length, self.mask_rate)), 0.0
+        return self.model.forward_flops(length, length + max_predictions(length, self.mask_rate))
 
-    def frozen_flops(self, length: int, frozen: PretrainedModel) -> float:
-        return frozen.objective.model.forward_flops(length, length)
+    def constants_flops(self, length: int) -> float:
+        return self.constants.objective.model.forward_flops(length, length)
 
 
 def cosine(a: Float[Array, "*shape hidden"], b: Float[Array, "*shape hidden"]) -> Float[Array, "*shape"]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
@@ -18,7 +19,7 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import stack_flops
-from jaxlm.objectives.base import Example, Frozen, Line, Objective, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, HasConstants, Line, PretrainedModel, Term, Terms
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.teacher import load_teacher, require_layers
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -26,7 +27,7 @@ from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerDistillation(Objective):
+class LayerDistillation(HasConstants):
     """Train each layer of a student to reproduce a layer of its teacher.
 
     Loss: the sum over the layers of the mean squared errors of attention scores before the softmax, and of hidden
@@ -62,10 +63,10 @@ class LayerDistillation(Objective):
         self.masked_lm.bind(vocabulary, length, statistics)
         return super().bind(vocabulary, length, statistics)
 
-    def raw_length(self, length: int) -> int:
-        return self.masked_lm.raw_length(length)
+    def row_format(self, length: int) -> RowFormat:
+        return self.masked_lm.row_format(length)
 
-    def frozen(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
+    def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         teacher = load_teacher(self, load, ("embeddings", "encoder"))
         teacher_model = teacher.objective.model
         require_layers(self.teacher, teacher_model, self.model, self.teacher_hidden_size)
@@ -85,21 +86,22 @@ class LayerDistillation(Objective):
         """Corrupt as MaskedLM does; `describe` shows the masked tokens, and the loss ignores them."""
         return self.masked_lm.corrupt(key, batch)
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         inputs = Inputs.of(example)
-        teacher_states = jax.lax.stop_gradient(frozen.objective.model.layer_states(frozen.params, inputs))
+        teacher = self.constants
+        teacher_states = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
         student_states = self.model.layer_states(params, inputs, key=key if train else None)
         return layer_terms(
             student_states, teacher_states, lambda x: self.projection(params["projection"], x), inputs.mask
         )
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         m = self.model
         projections = (m.num_layers + 1) * 2 * length * m.hidden_size * self.teacher_hidden_size
-        return stack_flops(m.stack, length) + projections, 0.0
+        return stack_flops(m.stack, length) + projections
 
-    def frozen_flops(self, length: int, frozen: PretrainedModel) -> float:
-        return stack_flops(frozen.objective.model.stack, length)
+    def constants_flops(self, length: int) -> float:
+        return stack_flops(self.constants.objective.model.stack, length)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         text, inputs, _, pair = self.masked_lm.describe(batch, example, row)

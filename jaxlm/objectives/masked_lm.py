@@ -7,7 +7,7 @@ n-grams and sentence order.
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,13 @@ from jaxtyping import Array, Float
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import shorten, single_segments
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import (
-    Example,
-    Frozen,
-    Line,
-    MaskFiller,
-    Packing,
-    Term,
-    Terms,
-    require_masking,
-)
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.objectives.pair_task import PairTask
@@ -38,9 +30,12 @@ from jaxlm.objectives.sentence_order import SENTENCE_ORDER
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
+PAIR_TASKS = {"next-sentence": NEXT_SENTENCE, "sentence-order": SENTENCE_ORDER}
+"""Input formats of two segments, and the task on them."""
+
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLM(MaskFiller):
+class MaskedLM(Objective):
     """Masked language modelling with an encoder, optionally with a task on pairs of segments.
 
     Loss: masked-LM cross-entropy (+ next-sentence or sentence-order cross-entropy).
@@ -60,21 +55,18 @@ class MaskedLM(MaskFiller):
     """Longest n-gram of words (of tokens without whole_word) masked together, with p(n) ∝ 1/n (ALBERT)."""
     max_predictions: int = field(0, range="[0, inf)")
     """Maximum number of predicted tokens per row; 0 derives it from mask_rate."""
-    next_sentence: bool = field(True, weights=True)
-    """Predict whether the second segment of a row follows the first."""
-    sentence_order: bool = field(False, weights=True)
-    """Predict whether the two segments of a row are in their original order, instead of next_sentence."""
-    full_sentences: bool = False
-    """Fill rows across documents, separated by the end symbol (RoBERTa's FULL-SENTENCES, Liu et al. 2019, section 4.2).
-
-    Otherwise a row holds text of one document.
-    """
+    input_format: Literal["next-sentence", "sentence-order", "document", "full-sentences"] = field(
+        "next-sentence", weights=True
+    )
+    """Rows of two segments of a document, and whether the second follows the first (BERT) or precedes it (ALBERT); rows
+    of one segment of a document; or full rows across documents, separated by the end symbol (RoBERTa's FULL-SENTENCES,
+    Liu et al. 2019, section 4.2)."""
     short_rate: float = field(0.1, range="[0, 1]")
     """Share of rows cut to a random shorter length, so that the model also sees short texts."""
 
     primary_metric = "mlm_loss"
     token_losses = ("mlm_loss",)
-    answer_params = ("mlm_head",)
+    answer_kind = "masks"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,28 +74,16 @@ class MaskedLM(MaskFiller):
             raise UserError(
                 f"objective.mask_share {self.mask_share} and random_share {self.random_share} must sum to at most 1."
             )
-        if self.next_sentence and self.sentence_order:
-            raise UserError("objective.next_sentence and sentence_order exclude each other; set one of them to False.")
-        if self.pair_task and self.full_sentences:
-            raise UserError(
-                f"objective.{self.pair_task.name} needs rows of one document each; set it or objective.full_sentences "
-                "to False."
-            )
 
     @property
     def pair_task(self) -> PairTask | None:
         """Task on pairs of segments; None for rows of one segment."""
-        return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
+        return PAIR_TASKS.get(self.input_format)
 
     def num_slots(self, length: int) -> int:
         """Return the number of prediction slots per row."""
         num_slots = max_predictions(length, self.mask_rate)
         return min(num_slots, self.max_predictions) if self.max_predictions else num_slots
-
-    @property
-    def packing(self) -> Packing:
-        """Either "packed-eos" (with full_sentences) or "document"."""
-        return "packed-eos" if self.full_sentences else "document"
 
     @property
     def preference(self) -> Float[Array, " vocab"] | None:
@@ -115,15 +95,16 @@ class MaskedLM(MaskFiller):
         # Checked in `bind` and not in `__post_init__`: an imported model need not be suitable for training.
         if self.pair_task and self.model.type_vocab_size < 2:
             raise UserError(
-                f"objective.{self.pair_task.name} needs 2 segment types, but objective.model.type_vocab_size is "
-                f"{self.model.type_vocab_size}; raise it, or set {self.pair_task.name} to False."
+                f"objective.input_format {self.input_format} needs 2 segment types, but "
+                f"objective.model.type_vocab_size is {self.model.type_vocab_size}; raise it, or choose document."
             )
-        if self.full_sentences:
+        if self.input_format == "full-sentences":
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
 
-    def raw_length(self, length: int) -> int:
-        return length - (3 if self.pair_task else 2)
+    def row_format(self, length: int) -> RowFormat:
+        packing = "packed-eos" if self.input_format == "full-sentences" else "document"
+        return RowFormat(packing, length - (3 if self.pair_task else 2))
 
     def init(self, key: jax.Array) -> Params:
         key_model, key_pair = jax.random.split(key)
@@ -162,7 +143,7 @@ class MaskedLM(MaskFiller):
             "masked_weights": masked.weights,
         }
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         positions = example["masked_positions"]
         if self.pair_task:  # the pair task reads the first token
             positions = jnp.pad(positions, ((0, 0), (1, 0)))
@@ -179,9 +160,9 @@ class MaskedLM(MaskFiller):
         }
         return terms | self.pair_task.loss(self.model, params, hidden, example) if self.pair_task else terms
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         heads = self.pair_task.flops(self.model) if self.pair_task else 0.0
-        return self.model.forward_flops(length, self.num_slots(length)) + heads, 0.0
+        return self.model.forward_flops(length, self.num_slots(length)) + heads
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None

@@ -23,7 +23,7 @@ class PairTask:
     """Binary task on rows `[CLS] A [SEP] B [SEP]`, with parameters `pooler` and `<abbreviation>_head`.
 
     Attributes:
-        name: field of the objective that enables the task ("next_sentence").
+        name: prefix of its arrays ("next_sentence").
         abbreviation: prefix of its terms and its head ("nsp").
         label_names: descriptions of the labels 0 and 1 for `jaxlm show`.
         make_pairs: corruption function, such as `sentence_pairs`.

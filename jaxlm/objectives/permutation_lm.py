@@ -14,18 +14,19 @@ from jaxlm.corruption.masking import max_predictions
 from jaxlm.corruption.pairs import sentence_starts
 from jaxlm.corruption.permutation import choose_spans, draw_order
 from jaxlm.corruption.streams import in_reading_order, reads_backward
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlnet import Xlnet
-from jaxlm.objectives.base import Example, Frozen, Generator, Line, Memory, Term, Terms
+from jaxlm.objectives.base import Example, Line, Memory, Streams, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class PermutationLM(Generator):
+class PermutationLM(Streams):
     """Permutation language modelling: loss = mean of -log p(token | tokens before it in a random order).
 
     A sixth of the tokens, in spans, is predicted. The first half of a row continues the stream; the rest is `A [SEP] B
@@ -46,9 +47,9 @@ class PermutationLM(Generator):
     memory_length: int = field(384, range="[0, 65536]")
     """Length of the recurrence memory in tokens; 0 disables it."""
 
-    packing = "stream-both-ways"
     primary_metric = "plm_loss"
     token_losses = ("plm_loss",)
+    answer_kind = "text"
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         vocabulary.require("cls", "sep", "pad", "eos", purpose="permutation language modelling")
@@ -56,11 +57,8 @@ class PermutationLM(Generator):
             raise UserError(f"data.length is {length}; permutation language modelling needs an even one of 16 or more.")
         return super().bind(vocabulary, length, statistics)
 
-    def raw_length(self, length: int) -> int:
-        return length - 3
-
-    def stride(self, length: int) -> int:
-        return length // 2
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("stream-both-ways", length - 3, stride=length // 2)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Build rows of two segments and draw a factorization order for each half.
@@ -151,11 +149,11 @@ class PermutationLM(Generator):
         starts |= jnp.pad(documents[:, 1:] != documents[:, :-1], ((0, 0), (1, 0)))
         return jnp.where(reads_backward(batch)[:, None] > 0, jnp.roll(starts[:, ::-1], 1, axis=1), starts)
 
-    def empty_memory(self, rows: int) -> Memory:
+    def initial_memory(self, rows: int) -> Memory:
         return self.model.empty_memory(rows, self.memory_length)
 
     def stream_loss(
-        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool, frozen: Frozen = ()
+        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
     ) -> tuple[Terms, Memory]:
         weights, half = example["weights"], example["input_ids"].shape[1] // 2
         streams = self.model.streams(
@@ -173,8 +171,8 @@ class PermutationLM(Generator):
         new = streams.entered[:, :, :half].swapaxes(0, 1)
         return terms, jax.lax.stop_gradient(jnp.concatenate([memory, new], axis=2)[:, :, -self.memory_length :])
 
-    def flops(self, length: int) -> tuple[float, float]:
-        return self.model.forward_flops(length, max_predictions(length, self.predict_share), self.memory_length), 0.0
+    def flops(self, length: int) -> float:
+        return self.model.forward_flops(length, max_predictions(length, self.predict_share), self.memory_length)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Return the row, then the context of the first, middle and last prediction of its second half."""

@@ -11,16 +11,16 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens
 from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
 from jaxlm.corruption.replaced import max_replacements, write_tokens
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.electra import Electra
-from jaxlm.objectives.base import Example, Frozen, Line, MaskFiller, Term, Terms, require_masking
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import binary_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -28,7 +28,7 @@ from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplacedTokens(MaskFiller):
+class ReplacedTokens(Objective):
     """Replaced-token detection with a generator and a discriminator.
 
     Loss: the generator's masked-LM cross-entropy + 50 × the discriminator's sigmoid cross-entropy over all tokens.
@@ -61,7 +61,7 @@ class ReplacedTokens(MaskFiller):
     # The discriminator's loss is not comparable over time: its task gets harder as the generator improves.
     primary_metric = "generator_loss"
     token_losses = ("generator_loss",)
-    answer_params = ("generator",)
+    answer_kind = "masks"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,8 +75,8 @@ class ReplacedTokens(MaskFiller):
         require_masking(vocabulary, length, self.model.max_positions, "replaced-token detection")
         return super().bind(vocabulary, length, statistics)
 
-    def raw_length(self, length: int) -> int:
-        return length - (3 if self.two_segments else 2)
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("document", length - (3 if self.two_segments else 2))
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Build rows, mask tokens for the generator, and draw the numbers that decide its samples.
@@ -116,7 +116,7 @@ class ReplacedTokens(MaskFiller):
             "uniform": jax.random.uniform(key_draw, masked.positions.shape),
         }
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         m = self.model
         key_generator, key_discriminator = jax.random.split(key) if train else (None, None)
         positions, weights = example["masked_positions"], example["masked_weights"]
@@ -149,17 +149,8 @@ class ReplacedTokens(MaskFiller):
             "discriminator_recall": Term.of(is_suspected, token_weights * is_replaced),
         }
 
-    def token_logits(
-        self, params: Params, input_ids: Int[Array, "batch length"], attention_mask: Int[Array, "batch length"],
-        positions: Int[Array, "batch masks"],
-    ) -> Float[Array, "batch masks vocab"]:
-        """Return the generator's vocabulary logits at the given positions."""
-        generator, generator_params = self.model.generator, self.model.generator_params(params)
-        hidden = generator.hidden_states(generator_params, Inputs(input_ids, mask=attention_mask), at=positions)
-        return generator.predict_tokens(generator_params, hidden)
-
-    def flops(self, length: int) -> tuple[float, float]:
-        return self.model.forward_flops(length, max_replacements(length, self.mask_rate)), 0.0
+    def flops(self, length: int) -> float:
+        return self.model.forward_flops(length, max_replacements(length, self.mask_rate))
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from jaxlm.corruption.context import draw_noise, keep_probabilities, noise_table, sample_contexts, subsample
 from jaxlm.fields import field
 from jaxlm.models.word2vec import Word2Vec
-from jaxlm.objectives.base import Example, Frozen, Line, Objective, Term, Terms
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -78,7 +78,7 @@ class SkipGram(Objective):
             "attention_mask": (jnp.arange(words.shape[1]) < sizes[:, None]).astype(jnp.int32),
         }
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         weights, words = example["weights"], example["words"]
         vectors = params["word"]["embedding"][example["context"]]
         if self.bag_of_words:
@@ -108,9 +108,9 @@ class SkipGram(Objective):
         order = order[order != word][:count]
         return order.tolist(), cosines[order]
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         predictions = length * (1 if self.bag_of_words else self.window + 1)  # the mean size of a context
-        return 2.0 * predictions * (1 + self.negatives) * self.model.hidden_size, 0.0
+        return 2.0 * predictions * (1 + self.negatives) * self.model.hidden_size
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Return the row, the row after subsampling, and three words with their contexts and noise."""

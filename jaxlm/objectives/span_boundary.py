@@ -12,21 +12,14 @@ from jaxtyping import Array, Float
 
 from jaxlm.corruption.pairs import shorten, single_segments
 from jaxlm.corruption.span_masks import mask_spans, span_budget
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import BoundaryHead
-from jaxlm.objectives.base import (
-    Example,
-    Frozen,
-    Line,
-    MaskFiller,
-    Term,
-    Terms,
-    require_masking,
-)
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.masked_lm import masked_lines
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -34,7 +27,7 @@ from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanBoundary(MaskFiller):
+class SpanBoundary(Objective):
     """Masked language modelling over spans of whole words, in rows of one segment, with the span boundary objective.
 
     Loss: masked-LM cross-entropy + cross-entropy of the same tokens, predicted from the tokens on both sides of their
@@ -67,7 +60,7 @@ class SpanBoundary(MaskFiller):
 
     primary_metric = "mlm_loss"
     token_losses = ("mlm_loss",)
-    answer_params = ("mlm_head",)
+    answer_kind = "masks"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,8 +73,8 @@ class SpanBoundary(MaskFiller):
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
         return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
 
-    def raw_length(self, length: int) -> int:
-        return length - 2
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("document", length - 2)
 
     @property
     def boundary_head(self) -> BoundaryHead:
@@ -124,7 +117,7 @@ class SpanBoundary(MaskFiller):
             "boundary_weights": masked.bounded * (masked.offset < self.boundary_offsets),
         }
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         positions = [example[name] for name in ("masked_positions", "boundary_left", "boundary_right")]
         hidden = self.model.hidden_states(
             params, Inputs.of(example), key=key if train else None, at=jnp.concatenate(positions, axis=1)
@@ -144,11 +137,11 @@ class SpanBoundary(MaskFiller):
             "sbo_accuracy": Term.of(spans.correct, boundary_weights),
         }
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         m, slots = self.model, self._slots(length)
         h, e = m.hidden_size, m.embedding_width
         head = 2 * (2 * h + self.offset_size) * h + 2 * h * e + 2 * e * m.vocab_size
-        return m.forward_flops(length, slots) + float(slots * head), 0.0
+        return m.forward_flops(length, slots) + float(slots * head)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         assert self.vocabulary is not None
@@ -166,7 +159,7 @@ class SpanBoundary(MaskFiller):
         return lines
 
     def _slots(self, length: int) -> int:
-        return span_budget(self.raw_length(length), self.mask_rate)
+        return span_budget(self.row_format(length).length, self.mask_rate)
 
     def _token_share(self) -> Float[Array, " vocab"]:
         """Return the cumulative distribution of ids in the corpus."""

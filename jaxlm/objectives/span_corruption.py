@@ -11,21 +11,21 @@ from typing import ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.spans import SpanLengths, TextPair, corrupt_spans, raw_span_length, split_prefix
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.models.t5 import T5, DecodeState, to_left_edge
-from jaxlm.objectives.base import Example, Frozen, Generator, Line, Term, Terms
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderDecoderLM(Generator):
+class EncoderDecoderLM(Objective):
     """Denoising with an encoder-decoder: loss = mean of -log p(target token). A subclass makes the inputs and targets.
 
     Rows are windows of the documents joined without separators, as in T5.
@@ -38,9 +38,7 @@ class EncoderDecoderLM(Generator):
     loss_chunk: int = field(0, resumable=True, range="[0, inf)")
     """Number of target positions per row whose logits are in memory at a time; 0 for 2,048 per device."""
 
-    packing = "packed"
-    has_encoder = True
-    answer_params = ("lm_head",)
+    answer_kind = "text"
     purpose: ClassVar[str]
     """Name of the corruption, for messages."""
 
@@ -63,8 +61,8 @@ class EncoderDecoderLM(Generator):
         """Return the inputs and targets of a batch."""
         raise NotImplementedError
 
-    def raw_length(self, length: int) -> int:
-        return self.lengths(length).raw
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("packed", self.lengths(length).raw)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Corrupt a batch by `make_pair`.
@@ -86,7 +84,7 @@ class EncoderDecoderLM(Generator):
             "weights": is_target.astype(jnp.float32),
         }
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         m = self.model
         key_encoder, key_decoder = jax.random.split(key) if train else (None, None)
         mask = example["attention_mask"]
@@ -106,9 +104,9 @@ class EncoderDecoderLM(Generator):
         nll = Term.of(losses.nll, weights, coefficient=1.0)
         return {self.primary_metric: nll} | terms | {"z_loss": loss._replace(total=loss.total - nll.total)}
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         inputs, targets = self.lengths(length)[3:]
-        return self.model.forward_flops(inputs, targets), 0.0
+        return self.model.forward_flops(inputs, targets)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         v = self.vocabulary
@@ -150,36 +148,6 @@ class EncoderDecoderLM(Generator):
             marks += [""] if piece is None else ["span"] * len(piece)
         return text, marks
 
-    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        """Close each prompt with the end symbol, which every training input has. Relative positions set no limit."""
-        eos = self.vocabulary.eos
-        return [prompt if prompt[-1:] == [eos] else [*prompt, eos] for prompt in prompts]
-
-    def prefill(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        logits, state = self.model.prefill(params, prompts, mask, new_tokens, self.vocabulary.pad)
-        return self._only_text(logits), state
-
-    def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        logits, state = self.model.decode(params, tokens, state)
-        return self._only_text(logits), state
-
-    def target_features(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
-        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"],
-    ) -> Float[Array, "batch targets hidden"]:
-        prompts, mask = to_left_edge(prompts, mask)
-        memory = self.model.hidden_states(params, Inputs(prompts, mask=mask))
-        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.vocabulary.pad)
-        return self.model.token_features(params, self.model.decoder_states(params, shifted, memory, mask))
-
-    def _only_text(self, logits: jax.Array) -> jax.Array:
-        """Mask the logits of embedding rows without a token."""
-        return jnp.where(jnp.arange(logits.shape[-1]) < self.vocabulary.size, logits, -jnp.inf)
-
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption(EncoderDecoderLM):
@@ -194,11 +162,6 @@ class SpanCorruption(EncoderDecoderLM):
     """Share of the tokens that span corruption removes."""
     mean_span: float = field(3.0, range="[1, inf)")
     """Mean length of the spans, in tokens."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.task not in ("spans", "prefix"):
-            raise UserError(f"objective.task is {self.task!r}; it must be 'spans' or 'prefix'.")
 
     @property
     def primary_metric(self) -> str:  # type: ignore[override]

@@ -10,7 +10,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.huggingface.table import listed
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
 from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
@@ -69,17 +69,17 @@ def _pretrain(
     tokenizer = pretrained or main_first(lambda: data.prepare_tokenizer(report, symbols))
     imported = source is not None
     objective = resume.bind(folder, experiment, tokenizer.vocabulary, imported)
-    frozen = objective.frozen(load_teacher)
+    constants = load_constants(objective, load_teacher)
     text = main_first(lambda: data.open(tokenizer, report))
     objective = resume.bind(folder, experiment, tokenizer.vocabulary, imported, text.statistics)
     feed = Feed(text, objective, t, data.length, mesh)
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
     # The program; from here on the folder is this run's.
-    frozen = jax.device_put(frozen, shardings(frozen, mesh))
+    constants = jax.device_put(constants, shardings(constants, mesh))
     begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}
-    metadata = resume.run_metadata(folder, experiment, text, tokenizer, frozen, begun_from)
-    program = Program(objective, t, experiment.optimizer, mesh, frozen)
+    metadata = resume.run_metadata(folder, experiment, text, tokenizer, constants, begun_from)
+    program = Program(objective, t, experiment.optimizer, mesh, constants)
     steps_before = run_folder.recorded_steps(folder)
     main_first(lambda: resume.claim(folder, experiment, tokenizer, metadata), everywhere=False)
 
@@ -129,7 +129,7 @@ def initial_state(
         report("Starting from the parameters of step 0, as imported")
         return program.begin(params), Totals()
     params = program.init_params(seed)
-    begun = program.objective.initial_params(params, program.frozen, source)
+    begun = with_constants(program.objective, program.constants).initial_params(params, source)
     state = program.begin(begun)
     if begun is not params:
         if source is not None:

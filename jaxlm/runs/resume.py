@@ -16,7 +16,7 @@ from jaxlm.data.base import Data, Source, Statistics
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
-from jaxlm.objectives.base import Frozen
+from jaxlm.objectives.base import Constants
 from jaxlm.runs.folder import (
     has_begun,
     is_imported,
@@ -95,17 +95,17 @@ def bind(
 
 
 def run_metadata(
-    folder: Path, experiment: Experiment, text: Source, tokenizer: Tokenizer, frozen: Frozen,
+    folder: Path, experiment: Experiment, text: Source, tokenizer: Tokenizer, constants: Constants,
     begun_from: dict[str, Any],
 ) -> dict[str, Any]:
-    """The metadata that data.json and every checkpoint hold: fingerprints of token store, tokenizer and what is frozen
-    (on its devices), where the text came from, its unigram entropy in nats, the value of each field that decides the
+    """The metadata that data.json and every checkpoint hold: fingerprints of token store, tokenizer and constants
+    (on their devices), where the text came from, its unigram entropy in nats, the value of each field that decides the
     result, and where the first parameters came from (`begun_from`, where they are not fresh: imported_from and fresh).
     """
     return read_metadata(folder) | begun_from | {
         "data": text.fingerprint,
         "tokenizer": tokenizer.fingerprint,
-        "frozen": digest(checksums(frozen)[0]) if jax.tree.leaves(frozen) else None,
+        "frozen": digest(checksums(constants)[0]) if jax.tree.leaves(constants) else None,
         "source": experiment.data.source,
         "unigram_entropy": text.statistics.unigram_entropy,
         "configuration": flatten(experiment, Setting.decides_result),

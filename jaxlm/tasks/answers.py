@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, last_token
 from jaxlm.models.layers.dropout import dropout
-from jaxlm.objectives.base import Frozen, Line, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_head
@@ -243,7 +243,7 @@ class Answers(Task):
         return self.reading.answer_template or self.reading.template
 
     @property
-    def packing(self) -> AnswerEncoder:
+    def encoder(self) -> AnswerEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         null_first = self.model.summary_token == "first"
         sizes = (self.window_stride, self.max_question)
@@ -259,7 +259,7 @@ class Answers(Task):
             params["kind_classifier"] = self._dense(jax.random.fold_in(key, 1), len(KINDS), True)
         return params
 
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         logits, weights = self._logits(params, example, key if train else None), self.weights(example)
         sides = [cross_entropy(logits[side], example[side]) for side in ("start", "end")]
         hit = (jnp.argmax(logits["start"], -1) == example["start"]) & (jnp.argmax(logits["end"], -1) == example["end"])

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxlm.data.base import RowFormat
 from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record, RowEncoder
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -18,11 +19,10 @@ from jaxlm.models.base import FineTuning, Inputs, Model, last_token
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
-from jaxlm.objectives.base import Frozen, Line, Objective, PretrainedModel, Term, Terms, require_positions
+from jaxlm.objectives.base import Line, Objective, PretrainedModel, Term, Terms, require_positions
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import merge_params, with_rows
 from jaxlm.types import Params
 
 INIT_STD = 0.02
@@ -41,7 +41,7 @@ class Task(Objective):
     """A pretrained model with a head for a task, over labelled rows.
 
     Parameters: the model's own without the heads of pretraining, `pooler` where the family has a dense layer in front
-    of a classifier of texts, `classifier`. A batch is a dict of arrays, made by `packing`, and goes to the loss as it
+    of a classifier of texts, `classifier`. A batch is a dict of arrays, made by `encoder`, and goes to the loss as it
     is.
     """
 
@@ -61,9 +61,12 @@ class Task(Objective):
     """Whether the head reads one vector for each text, rather than the hidden state of each token."""
 
     @property
-    def packing(self) -> RowEncoder:
-        """How rows become arrays."""
+    def encoder(self) -> RowEncoder:
+        """How records become arrays."""
         raise NotImplementedError
+
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat(self.encoder, length)
 
     @property
     def reading(self) -> FineTuning:
@@ -140,17 +143,8 @@ class Task(Objective):
         same = isinstance(theirs, Task) and (theirs.name, theirs.labels) == (self.name, self.labels)
         return given if same else {name: leaf for name, leaf in given.items() if name != "classifier"}
 
-    def initial_params(self, params: Params, frozen: Frozen, source: PretrainedModel | None) -> Params:
-        """Return the parameters of `source`, as `from_pretrained` selects them, with fresh heads where it has none and
-        fresh rows for new symbols at the end of its embedding."""
-        return params if source is None else merge_params(params, with_rows(source.params, params))
-
-
     def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:
         return batch
-
-    def real_tokens(self, example: Arrays, batch: Arrays) -> Array | np.ndarray:
-        return example["attention_mask"] > 0
 
     def weights(self, example: Arrays) -> Float[Array, " batch"]:
         """1 for each example, 0 for rows that fill up a batch."""
@@ -183,10 +177,10 @@ class Task(Objective):
         hidden = self.hidden(params, Inputs.of(example), keys[0])
         return self.classify(params, dropout(hidden, self.classifier_dropout, keys[1]))
 
-    def flops(self, length: int) -> tuple[float, float]:
+    def flops(self, length: int) -> float:
         width = self.model.width
         pooler = 2 * width * width if self.pools and self.reading.activation else 0
-        return self.model.forward_flops(length) + pooler + 2 * width * self.outputs, 0.0
+        return self.model.forward_flops(length) + pooler + 2 * width * self.outputs
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         lines = []
@@ -199,13 +193,17 @@ class Task(Objective):
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
         """What `predict` gives for each held-out example, without batch dimension."""
         step = jax.jit(self.predict)
-        batches = source.batches("held_out", batch_size, length, self.packing, 0)
+        batches = source.batches("held_out", batch_size, self.row_format(length), 0)
         found: dict[int, Arrays] = {}
         for batch in batches.evaluation(batch_size, batches.num_rows):
             outputs = jax.device_get(step(params, batch))
             for place in np.flatnonzero(batch["row"] >= 0):
                 found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
         return [found[number] for number in range(len(found))]
+
+    def predict(self, params: Params, example: Arrays) -> Arrays:
+        """Return the model's outputs for each row of a batch, from which `answers` are read."""
+        raise NotImplementedError
 
     def as_text(self, record: Record) -> tuple[str, str]:
         """(what is asked, the answer) as texts, for a model that writes."""
@@ -279,11 +277,10 @@ class PooledTask(Task):
         )
         return x, {"lm_loss": Term(losses.total, jnp.sum(weights), self.lm_coefficient)}
 
-    def flops(self, length: int) -> tuple[float, float]:
-        trained, frozen = super().flops(length)
-        if self.lm_coefficient:  # its vocabulary logits
-            trained += 2 * length * self.model.width * self.model.vocab_size
-        return trained, frozen
+    def flops(self, length: int) -> float:
+        # The language model's loss has vocabulary logits.
+        lm_flops = 2 * length * self.model.width * self.model.vocab_size if self.lm_coefficient else 0
+        return super().flops(length) + lm_flops
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -16,7 +16,7 @@ from jaxlm.data.readers import text_of
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Frozen, Line, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, PooledTask
@@ -140,7 +140,7 @@ class Classification(PooledTask):
     name = "classification"
 
     @property
-    def packing(self) -> TextEncoder:
+    def encoder(self) -> TextEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         is_number = self.target == "number"
         return TextEncoder(self.template, self.vocabulary, self.labels, is_number, self.both_orders)
@@ -156,7 +156,7 @@ class Classification(PooledTask):
         ordered = [name for name in names if name in found]
         return dataclasses.replace(self, labels=(*ordered, *sorted(found.difference(names))))
 
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         x, language = self.pooled_with_lm(params, example, key, train)
         logits = self.classify(params, self._summed(x))
         return self._label_terms(logits, example["label"], self.weights(example)) | language
@@ -180,9 +180,8 @@ class Classification(PooledTask):
     def predict(self, params: Params, example: Arrays) -> Arrays:
         return {"logits": self._logits(params, self.flat_inputs(example), None)}
 
-    def flops(self, length: int) -> tuple[float, float]:
-        trained, frozen = super().flops(length)
-        return trained * (2 if self.both_orders else 1), frozen
+    def flops(self, length: int) -> float:
+        return super().flops(length) * (2 if self.both_orders else 1)
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         label = example["label"][row]

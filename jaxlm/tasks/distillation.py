@@ -13,7 +13,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
-from jaxlm.objectives.base import Frozen, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import HasConstants, PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import require_layers, require_same_text
 from jaxlm.tasks.classification import Classification
@@ -21,7 +21,7 @@ from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class DistilledClassification(Classification):
+class DistilledClassification(Classification, HasConstants):
     """loss = soft_weight · T² KL(teacher ‖ student) at temperature T, for numbers the squared difference,
     + hard_weight · the loss of the labels + layer_weight · the errors of attention scores and hidden states.
 
@@ -60,7 +60,7 @@ class DistilledClassification(Classification):
         projection = {"projection_to_teacher": self._projection.init(jax.random.fold_in(key, 2))}
         return params | projection if self.layer_weight else params
 
-    def frozen(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
+    def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         if not self.teacher:
             raise UserError("objective.teacher is empty; give --objective.teacher a fine-tuned run or folder.")
         teacher = load(self.teacher)
@@ -89,8 +89,8 @@ class DistilledClassification(Classification):
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))
 
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
-        weights, inputs = self.weights(example), self.flat_inputs(example)
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
+        teacher, weights, inputs = self.constants, self.weights(example), self.flat_inputs(example)
         keys = jax.random.split(key) if train else (None, None)
         if self.layer_weight:  # the logits follow from the same forward pass
             states = self.model.layer_states(params, inputs, key=keys[0])
@@ -100,17 +100,17 @@ class DistilledClassification(Classification):
         terms = self._label_terms(ours, example["label"], weights)
         terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
         if self.soft_weight:
-            theirs = jax.lax.stop_gradient(frozen.objective.predict(frozen.params, example)["logits"])
+            theirs = jax.lax.stop_gradient(teacher.objective.predict(teacher.params, example)["logits"])
             terms["soft_loss"] = Term.of(self._difference(ours, theirs), weights, self.soft_weight)
         if self.layer_weight:
-            hidden = jax.lax.stop_gradient(frozen.objective.model.layer_states(frozen.params, inputs))
+            hidden = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
             mask = inputs.mask * (weights[:, None] > 0)
             errors = layer_terms(states, hidden, lambda x: self._projection(params["projection_to_teacher"], x), mask)
             terms |= {name: term._replace(coefficient=self.layer_weight) for name, term in errors.items()}
         return terms
 
-    def frozen_flops(self, length: int, frozen: PretrainedModel) -> float:
-        return frozen.objective.flops(length)[0]
+    def constants_flops(self, length: int) -> float:
+        return self.constants.objective.flops(length)
 
     def _difference(self, ours: jax.Array, theirs: jax.Array) -> jax.Array:
         if self.target == "number":

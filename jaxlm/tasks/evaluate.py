@@ -41,7 +41,7 @@ def evaluate(
     unseen = sum(own is not row for own, row in zip(readable, records, strict=True))
     if unseen:
         source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
-    examples = source.examples("held_out", task.packing, data.length)
+    examples = source.examples("held_out", task.encoder, data.length)
     answers = task.answers(records, examples, task.run(params, source, data.length, batch_size))
     if predictions is not None and jax.process_index() == 0:
         write_predictions(predictions, [

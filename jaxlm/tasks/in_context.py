@@ -13,10 +13,10 @@ import numpy as np
 
 import jaxlm
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import Settings
+from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, text_begin, windows
 from jaxlm.inference.text import fit_prompts, write
-from jaxlm.objectives.base import Generator, MaskFiller, PretrainedModel
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import check_output
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
@@ -54,12 +54,12 @@ def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Examp
     """The result of a task. is_run: the model is of a run of ours, whose objective says what it was pretrained for,
     which a Transformers folder does not."""
     can = {
-        "choice": (Generator, MaskFiller), "generate": (Generator,), "last-word": (Generator,),
-        "perplexity": (Generator,), "pseudo-likelihood": (MaskFiller,),
+        "choice": ("text", "masks"), "generate": ("text",), "last-word": ("text",), "perplexity": ("text",),
+        "pseudo-likelihood": ("masks",),
     }[task.kind]
     metrics.require_packages(task.metrics)
     objective = loaded.objective
-    if not isinstance(objective, can) or (task.kind == "perplexity" and objective.has_encoder):
+    if objective.answer_kind not in can or (task.kind == "perplexity" and objective.model.has_encoder):
         raise UserError(f"{type(objective).__name__} cannot do a task of the kind {task.kind}; {_ADVICE[task.kind]}.")
     sentinel = task.sentinel
     if sentinel is None:
@@ -182,7 +182,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
 
 def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Perplexity per token and per word (what white space divides), and bits per byte, of texts on their own."""
-    length = loaded.objective.max_length
+    length = max_length(loaded.objective)
     stride = task.stride or max(1, length // 2)
     if stride > length:
         raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")

@@ -27,10 +27,9 @@ except ImportError as error:
 
 import jaxlm
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import Settings
+from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
 from jaxlm.inference.text import cut, fit_prompts, write
-from jaxlm.objectives.base import Generator
 
 MAX_NEW_TOKENS = 256
 """Where a task names no number of new tokens, as in lm_eval's own classes."""
@@ -47,7 +46,7 @@ class JaxLM(LM):
     ) -> None:
         super().__init__()
         self.loaded = jaxlm.load(os.fspath(path), to_answer=True)
-        if not isinstance(self.loaded.objective, Generator):
+        if self.loaded.objective.answer_kind != "text":
             raise UserError(f"{path} is of {type(self.loaded.objective).__name__}; lm_eval asks causal and "
                             "encoder-decoder models.")
         self.tokenizer = self.loaded.tokenizer
@@ -63,7 +62,7 @@ class JaxLM(LM):
         return [(each.total, bool(each.is_likeliest.all())) for each in found]
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        if not self.loaded.objective.has_encoder:
+        if not self.loaded.objective.model.has_encoder:
             return encode_pair(self.loaded.objective, self.tokenizer, context, continuation)
         # As lm_eval has it, a space at the beginning of a text is one.
         text = context.rstrip()
@@ -74,9 +73,9 @@ class JaxLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each text, in windows that do not overlap."""
-        if self.loaded.objective.has_encoder:
+        if self.loaded.objective.model.has_encoder:
             raise UserError("texts on their own have a likelihood under causal models only.")
-        begin, length = text_begin(self.tokenizer), self.loaded.objective.max_length
+        begin, length = text_begin(self.tokenizer), max_length(self.loaded.objective)
         pairs = [list(windows(self.tokenizer.encode(r.args[0]), begin, length, length)) for r in requests]
         found = iter(self._scores([pair for parts in pairs for pair in parts]))
         return [sum(next(found).total for _ in parts) for parts in pairs]

@@ -13,7 +13,7 @@ import numpy as np
 from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
 from jaxlm.data.readers import LABELS, text_of
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Frozen, Line, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, PooledTask
@@ -126,7 +126,7 @@ class MultipleChoice(PooledTask):
     name = "multiple_choice"
 
     @property
-    def packing(self) -> ChoiceEncoder:
+    def encoder(self) -> ChoiceEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return ChoiceEncoder(self.template, self.vocabulary)
 
@@ -134,7 +134,7 @@ class MultipleChoice(PooledTask):
     def outputs(self) -> int:
         return 1
 
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         x, language = self.pooled_with_lm(params, example, key, train)
         weights, label = self.weights(example), example["label"]
         logits = self.classify(params, x).reshape(len(label), -1)
@@ -147,9 +147,8 @@ class MultipleChoice(PooledTask):
         logits = self.classify(params, self.pooled(params, self.flat_inputs(example), None))
         return {"logits": logits.reshape(len(example["row"]), -1)}
 
-    def flops(self, length: int) -> tuple[float, float]:
-        trained, frozen = super().flops(length)
-        return 4 * trained, frozen  # as in SWAG; rows of other numbers of choices cost in proportion
+    def flops(self, length: int) -> float:
+        return 4 * super().flops(length)  # as in SWAG; rows of other numbers of choices cost in proportion
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         lines = super().describe(batch, example, row)

@@ -108,7 +108,7 @@ def with_rows(
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)
     # With rows for new symbols.
     task = dataclasses.replace(task, model=task.model.for_vocabulary(vocabulary))
-    count = len(rows.examples("train", task.bind(vocabulary, data.length).packing, data.length))
+    count = len(rows.examples("train", task.bind(vocabulary, data.length).encoder, data.length))
     warmup_steps = None
     if run_dir is not None and has_begun(Path(run_dir)):
         warmup_steps = load_config(Path(run_dir) / "config.json").optimizer.warmup_steps

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Frozen, Line, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
@@ -176,7 +176,7 @@ class Tagging(Task):
     longest_text = 256
 
     @property
-    def packing(self) -> TagEncoder:
+    def encoder(self) -> TagEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return TagEncoder(self.template, self.vocabulary, self.labels)
 
@@ -189,7 +189,7 @@ class Tagging(Task):
         found = self.labels or tuple(sorted({tag for row in records for tag in row.values["tags"] or ()}))
         return dataclasses.replace(self, labels=found)
 
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         logits = self.token_logits(params, example, key if train else None)
         labels = example["labels"]
         weights = (labels >= 0).astype(jnp.float32) * self.weights(example)[:, None]

@@ -17,17 +17,14 @@ from jaxlm.data.readers import LABELS, text_of, texts_of
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import generate
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Frozen, Generator, Line, PretrainedModel, Term, Terms
-from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
-from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.tables import read_table
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import merge_params
 from jaxlm.types import Params
 
 Metric = Literal["exact_match", "rouge", "bleu"]
@@ -125,7 +122,7 @@ class PairEncoder:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextToText(Task, Generator):
+class TextToText(Task):
     """loss = mean of -log p(token of the answer | the text, those before it)."""
 
     kind: Task | None = None
@@ -140,13 +137,7 @@ class TextToText(Task, Generator):
     """How pairs of texts are scored; other kinds have their own metrics."""
 
     name = "text_to_text"
-
-    @property
-    def lm(self) -> Any:
-        """The model as the objective that it was pretrained with, which knows how it writes."""
-        if self.model.has_encoder:
-            return SpanCorruption(model=self.model, vocabulary=self.vocabulary)
-        return CausalLM(model=self.model, vocabulary=self.vocabulary)
+    answer_kind = "text"
 
     @property
     def is_decoder(self) -> bool:
@@ -167,7 +158,7 @@ class TextToText(Task, Generator):
         return self.model.vocab_size if self.model.writes_answers else 0
 
     @property
-    def packing(self) -> PairEncoder:
+    def encoder(self) -> PairEncoder:
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return PairEncoder(self)
 
@@ -198,10 +189,7 @@ class TextToText(Task, Generator):
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key)
 
-    def initial_params(self, params: Params, frozen: Frozen, source: PretrainedModel | None) -> Params:
-        return params if source is None else merge_params(params, source.params)
-
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool, frozen: Frozen = ()) -> Terms:
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         model, weights = self.model, example["weights"] * self.weights(example)[:, None]
         if self.is_decoder:
             hidden = model.hidden_states(params, Inputs.of(example), key=key if train else None)[:, :-1]
@@ -221,42 +209,20 @@ class TextToText(Task, Generator):
 
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
         """The answers' ids, by greedy decoding."""
-        examples = source.examples("held_out", self.packing, length)
+        examples = source.examples("held_out", self.encoder, length)
         order = np.argsort([len(example.notes) for example in examples], kind="stable")
         found: list[Arrays] = [{} for _ in examples]
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             prompts = [examples[i].notes.tolist() for i in chosen]
-            answers = generate(self.lm, params, prompts, max_new_tokens=self.max_target)
+            answers = generate(self, params, prompts, max_new_tokens=self.max_target)
             for i, ids in zip(chosen, answers, strict=True):
                 text = source.tokenizer.decode(ids)
                 found[i] = {"text": np.array(text.strip())}
         return found
 
-    @property
-    def has_encoder(self) -> bool:
-        return self.lm.has_encoder
-
-    @property
-    def max_length(self) -> int:
-        return self.lm.max_length
-
-    def target_features(
-        self, params: Params, prompts: jax.Array, mask: jax.Array, targets: jax.Array, target_mask: jax.Array
-    ) -> jax.Array:
-        return self.lm.target_features(params, prompts, mask, targets, target_mask)
-
-    def prepare_prompts(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        return self.lm.prepare_prompts(prompts, max_new_tokens)
-
-    def prefill(self, params: Params, prompts: jax.Array, mask: jax.Array, new_tokens: int) -> tuple[jax.Array, Any]:
-        return self.lm.prefill(params, prompts, mask, new_tokens)
-
-    def decode(self, params: Params, tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        return self.lm.decode(params, tokens, state)
-
-    def flops(self, length: int) -> tuple[float, float]:
-        return self.model.forward_flops(length, length if self.is_decoder else self.max_target), 0.0
+    def flops(self, length: int) -> float:
+        return self.model.forward_flops(length, length if self.is_decoder else self.max_target)
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         ids, real = (np.asarray(example[name][row]) for name in ("input_ids", "attention_mask"))

@@ -15,7 +15,7 @@ from jaxlm.config.experiment import TrainConfig
 from jaxlm.data.base import Source
 from jaxlm.data.batches import Batches
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, Streams
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 
@@ -38,14 +38,14 @@ def stages_of(source: Source, objective: Objective, t: TrainConfig, length: int)
     full = Stage(t.short_steps, None, length, batches_of(source, objective, t, length, "train"))
     if not t.short_steps:
         return [full]
-    if objective.packing.startswith("stream"):
+    if isinstance(objective, Streams):
         raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
     try:
         objective.bind(objective.vocabulary, t.short_length)
     except UserError as error:
         raise UserError(f"train.short_length is not possible as a data.length: {error}") from None
     rows = t.batch_size * length // t.short_length
-    short = source.batches("train", rows, objective.raw_length(t.short_length), objective.packing, t.seed)
+    short = source.batches("train", rows, objective.row_format(t.short_length), t.seed)
     return [Stage(0, t.short_steps, t.short_length, short), full]
 
 
@@ -56,8 +56,7 @@ def stage_after(stages: list[Stage], step: int) -> Stage:
 
 def batches_of(source: Source, objective: Objective, t: TrainConfig, length: int, split: str) -> Batches:
     """Return the batches of rows of `length` tokens."""
-    raw_length, stride = objective.raw_length(length), objective.stride(length)
-    return source.batches(split, t.batch_size, raw_length, objective.packing, t.seed, stride=stride)
+    return source.batches(split, t.batch_size, objective.row_format(length), t.seed)
 
 
 class Feed:
@@ -65,7 +64,7 @@ class Feed:
 
     def __init__(self, source: Source, objective: Objective, train: TrainConfig, length: int, mesh: Mesh) -> None:
         """Open the batches of `source`; UserError as from `stages_of`."""
-        self._train, self._objective = train, objective
+        self._train = train
         self._sharding = batch_sharding(mesh)
         self._stages = stages_of(source, objective, train, length)
         self._held_out = batches_of(source, objective, train, length, "held_out")
@@ -90,10 +89,10 @@ class Feed:
                 yield from self._placed(itertools.islice(stream, count), stage.batches, rows)
             step = stage.last  # the last stage has no end
 
-    def flops(self, step: int, frozen: Any = ()) -> float:
-        """Return the training FLOPs of `step`: 3 × forward, and a teacher's."""
+    def shape(self, step: int) -> tuple[int, int]:
+        """Return the length and the number of rows of the batch of `step`."""
         stage = stage_after(self._stages, step - 1)
-        return self._objective.step_flops(stage.batches.read_length(stage.length), stage.batches.batch_size, frozen)
+        return stage.batches.read_length(stage.length), stage.batches.batch_size
 
     def change_at(self, step: int) -> str | None:
         """Return a sentence if the rows of `step` have another length than those before, else None."""

@@ -52,7 +52,7 @@ def train(
     losses = evaluations(checkpoints.folder.parent, up_to=first)
     with _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches:
         for step in range(first + 1, t.steps + 1):
-            state, terms = program.train_step(state, next(batches), program.frozen)
+            state, terms = program.train_step(state, next(batches), program.constants)
             log.add(step, terms)
             if change := feed.change_at(step):  # here, so that it follows the line of the step before
                 log.progress.note(change)
@@ -102,7 +102,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     """Return the mean of every term over the held-out batches, and "loss", their weighted sum as in training."""
     totals, memory = Totals(), program.empty_memory()
     for index, batch in enumerate(feed.held_out()):
-        terms, memory = program.eval_step(state.params, batch, np.int32(index), program.frozen, memory)
+        terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
     return {"loss": totals.loss()} | totals.means()
 
@@ -176,8 +176,9 @@ class StepLog:
         means = {"loss": means.pop("loss")} | means
         means["learning_rate"] = _on_host(self._program.learning_rate, step - 1)
         means["tokens_per_second"] = speed * self._feed.tokens_per_step
-        if self._peak:
-            means["mfu"] = speed * self._feed.flops(step, self._program.frozen) / self._peak
+        flops = self._program.step_flops(*self._feed.shape(step))
+        if self._peak and flops:
+            means["mfu"] = speed * flops / self._peak
         if self._writer and due:
             self._writer.write(step, means | {f"eval_{name}": value for name, value in evaluation.items()})
         self.progress.show(step, means)

@@ -16,7 +16,20 @@ from jax.sharding import Mesh, use_abstract_mesh
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.models.layers.dropout import dropout_key
-from jaxlm.objectives.base import Example, Frozen, Memory, Objective, Term, Terms, total_loss
+from jaxlm.objectives.base import (
+    Batch,
+    Constants,
+    Example,
+    Memory,
+    Objective,
+    Term,
+    Terms,
+    initial_memory,
+    step_flops,
+    stream_loss,
+    total_loss,
+    with_constants,
+)
 from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
@@ -24,8 +37,6 @@ from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.types import Params
 
-Batch = Any
-"""A pytree of arrays with the batch as their first dimension."""
 EVALUATION_STEP = 2**31 - 1
 """Step whose corruption key evaluation uses; training never reaches it."""
 
@@ -45,7 +56,8 @@ class Program:
     """Steps of an experiment on a mesh. `shapes` and `shardings` are those of the TrainState."""
 
     def __init__(
-        self, objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh, frozen: Frozen = ()
+        self, objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
+        constants: Constants = (),
     ) -> None:
         """Build the jitted steps.
 
@@ -54,7 +66,7 @@ class Program:
             train: Batch size, seed and number of steps.
             optimizer: The optimizer and its schedule.
             mesh: Devices of the program.
-            frozen: Parameters that the loss reads and that are not updated.
+            constants: Arrays that the loss reads and that are not updated (see `load_constants`).
 
         Raises:
             UserError: The batch does not divide over the mesh.
@@ -67,7 +79,7 @@ class Program:
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
-        self.frozen = frozen
+        self.constants = constants
         self.train_step = make_train_step(self, train.seed, train.accumulate)
         self.eval_step = make_eval_step(self, train.seed)
 
@@ -88,21 +100,27 @@ class Program:
         return self.begin(self.init_params(seed))
 
     def _begin(self, params: Params) -> TrainState:
-        memory = self.objective.empty_memory(self._rows)
+        memory = initial_memory(self.objective, self._rows)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 
     def empty_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
-        return jax.jit(self.objective.empty_memory, static_argnums=0, out_shardings=self.shardings.memory)(self._rows)
+        return jax.jit(
+            lambda: initial_memory(self.objective, self._rows), out_shardings=self.shardings.memory
+        )()
 
     @property
     def num_params(self) -> int:
         """Number of trained parameters."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.shapes.params))
 
+    def step_flops(self, length: int, rows: int) -> float:
+        """Return the FLOPs of a training step; see `jaxlm.objectives.base.step_flops`."""
+        return step_flops(with_constants(self.objective, self.constants), length, rows)
+
     def lower(self, batch: Batch) -> Any:
         """Return the train step lowered for a batch of shapes, without any arrays."""
-        return self.train_step.lower(self.shapes, batch, self.frozen)
+        return self.train_step.lower(self.shapes, batch, self.constants)
 
 
 def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
@@ -112,17 +130,16 @@ def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
 
 def make_train_step(
     program: Program, seed: int, num_microbatches: int
-) -> Callable[[TrainState, Batch, Frozen], tuple[TrainState, Terms]]:
+) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
     """Return the jitted step: corrupt, forward, backward, update. The new state reuses the old state's buffers."""
-    objective, optimizer, mesh = program.objective, program.optimizer, program.mesh
+    optimizer, mesh = program.optimizer, program.mesh
 
-    def train_step(state: TrainState, batch: Batch, frozen: Frozen) -> tuple[TrainState, Terms]:
+    def train_step(state: TrainState, batch: Batch, constants: Constants) -> tuple[TrainState, Terms]:
+        objective = with_constants(program.objective, constants)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(corruption_key(seed, state.step), batch)
             key = dropout_key(seed, state.step)
-            grads, terms, memory = gradients(
-                objective, state.params, example, state.memory, key, frozen, num_microbatches
-            )
+            grads, terms, memory = gradients(objective, state.params, example, state.memory, key, num_microbatches)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         real = objective.real_tokens(example, batch)
@@ -134,7 +151,7 @@ def make_train_step(
 
     return jax.jit(
         train_step,
-        in_shardings=(program.shardings, batch_sharding(mesh), shardings(program.frozen, mesh)),
+        in_shardings=(program.shardings, batch_sharding(mesh), shardings(program.constants, mesh)),
         out_shardings=(program.shardings, replicated(mesh)),
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
@@ -142,8 +159,7 @@ def make_train_step(
 
 
 def gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, frozen: Frozen,
-    num_microbatches: int = 1,
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, num_microbatches: int = 1
 ) -> tuple[Params, Terms, Memory]:
     """Return the gradients of the loss, its terms and the memory for the next batch.
 
@@ -152,9 +168,9 @@ def gradients(
     microbatch has dropout masks of its own.
     """
     if num_microbatches == 1:
-        return _gradients(objective, params, example, memory, key, frozen, None)
+        return _gradients(objective, params, example, memory, key, None)
     # Only the weights are used, so the compiler removes this forward pass.
-    terms, _ = objective.stream_loss(params, example, memory, key, True, frozen)
+    terms, _ = stream_loss(objective, params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
 
     # Row i goes to microbatch i % num_microbatches, so that each device splits its own rows.
@@ -166,9 +182,7 @@ def gradients(
 
     def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
         example, memory = jax.tree.map(constrain, part)
-        *sums, memory = _gradients(
-            objective, params, example, memory, jax.random.fold_in(key, index), frozen, weights
-        )
+        *sums, memory = _gradients(objective, params, example, memory, jax.random.fold_in(key, index), weights)
         return tuple(sums), memory
 
     def add(total: Any, xs: Any) -> tuple[Any, Memory]:
@@ -183,11 +197,10 @@ def gradients(
 
 
 def _gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, frozen: Frozen,
-    weights: Any,
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, weights: Any
 ) -> tuple[Params, Terms, Memory]:
     def loss(params: Params) -> tuple[jax.Array, tuple[Terms, Memory]]:
-        terms, carried = objective.stream_loss(params, example, memory, key, True, frozen)
+        terms, carried = stream_loss(objective, params, example, memory, key, True)
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
         return total_loss(terms, weights), (metrics, carried)
 
@@ -197,26 +210,28 @@ def _gradients(
 
 def make_eval_step(
     program: Program, seed: int
-) -> Callable[[Params, Batch, jax.Array, Frozen, Memory], tuple[Terms, Memory]]:
-    """Return the jitted step (params, batch, index of the batch, frozen, memory) -> (terms, memory), without dropout.
+) -> Callable[[Params, Batch, jax.Array, Constants, Memory], tuple[Terms, Memory]]:
+    """Return the jitted evaluation step, without dropout.
 
-    A batch has the same corruption in each evaluation, so that losses of different steps can be compared.
+    Its arguments are params, batch, index of the batch, constants and memory; it returns terms and memory. A batch has
+    the same corruption in each evaluation, so that losses of different steps can be compared.
     """
-    objective, mesh = program.objective, program.mesh
+    mesh = program.mesh
 
     def eval_step(
-        params: Params, batch: Batch, index: jax.Array, frozen: Frozen, memory: Memory
+        params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
+        objective = with_constants(program.objective, constants)
         key = jax.random.fold_in(corruption_key(seed, EVALUATION_STEP), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)
-            return objective.stream_loss(params, example, memory, key_loss, False, frozen)
+            return stream_loss(objective, params, example, memory, key_loss, False)
 
     return jax.jit(
         eval_step,
         in_shardings=(
-            program.shardings.params, batch_sharding(mesh), None, shardings(program.frozen, mesh),
+            program.shardings.params, batch_sharding(mesh), None, shardings(program.constants, mesh),
             program.shardings.memory,
         ),
         out_shardings=(replicated(mesh), program.shardings.memory),

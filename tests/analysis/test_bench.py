@@ -37,9 +37,9 @@ from jaxlm.training.program import corruption_key
 SIZES = dict(vocab_size=200, hidden_size=16, num_layers=2, num_heads=2)
 OBJECTIVES = {
     "bert": MaskedLM(model=Bert(**SIZES, intermediate_size=32)),
-    "bert_mlm": MaskedLM(model=Bert(**SIZES, intermediate_size=32), next_sentence=False),
+    "bert_mlm": MaskedLM(model=Bert(**SIZES, intermediate_size=32), input_format="document"),
     "albert": MaskedLM(
-        model=Albert(**SIZES, intermediate_size=32, embedding_size=8), next_sentence=False, sentence_order=True
+        model=Albert(**SIZES, intermediate_size=32, embedding_size=8), input_format="sentence-order"
     ),
     "electra": ReplacedTokens(model=Electra(
         **SIZES, intermediate_size=32, embedding_size=16, generator_hidden_size=8, generator_num_layers=1,
@@ -85,7 +85,7 @@ def test_figures_add_up(result):
     assert out["optimizer"] == "adamw" and out["peer_optimizer"] is None
     assert out["steps_per_round"] == 2 and len(out["step_seconds_by_round"]) == out["rounds"]
     assert out["tokens_per_second"] == pytest.approx(4 * 64 / np.median(out["step_seconds_by_round"]))
-    assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)[0]
+    assert out["flops_per_step"] == 3 * 4 * OBJECTIVES["bert"].flops(64)
     peak = out["peak_flops_per_device"] * out["devices"]
     assert peak == pytest.approx(3e9)
     assert out["mfu"] == pytest.approx(out["flops_per_step"] / out["step_seconds"] / peak)

@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, 
 MODEL = Bert(vocab_size=1024, hidden_size=256, num_layers=1, num_heads=4, intermediate_size=512, max_positions=32,
                    dropout=0.0, attention_dropout=0.0, dtype="bfloat16", activation="relu")
 EXPERIMENT = Experiment(
-    objective=MaskedLM(model=MODEL, next_sentence=False),
+    objective=MaskedLM(model=MODEL, input_format="document"),
     data=TextData(length=32),
     train=TrainConfig(batch_size=64, steps=10),
 )

@@ -12,7 +12,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.data.base import random_tokens
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.base import PretrainedModel, load_constants
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
@@ -140,12 +140,12 @@ def test_a_tiny_preset_trains_in_bfloat16(name):
         own = preset("bert_mini").objective.bind(vocabulary, 32)
         return PretrainedModel(own, jax.jit(own.init)(jax.random.key(1)))
 
-    frozen = objective.frozen(teacher)
+    constants = load_constants(objective, teacher)
     program = Program(
-        objective, experiment.train, experiment.optimizer, make_mesh(experiment.mesh, jax.devices()[:1]), frozen
+        objective, experiment.train, experiment.optimizer, make_mesh(experiment.mesh, jax.devices()[:1]), constants
     )
-    tokens = random_tokens(4, objective.raw_length(32), vocabulary)
-    state, terms = program.train_step(program.init(0), TokenBatch(tokens, np.ones_like(tokens)), frozen)
+    tokens = random_tokens(4, objective.row_format(32).length, vocabulary)
+    state, terms = program.train_step(program.init(0), TokenBatch(tokens, np.ones_like(tokens)), constants)
     assert int(state.step) == 1 and np.isfinite(float(terms["loss"].total))
 
 

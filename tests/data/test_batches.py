@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxlm.data import windows
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from tests.data.stand_ins import EOS, ByteTokenizer, store_of
 
@@ -69,7 +70,7 @@ def test_an_epoch_is_every_window_once(store, monkeypatch, packing, length, resi
         monkeypatch.setattr(windows, "_RESIDENT", 0)
         monkeypatch.setattr(windows, "_STRIDE", 2)
         monkeypatch.setattr(windows, "_AT_ONCE", 4)
-    batches = store.batches("train", 5, length, packing, 7)
+    batches = store.batches("train", 5, RowFormat(packing, length), 7)
     expected = expected_windows(DOCUMENTS, length, packing)
     assert batches.num_rows == len(expected)
     for epoch in (0, 1, 12):
@@ -84,13 +85,13 @@ def test_windows_of_random_documents(tmp_path_factory, lengths, length, packing)
     expected = expected_windows(documents, length, packing)
     if not expected or sum(lengths) + len(lengths) * (packing == "packed-eos") < 2:
         return
-    batches = store.batches("train", 3, length, packing, 0)
+    batches = store.batches("train", 3, RowFormat(packing, length), 0)
     assert Counter(rows_of(batches)) == Counter(expected)
 
 
 def test_types_and_padding(store):
     for packing in PACKINGS:
-        batch = store.batches("train", 6, 30, packing, 0).batch(3)
+        batch = store.batches("train", 6, RowFormat(packing, 30), 0).batch(3)
         assert batch.tokens.shape == batch.segment_ids.shape == (6, 30)
         assert batch.tokens.dtype == batch.segment_ids.dtype == np.int32
         assert ((batch.segment_ids == 0) <= (batch.tokens == 0)).all()
@@ -98,27 +99,27 @@ def test_types_and_padding(store):
 
 
 def test_epochs_and_seeds_differ(store):
-    batches = store.batches("train", 4, 3, "document", 0)
+    batches = store.batches("train", 4, RowFormat("document", 3), 0)
     assert rows_of(batches, 0) != rows_of(batches, 1)
-    assert rows_of(batches, 0) != rows_of(store.batches("train", 4, 3, "document", 1), 0)
+    assert rows_of(batches, 0) != rows_of(store.batches("train", 4, RowFormat("document", 3), 1), 0)
     # Epoch 1 of seed 0 is not epoch 0 of seed 1.
-    assert rows_of(batches, 1) != rows_of(store.batches("train", 4, 3, "document", 1), 0)
+    assert rows_of(batches, 1) != rows_of(store.batches("train", 4, RowFormat("document", 3), 1), 0)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_hosts_and_batches_only_divide_the_same_rows(store, packing):
-    batches = store.batches("train", 8, 5, packing, 3)
+    batches = store.batches("train", 8, RowFormat(packing, 5), 3)
     for step in (0, 1, 10**9):
         whole = batches.batch(step)
         parts = [batches.batch(step, slice(start, start + 2)) for start in range(0, 8, 2)]
         assert (np.concatenate([part.tokens for part in parts]) == whole.tokens).all()
         assert (np.concatenate([part.segment_ids for part in parts]) == whole.segment_ids).all()
-    small = store.batches("train", 4, 5, packing, 3)
+    small = store.batches("train", 4, RowFormat(packing, 5), 3)
     assert (small.batch(7).tokens == batches.batch(3).tokens[4:]).all()
 
 
 def test_a_stream_starts_anywhere(store):
-    batches = store.batches("train", 4, 6, "packed", 1)
+    batches = store.batches("train", 4, RowFormat("packed", 6), 1)
     stream = batches.stream(1_000_000, slice(1, 3))
     for step, batch in zip(range(1_000_000, 1_000_010), stream, strict=False):
         assert (batch.tokens == batches.batch(step, slice(1, 3)).tokens).all()
@@ -127,7 +128,7 @@ def test_a_stream_starts_anywhere(store):
 
 def test_a_closed_stream_ends_its_thread(store):
     before = threading.active_count()
-    streams = [store.batches("train", 4, 6, "packed", 1).stream() for _ in range(3)]
+    streams = [store.batches("train", 4, RowFormat("packed", 6), 1).stream() for _ in range(3)]
     for stream in streams:
         next(stream)
     assert threading.active_count() == before + 3
@@ -142,7 +143,7 @@ def test_a_closed_stream_ends_its_thread(store):
 
 
 def test_errors_of_the_thread_are_raised_where_the_batch_is_wanted(store, monkeypatch):
-    batches = store.batches("train", 4, 6, "packed", 1)
+    batches = store.batches("train", 4, RowFormat("packed", 6), 1)
     right = batches.batch
 
     def failing(step, rows):
@@ -159,7 +160,7 @@ def test_errors_of_the_thread_are_raised_where_the_batch_is_wanted(store, monkey
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_evaluation_is_every_window_once_then_empty_rows(store, packing):
-    batches = store.batches("train", 4, 5, packing, 3)
+    batches = store.batches("train", 4, RowFormat(packing, 5), 3)
     found = list(batches.evaluation(4, 1000))
     assert len(found) == -(-batches.num_rows // 4)
     rows = [(tuple(t), tuple(s)) for batch in found for t, s in zip(*batch, strict=True) if any(s)]
@@ -168,7 +169,7 @@ def test_evaluation_is_every_window_once_then_empty_rows(store, packing):
     assert empty == 4 * len(found) - batches.num_rows
     assert all(batch.tokens.shape == (4, 5) for batch in found)
     # The same whatever the seed, and divided over hosts; fewer on request.
-    other = store.batches("train", 9, 5, packing, 99)
+    other = store.batches("train", 9, RowFormat(packing, 5), 99)
     for one, left, right in zip(
         found, other.evaluation(4, 1000, slice(0, 2)), other.evaluation(4, 1000, slice(2, 4)), strict=True
     ):
@@ -178,7 +179,7 @@ def test_evaluation_is_every_window_once_then_empty_rows(store, packing):
 
 
 def test_nothing_held_out(store):
-    batches = store.batches("held_out", 4, 5, "document", 0)
+    batches = store.batches("held_out", 4, RowFormat("document", 5), 0)
     assert batches.num_rows == 0
     assert list(batches.evaluation(4, 10)) == []
     with pytest.raises(UserError, match="No text is held out"):
@@ -188,7 +189,7 @@ def test_nothing_held_out(store):
 def test_the_order_of_windows_is_shuffled_over_the_whole_text(tmp_path):
     """The documents of a batch come from everywhere: their mean position is that of uniform draws."""
     store = store_of(tmp_path / "s", [chr(0x4E00 + number) for number in range(3000)])
-    batches = store.batches("train", 100, 3, "document", 0)
+    batches = store.batches("train", 100, RowFormat("document", 3), 0)
     assert batches.num_rows == 3000
     order = [ByteTokenizer().encode_arrays([chr(0x4E00 + number)])[0].tobytes() for number in range(3000)]
     position = {tokens: number for number, tokens in enumerate(order)}
@@ -210,12 +211,13 @@ def test_the_order_of_windows_is_shuffled_over_the_whole_text(tmp_path):
 )
 def test_values_out_of_range(store, arguments, message):
     with pytest.raises(UserError, match=message):
-        store.batches(*arguments)
+        split, rows, length, packing, seed = arguments
+        store.batches(split, rows, RowFormat(packing, length), seed)
 
 
 def test_too_little_text(tmp_path):
     with pytest.raises(UserError, match="2 tokens or more"):
-        store_of(tmp_path / "s", ["a"]).batches("train", 4, 8, "document", 0)
+        store_of(tmp_path / "s", ["a"]).batches("train", 4, RowFormat("document", 8), 0)
 
 
 def test_an_end_symbol_is_needed_where_it_is_packed(tmp_path):
@@ -226,8 +228,8 @@ def test_an_end_symbol_is_needed_where_it_is_packed(tmp_path):
 
     store = store_of(tmp_path / "s", ["abc", "def"], tokenizer=Endless())
     with pytest.raises(UserError, match="no end-of-sequence symbol"):
-        store.batches("train", 4, 8, "packed-eos", 0)
-    batch = store.batches("train", 1, 8, "packed", 0).batch(0)
+        store.batches("train", 4, RowFormat("packed-eos", 8), 0)
+    batch = store.batches("train", 1, RowFormat("packed", 8), 0).batch(0)
     assert batch.segment_ids.tolist() == [[1, 1, 1, 2, 2, 2, 0, 0]]
     assert batch.tokens[0, 6:].tolist() == [0, 0]
 
@@ -236,7 +238,7 @@ def test_counting_documents_in_parts_agrees(store, monkeypatch):
     monkeypatch.setattr(windows, "_AT_ONCE", 2)
     monkeypatch.setattr(windows, "_STRIDE", 1)
     for packing, length in itertools.product(PACKINGS, (3, 20)):
-        assert store.batches("train", 1, length, packing, 0).num_rows == len(
+        assert store.batches("train", 1, RowFormat(packing, length), 0).num_rows == len(
             expected_windows(DOCUMENTS, length, packing)
         )
 
@@ -250,7 +252,7 @@ def stream_of(documents):
 def test_rows_of_a_stream_go_on_where_they_ended(store, length, stride, rows, seed):
     """Every row reads the text in order, from a place of its own; after the last window the first follows."""
     expected, step = stream_of(DOCUMENTS), stride or length
-    batches = store.batches("train", rows, length, "stream", seed, stride=stride)
+    batches = store.batches("train", rows, RowFormat("stream", length, stride), seed)
     period = (1 + (len(expected) - length) // step) // rows
     starts = [[(r * period + k + seed) % (rows * period) * step for r in range(rows)] for k in range(3 * period)]
     for k, places in enumerate(starts):
@@ -262,7 +264,7 @@ def test_rows_of_a_stream_go_on_where_they_ended(store, length, stride, rows, se
 
 
 def test_a_stream_is_evaluated_from_its_beginning(store):
-    batches = store.batches("train", 2, 10, "stream", 7)
+    batches = store.batches("train", 2, RowFormat("stream", 10), 7)
     found = list(batches.evaluation(2, 4))
     expected, half = stream_of(DOCUMENTS), batches.num_rows // 2
     for k, batch in enumerate(found):
@@ -274,7 +276,7 @@ def test_a_stream_is_evaluated_from_its_beginning(store):
 
 def test_a_stream_needs_a_window_for_every_row(store):
     with pytest.raises(UserError, match="give more text"):
-        store.batches("train", 100, 10, "stream", 0).batch(0)
+        store.batches("train", 100, RowFormat("stream", 10), 0).batch(0)
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(2, 0), (4, 3)])
@@ -282,7 +284,7 @@ def test_the_odd_rows_of_a_stream_both_ways_go_back(store, rows, seed):
     """A row that reads backward finds, reversed, the tokens before those that it has read; over an epoch it sees the
     windows of the row before it, the other way round."""
     length, stride = 7, 5
-    batches = store.batches("train", rows, length, "stream-both-ways", seed, stride=stride)
+    batches = store.batches("train", rows, RowFormat("stream-both-ways", length, stride), seed)
     steps = batches.num_rows // (rows // 2)
     read = np.stack([batches.batch(step).tokens for step in range(steps)])
     np.testing.assert_array_equal(read[:, 1::2], read[::-1, ::2])
@@ -290,9 +292,9 @@ def test_the_odd_rows_of_a_stream_both_ways_go_back(store, rows, seed):
     for step, here in enumerate(backward[1:]):
         goes_on = (here[:, : length - stride] == backward[step][:, stride:]).all(axis=1)
         assert goes_on.sum() >= rows // 2 - 1  # but at the text's beginning, where one goes on at its end
-    both = store.batches("train", rows, length, "stream", seed, stride=stride)
+    both = store.batches("train", rows, RowFormat("stream", length, stride), seed)
     assert {tuple(row) for row in read.reshape(-1, length)} <= {
         tuple(row) for step in range(both.num_rows) for row in both.batch(step).tokens
     }
     with pytest.raises(UserError, match="must be even"):
-        store.batches("train", 3, length, "stream-both-ways", seed)
+        store.batches("train", 3, RowFormat("stream-both-ways", length), seed)

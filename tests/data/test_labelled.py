@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxlm.data.base import RowFormat
 from jaxlm.data.labelled import Example, LabelledData, Record
 from jaxlm.errors import UserError
 from tests.data.stand_ins import ByteTokenizer
@@ -39,7 +40,7 @@ def opened(source, **options):
 
 
 def batches(source, rows, seed=0, **options):
-    return opened(source, **options).batches("train", rows, 64, Encoder(), seed)
+    return opened(source, **options).batches("train", rows, RowFormat(Encoder(), 64), seed)
 
 
 SOURCE = " ".join(str(1 + (i * 37) % 64) for i in range(100))

@@ -13,6 +13,7 @@ from etils import epath
 
 from jaxlm.data import build
 from jaxlm.data import text as data
+from jaxlm.data.base import RowFormat
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -71,7 +72,7 @@ def test_a_text_is_prepared_once(folder, config):
     assert again.store.folder == first.store.folder
 
     # What is stored is the text.
-    batch = first.store.batches("train", 4, 20, "document", 0).batch(0)
+    batch = first.store.batches("train", 4, RowFormat("document", 20), 0).batch(0)
     text = (folder / "words.txt").read_text()
     for row in batch.tokens:
         assert first.tokenizer.decode(row).strip() in text
@@ -147,10 +148,10 @@ def test_symbols_of_an_objective(config, tmp_path):
 def test_synthetic_rows_and_statistics(config):
     prepared = prepare(config, lambda line: None)
     vocabulary = prepared.tokenizer.vocabulary
-    batch = config.synthetic(3, 10, vocabulary, "document")
+    batch = config.synthetic(3, RowFormat("document", 10), vocabulary)
     assert batch.tokens.shape == batch.segment_ids.shape == (3, 10) and batch.tokens.dtype == np.int32
     assert not vocabulary.special[batch.tokens].any() and (batch.segment_ids.T == [1, 2, 3]).all()
-    assert (batch.tokens == config.synthetic(3, 10, vocabulary, "document").tokens).all()
+    assert (batch.tokens == config.synthetic(3, RowFormat("document", 10), vocabulary).tokens).all()
     tokens = prepared.store.train.tokens.read(0, prepared.store.train.num_tokens)
     assert (prepared.store.statistics.token_counts == np.bincount(tokens, minlength=600)).all()
 
@@ -235,7 +236,7 @@ def test_published_vocabularies(config, tmp_path):
     prepared = prepare(
         TextData(source=str(path), cache_dir=str(tmp_path / "c"), tokenizer=VOCABULARY, held_out=0), lambda line: None
     )
-    batch = prepared.store.batches("train", 2, 12, "document", 0).batch(0)
+    batch = prepared.store.batches("train", 2, RowFormat("document", 12), 0).batch(0)
     found = {prepared.tokenizer.decode(row[mask > 0]) for row, mask in zip(*batch, strict=True)}
     assert any("nul byte, bell" in text for text in found)
 

@@ -56,7 +56,7 @@ objective = CausalLM(Gpt3(hidden_size=16, num_layers=2, num_heads=2, intermediat
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
 objective = MaskedLM(
-    Roberta(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32), next_sentence=False
+    Roberta(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32), input_format="document"
 )
 """,
     "spanbert": """
@@ -68,7 +68,7 @@ from jaxlm.models.albert import Albert
 from jaxlm.objectives.masked_lm import MaskedLM
 objective = MaskedLM(
     Albert(embedding_size=8, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=32),
-    next_sentence=False, sentence_order=True, longest_ngram=3,
+    input_format="sentence-order", longest_ngram=3,
 )
 """,
     "xlnet": """

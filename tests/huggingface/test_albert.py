@@ -60,11 +60,12 @@ def run(model, sentence_order, params, inputs):
 
 def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int, padded: bool) -> float:
     inputs = batch(objective.model, length, padded, seed=length)
-    logits, order = run(objective.model, objective.sentence_order, params, inputs)
+    has_order = objective.input_format == "sentence-order"
+    logits, order = run(objective.model, has_order, params, inputs)
     outputs = torch_outputs(theirs, inputs)
-    expected = outputs.prediction_logits if objective.sentence_order else outputs.logits
+    expected = outputs.prediction_logits if has_order else outputs.logits
     pairs = [(real(logits, inputs), real(expected.numpy(), inputs))]
-    if objective.sentence_order:
+    if has_order:
         pairs.append((np.asarray(order), outputs.sop_logits.numpy()))
     assert all(np.abs(b).max() > 0.1 for _, b in pairs)  # agreement on zeros would prove nothing
     return max(float(np.abs(a - b).max()) for a, b in pairs)
@@ -78,7 +79,7 @@ def test_import_gives_their_logits_and_export_their_tensors(name, architecture, 
     imported = import_folder(source)
     assert not imported.fresh
     assert imported.objective.model.groups == CONFIGS[name].get("num_hidden_groups", 1)
-    assert imported.objective.sentence_order == (architecture == "AlbertForPreTraining")
+    assert (imported.objective.input_format == "sentence-order") == (architecture == "AlbertForPreTraining")
     for length, padded in ((7, True), (31, False)):
         assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE
     out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
@@ -93,7 +94,7 @@ def test_export_gives_our_logits(sentence_order, tmp_path, tokenizer: Tokenizer)
         embedding_size=12, hidden_size=32, num_layers=4, num_groups=2, num_heads=2, intermediate_size=48,
         max_positions=40,
     )
-    objective = MaskedLM(model=model, next_sentence=False, sentence_order=sentence_order)
+    objective = MaskedLM(model=model, input_format="sentence-order" if sentence_order else "document")
     objective = objective.bind(tokenizer.vocabulary, 40)
     params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
@@ -119,7 +120,7 @@ def test_heads_that_a_class_has_no_place_for_stay_behind(tmp_path, tokenizer: To
     small = dict(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40)
     for number, objective in enumerate((
         MaskedLM(model=Albert(**small)),
-        MaskedLM(model=Bert(**small), next_sentence=False, sentence_order=True),
+        MaskedLM(model=Bert(**small), input_format="sentence-order"),
     )):
         objective = objective.bind(tokenizer.vocabulary, 40)
         params = random_params(objective, 1)
@@ -168,7 +169,7 @@ def test_twenty_steps_of_lamb_as_in_pytorch():
         dropout=0.0, attention_dropout=0.0,
     )
     objective = MaskedLM(
-        model=model, next_sentence=False, sentence_order=True, longest_ngram=3, short_rate=0.0
+        model=model, input_format="sentence-order", longest_ngram=3, short_rate=0.0
     ).bind(Vocabulary.stand_in(160), LENGTH)
     optimizer = OptimizerConfig(name="lamb", learning_rate=0.02, warmup_steps=5, bias_correction=False)
     train = TrainConfig(steps=STEPS, batch_size=ROWS, seed=3)
@@ -230,4 +231,4 @@ def test_published_recipes(size, masked_lm, pretraining, bare):
     assert (o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm, o.bias_correction) == (0.9, 0.999, 1e-6, 0.01, 1.0, False)
     assert (t.steps, t.batch_size, experiment.data.length, experiment.data.vocab_size) == (125_000, 4096, 512, 30_000)
     assert (objective.whole_word, objective.longest_ngram, objective.num_slots(512)) == (True, 3, 20)
-    assert (objective.sentence_order, objective.next_sentence, objective.short_rate) == (True, False, 0.1)
+    assert (objective.input_format, objective.short_rate) == ("sentence-order", 0.1)

@@ -49,17 +49,17 @@ def run(model, next_sentence, params, inputs):
 
 def ours(objective: MaskedLM, params, inputs):
     """Return hidden states, vocabulary logits, next-sentence logits or None, and pooled states or None."""
-    return run(objective.model, objective.next_sentence, params, inputs)
+    return run(objective.model, objective.input_format == "next-sentence", params, inputs)
 
 
 def differences(objective, params, model, inputs) -> list[float]:
     """Return the largest differences of hidden states, vocabulary logits and next-sentence logits at tokens."""
     hidden, logits, next_sentence, _ = ours(objective, params, inputs)
     theirs = torch_outputs(model, inputs)
-    their_logits = theirs.prediction_logits if objective.next_sentence else theirs.logits
+    their_logits = theirs.prediction_logits if objective.input_format == "next-sentence" else theirs.logits
     pairs = [(real(hidden, inputs), real(theirs.hidden_states[-1].numpy(), inputs)),
              (real(logits, inputs), real(their_logits.numpy(), inputs))]
-    if objective.next_sentence:
+    if objective.input_format == "next-sentence":
         pairs.append((np.asarray(next_sentence), theirs.seq_relationship_logits.numpy()))
     assert all(np.abs(b).max() > 0.1 for _, b in pairs)  # agreement on zeros would prove nothing
     return [float(np.abs(a - b).max()) for a, b in pairs]
@@ -72,7 +72,8 @@ def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -
         num_heads=c["num_attention_heads"], intermediate_size=c["intermediate_size"], activation=c["hidden_act"],
         max_positions=c["max_position_embeddings"], type_vocab_size=c["type_vocab_size"], norm_eps=c["layer_norm_eps"],
     )
-    return MaskedLM(model=model, next_sentence=next_sentence, vocabulary=tokenizer.vocabulary)
+    input_format = "next-sentence" if next_sentence else "document"
+    return MaskedLM(model=model, input_format=input_format, vocabulary=tokenizer.vocabulary)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -81,7 +82,7 @@ def test_import_gives_their_logits(name, architecture, tmp_path, vocab_file):
     model = torch_bert(name, architecture)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
     assert not imported.fresh
-    assert imported.objective.next_sentence == (architecture == "BertForPreTraining")
+    assert (imported.objective.input_format == "next-sentence") == (architecture == "BertForPreTraining")
     for length, padded in itertools.product(LENGTHS[name], (False, True)):
         inputs = batch(imported.objective.model, length, padded, seed=length)
         assert max(differences(imported.objective, imported.params, model, inputs)) < TOLERANCE
@@ -179,7 +180,7 @@ def test_bare_model_without_pooler_has_no_next_sentence_head(tmp_path, vocab_fil
     config = transformers.BertConfig(**CONFIGS["gelu"], vocab_size=len(VOCAB))
     model = transformers.BertModel(config, add_pooling_layer=False)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
-    assert not imported.objective.next_sentence and "pooler" not in imported.params
+    assert imported.objective.input_format == "document" and "pooler" not in imported.params
     assert imported.fresh == ("mlm_head",)
 
 

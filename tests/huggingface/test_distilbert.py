@@ -26,7 +26,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.layers.stack import unstack
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -161,17 +161,17 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
     vocabulary = Vocabulary.stand_in(160)
     sizes = dict(hidden_size=32, num_heads=4, intermediate_size=64, max_positions=length, dropout=0.0,
                  attention_dropout=0.0, init_std=0.2)
-    taught = MaskedLM(model=Bert(num_layers=4, **sizes), next_sentence=False).bind(vocabulary, length)
+    taught = MaskedLM(model=Bert(num_layers=4, **sizes), input_format="document").bind(vocabulary, length)
     teacher = PretrainedModel(taught, jax.jit(taught.init)(jax.random.key(7)))
     objective = Distillation(model=Distilbert(num_layers=2, **sizes), teacher="it")
     objective = objective.bind(vocabulary, length, Statistics(np.arange(160), 0.0))
     optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=5)
-    frozen = objective.frozen(lambda path: teacher)
+    frozen = objective.load_constants(lambda path: teacher)
     program = Program(
         objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer,
         make_mesh(MeshConfig(), jax.devices()[:1]), frozen,
     )
-    state = program.begin(objective.initial_params(program.init_params(0), frozen, None))
+    state = program.begin(with_constants(objective, frozen).initial_params(program.init_params(0), None))
     (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
     student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
                         state.params).train()

@@ -56,7 +56,7 @@ def their_losses(start: Path, run: Path) -> list[float]:
     opened, experiment = load_run(run), load_config(run / "config.json")
     train, optimizer, data = experiment.train, experiment.optimizer, experiment.data
     batches = data.open(opened.tokenizer).batches(
-        "train", train.batch_size, data.length, opened.objective.packing, train.seed)
+        "train", train.batch_size, opened.objective.row_format(data.length), train.seed)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(start)
     decayed = {name for name, p in model.named_parameters() if p.ndim == 2}
     groups = [

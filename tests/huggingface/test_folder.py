@@ -152,7 +152,7 @@ def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokeniz
     with pytest.raises(UserError, match=r"do not fit this objective.* more differ"):
         export_folder(tmp_path / "out", wider, params, tokenizer, ModelCard())
     with pytest.raises(UserError, match="do not fit this objective: nsp_head/bias"):
-        headless = MaskedLM(model=SMALL, next_sentence=False)
+        headless = MaskedLM(model=SMALL, input_format="document")
         export_folder(tmp_path / "out", headless, params, tokenizer, ModelCard())
     fewer = dataclasses.replace(SMALL, vocab_size=40)
     with pytest.raises(UserError, match="ids but the model only 40"):

@@ -113,7 +113,7 @@ def test_how_an_import_is_trained_may_change_but_not_what_it_is(padded_bert, tex
     for flag, value in (
         ("--objective.model.num-layers", "3"), ("--objective.model.activation", "relu"),
         ("--data.tokenizer", "vocab.txt"), ("--objective.model.vocab-size", "512"),
-        ("--objective.next-sentence", "False"),
+        ("--objective.input-format", "document"),
     ):
         capsys.readouterr()
         assert main([*training, flag, value]) == 2

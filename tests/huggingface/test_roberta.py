@@ -83,7 +83,7 @@ def test_import_gives_their_logits(name, tokenizer, tmp_path):
     theirs = torch_roberta(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
     assert not imported.fresh
-    assert type(imported.objective.model) is Roberta and not imported.objective.next_sentence
+    assert type(imported.objective.model) is Roberta and imported.objective.input_format == "document"
     assert imported.objective.max_length == CONFIGS[name]["max_position_embeddings"] - 2
     for length, padded in LENGTHS:
         assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE
@@ -101,9 +101,9 @@ def test_export_gives_our_logits(special, tokenizer, tmp_path, vocab_file):
     """With padding id 1, as published, and with 0; positions start after it."""
     own = tokenizer if special == "byte-bpe" else Tokenizer.load(vocab_file)
     model = Roberta(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33, init_std=0.01)
-    objective = MaskedLM(model=model, next_sentence=False, full_sentences=True, short_rate=0.0)
+    objective = MaskedLM(model=model, input_format="full-sentences", short_rate=0.0)
     if special == "wordpiece":
-        objective = dataclasses.replace(objective, full_sentences=False)  # no end symbol
+        objective = dataclasses.replace(objective, input_format="document")  # no end symbol
     objective = objective.bind(own.vocabulary, 33)
     assert objective.model.padding_id == own.vocabulary.pad == (special == "byte-bpe")
     params = random_params(objective, 1)
@@ -123,7 +123,7 @@ def test_tokenizer_and_masks(tokenizer, tmp_path):
     """`<s> A </s>`, `<s> A </s></s> B </s>` as in RobertaTokenizer, and the predictions of the fill-mask pipeline."""
     objective = MaskedLM(
         model=Roberta(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48, max_positions=40),
-        next_sentence=False, full_sentences=True,
+        input_format="full-sentences",
     ).bind(tokenizer.vocabulary, 40)
     params = random_params(objective, 2)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
@@ -208,4 +208,4 @@ def test_published_recipes(size, parameters, learning_rate, warmup):
     assert (o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm) == (0.9, 0.98, 1e-6, 0.01, 0.0)
     assert (t.steps, t.batch_size, experiment.data.length) == (500_000, 8192, 512)
     assert (objective.mask_rate, objective.mask_share, objective.random_share) == (0.15, 0.8, 0.1)
-    assert (objective.next_sentence, objective.full_sentences, objective.short_rate) == (False, True, 0.0)
+    assert (objective.input_format, objective.short_rate) == ("full-sentences", 0.0)

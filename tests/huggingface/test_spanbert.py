@@ -70,11 +70,11 @@ def test_a_bert_is_what_a_spanbert_begins_from(objective, exported):
     """An import is a BERT; --init-from loads its weights into a SpanBERT, whose own head is fresh."""
     params, out = exported
     imported = import_folder(out)
-    assert type(imported.objective.model) is Bert and not imported.objective.next_sentence
+    assert type(imported.objective.model) is Bert and imported.objective.input_format == "document"
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / "spanbert_tiny.py"))
     own = experiment.objective.with_pretrained_model(imported).bind(imported.tokenizer.vocabulary, LENGTH)
     fresh = jax.jit(own.init)(jax.random.key(0))
-    begun = own.initial_params(fresh, (), imported)
+    begun = own.initial_params(fresh, imported)
     np.testing.assert_array_equal(begun["mlm_head"]["bias"], params["mlm_head"]["bias"])
     np.testing.assert_array_equal(begun["sbo_head"]["bias"], fresh["sbo_head"]["bias"])
 

@@ -204,7 +204,7 @@ def test_twenty_steps_of_training_match(variant, spm, tmp_path):
         return optax.apply_updates(params, updates), state, loss
 
     rng, state, corrupt = np.random.default_rng(0), optimizer.init(params), jax.jit(objective.corrupt)
-    raw, losses = objective.raw_length(24), []
+    raw, losses = objective.row_format(24).length, []
     for number in range(20):
         # Half of the rows are short, so that padding has an effect; the last one is empty.
         sizes = np.array([raw, raw, raw, raw, 20, 11, 5, 0])

@@ -86,7 +86,7 @@ def records(kind) -> list[Record]:
 def batch_of(task, tokenizer):
     rows = records(type(task))
     source = LabelledSource(tokenizer, {"held_out": rows}, False)
-    (batch,) = source.batches("held_out", 3, LENGTH, task.packing, 0).evaluation(3, 1)
+    (batch,) = source.batches("held_out", 3, task.row_format(LENGTH), 0).evaluation(3, 1)
     return batch
 
 
@@ -214,7 +214,7 @@ def test_the_language_model_beside_choices_is_their_double_head(tokenizer, tmp_p
     with torch.no_grad():
         theirs.multiple_choice_head.summary.weight.copy_(torch.tensor(np.asarray(params["classifier"]["kernel"]).T))
         theirs.multiple_choice_head.summary.bias.zero_()
-        batch = task.packing.synthetic(3, LENGTH, tokenizer.vocabulary) | {"label": np.array([2, 0, 3], np.int32)}
+        batch = task.encoder.synthetic(3, LENGTH, tokenizer.vocabulary) | {"label": np.array([2, 0, 3], np.int32)}
         ids, label = (torch.tensor(batch[name]).long() for name in ("input_ids", "label"))
         last = torch.full(ids.shape[:2], LENGTH - 1)
         found = theirs(ids, mc_token_ids=last, labels=ids, mc_labels=label)

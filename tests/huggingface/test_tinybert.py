@@ -18,7 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -75,14 +75,15 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
     quiet = dataclasses.replace(ours.objective.model, dropout=0.0, attention_dropout=0.0)
     objective = LayerDistillation(model=quiet, teacher="somewhere", teacher_hidden_size=24)
     objective = objective.bind(dataclasses.replace(ours.tokenizer.vocabulary, preserve_rows=True), LENGTH)
-    frozen = objective.frozen(lambda path: PretrainedModel(theirs.objective, theirs.params))
+    frozen = objective.load_constants(lambda path: PretrainedModel(theirs.objective, theirs.params))
     rng = np.random.default_rng(0)
     kernel, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((16, 24), (24,)))
     params = {name: ours.params[name] for name in ("embeddings", "encoder")}
     params |= {"projection": {"kernel": kernel, "bias": bias}}
     inputs = batch(quiet, LENGTH, True)
     example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
-    terms = jax.jit(lambda p, e: objective.loss(p, e, jax.random.key(0), True, frozen))(params, example)
+    taught = with_constants(objective, frozen)
+    terms = jax.jit(lambda p, e: taught.loss(p, e, jax.random.key(0), True))(params, example)
 
     (hidden, scores), (their_hidden, their_scores) = torch_states(small, inputs), torch_states(large, inputs)
     sizes = inputs["attention_mask"].sum(1)
@@ -103,7 +104,7 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
 def test_text_is_berts():
     """Pairs and masks by BERT's code; empty rows have no weight."""
     objective = student()
-    tokens = np.random.default_rng(0).integers(107, 160, (8, objective.raw_length(LENGTH))).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(107, 160, (8, objective.row_format(LENGTH).length)).astype(np.int32)
     segments = np.ones_like(tokens)
     segments[3:] = 0
     rows = TokenBatch(jnp.asarray(np.where(segments, tokens, 0)), jnp.asarray(segments))
@@ -116,7 +117,7 @@ def test_text_is_berts():
 
 def test_the_teacher_gets_no_gradient():
     objective = student()
-    loaded = objective.frozen(lambda path: teacher())
+    loaded = objective.load_constants(lambda path: teacher())
     assert set(loaded.params) == {"embeddings", "encoder"}
     inputs = batch(objective.model, LENGTH, True)
     example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
@@ -124,8 +125,8 @@ def test_the_teacher_gets_no_gradient():
     @jax.jit
     def gradients(params, frozen):
         def loss(params, frozen):
-            own = PretrainedModel(loaded.objective, frozen)
-            return total_loss(objective.loss(params, example, jax.random.key(0), True, own))
+            own = with_constants(objective, PretrainedModel(loaded.objective, frozen))
+            return total_loss(own.loss(params, example, jax.random.key(0), True))
         return jax.grad(loss, (0, 1))(params, frozen)
 
     ours, theirs = gradients(jax.jit(objective.init)(jax.random.key(0)), loaded.params)
@@ -178,5 +179,5 @@ def test_teachers_that_do_not_suit(layers, changes, words):
     loaded = PretrainedModel(MaskedLM(model=Bert(**(SIZES | dict(num_layers=2, hidden_size=24) | changes))).bind(
         VOCABULARY, LENGTH), teacher().params)
     with pytest.raises(UserError, match=words) as error:
-        student(layers).frozen(lambda path: loaded)
+        student(layers).load_constants(lambda path: loaded)
     assert "\n" not in str(error.value)

@@ -113,7 +113,7 @@ def difference(objective: MaskedLM, params: Params, theirs: torch.nn.Module, pee
 def test_import_gives_their_logits_and_export_their_files(peer, folder, tmp_path):
     imported = import_folder(folder)
     assert imported.fresh == ()
-    assert type(imported.objective.model) is XlmRoberta and imported.objective.full_sentences
+    assert type(imported.objective.model) is XlmRoberta and imported.objective.input_format == "full-sentences"
     assert imported.objective.max_length == POSITIONS
     v = imported.tokenizer.vocabulary
     assert (v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (0, 1, 2, 3, len(peer) - 1, 0, 2)
@@ -140,7 +140,7 @@ def test_export_gives_our_logits(peer, tmp_path):
     texts = [f"{sentence} {a}{b}s {b}{a}ed" for sentence in SENTENCES for a in "abcdefgh" for b in "klmnop"]
     own = train_tokenizer(texts, tmp_path / "own", vocab_size=512)
     model = XlmRoberta(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=POSITIONS)
-    objective = MaskedLM(model=model, next_sentence=False, full_sentences=True, short_rate=0.0)
+    objective = MaskedLM(model=model, input_format="full-sentences", short_rate=0.0)
     objective = objective.bind(own.vocabulary, POSITIONS)
     assert (objective.model.padding_id, objective.model.vocab_size) == (0, len(own))
     params = random_params(objective, 1)

@@ -147,11 +147,11 @@ def test_the_loss_and_gradients_of_a_training_step_are_theirs(tokenizer, tmp_pat
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
     objective = PermutationLM(model=imported.objective.model, memory_length=24).bind(tokenizer.vocabulary, 32)
     rng = np.random.default_rng(0)
-    tokens = rng.integers(120, tokenizer.vocabulary.size - 110, (2, objective.raw_length(32))).astype(np.int32)
+    tokens = rng.integers(120, tokenizer.vocabulary.size - 110, (2, objective.row_format(32).length)).astype(np.int32)
     example = objective.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
-    memory = rng.normal(size=objective.empty_memory(2).shape).astype(np.float32)
+    memory = rng.normal(size=objective.initial_memory(2).shape).astype(np.float32)
     example = jax.device_get(example)
-    found, terms, carried = jax.jit(functools.partial(gradients, objective, frozen=()))(
+    found, terms, carried = jax.jit(functools.partial(gradients, objective))(
         imported.params, example, memory, key=jax.random.key(0)
     )
     output = theirs(
@@ -180,7 +180,7 @@ def test_the_peer_of_a_benchmark_has_the_same_loss(tokenizer, tmp_path):
     tokens = np.random.default_rng(0).integers(120, 300, (4, 29)).astype(np.int32)
     example = objective.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
     run = jax.jit(functools.partial(objective.stream_loss, key=jax.random.key(0), train=False))
-    terms, _ = run(imported.params, example, objective.empty_memory(4))
+    terms, _ = run(imported.params, example, objective.initial_memory(4))
     recipe = RECIPES["permutation_lm"]
     recipe.share(objective, [theirs])
     inputs = recipe.inputs(objective, jax.device_get(example))
@@ -279,5 +279,5 @@ def test_published_recipes(size, parameters):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
     o, t, objective = experiment.optimizer, experiment.train, experiment.objective
     assert (o.name, o.schedule, o.weight_decay, o.clip_norm) == ("adamw", "linear", 0.01, 1.0)
-    assert (experiment.data.length, objective.memory_length, objective.stride(512)) == (512, 384, 256)
+    assert (experiment.data.length, objective.memory_length, objective.row_format(512).stride) == (512, 384, 256)
     assert round(objective.predict_share * 512) == 85 and t.short_steps == 0

@@ -12,6 +12,7 @@ from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -38,7 +39,7 @@ def filler():
     config = Bert(
         vocab_size=SIZE, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40, init_std=0.5
     )
-    objective = MaskedLM(config, next_sentence=False)
+    objective = MaskedLM(config, input_format="document")
     return objective, jax.jit(objective.init)(jax.random.key(0))
 
 
@@ -104,4 +105,4 @@ def test_tokenizer_of_another_model_is_refused(filler):
 
 def test_objective_that_fills_no_masks(filler):
     with pytest.raises(UserError, match="does not fill masks"):
-        fill_mask(object(), filler[1], NumberTokenizer(), ["[MASK]"])
+        fill_mask(CausalLM(), filler[1], NumberTokenizer(), ["[MASK]"])

@@ -15,8 +15,10 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.huggingface.families import family_named
 from jaxlm.inference import score as module
+from jaxlm.inference.generate import max_length, prepare_prompts
 from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
 from jaxlm.inference.text import fit_prompts
+from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
@@ -118,8 +120,8 @@ def test_prompts_lose_what_there_is_no_room_for(gpt2, t5):
     for (_, ours), room, begin in ((gpt2, 35, "bos"), (t5, 511, "eos")):
         found = fit_prompts(ours.objective, ours.tokenizer, [ids, ids[:9], []], 6)
         assert found == [ids[-room:], ids[:9], [getattr(ours.tokenizer.vocabulary, begin)]]
-        read = ours.objective.prepare_prompts(found, 6)
-        assert len(read[0]) + 5 * (begin == "bos") == ours.objective.max_length
+        read = prepare_prompts(ours.objective, found, 6)
+        assert len(read[0]) + 5 * (begin == "bos") == max_length(ours.objective)
     with pytest.raises(UserError, match="41 new tokens leave no room for a prompt: the model takes 40"):
         fit_prompts(gpt2[1].objective, gpt2[1].tokenizer, [ids], 41)
 
@@ -208,5 +210,5 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
 
 
 def test_models_that_give_no_likelihood():
-    with pytest.raises(UserError, match="object cannot score texts"):
-        score(object(), {}, [Pair([1], [2])])
+    with pytest.raises(UserError, match="SkipGram cannot score texts"):
+        score(SkipGram(), {}, [Pair([1], [2])])

@@ -32,28 +32,29 @@ def bytes_tokenizer(tmp_path_factory) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-class Parrot(CausalLM):
+class Parrot(Gpt2):
     """Writes a fixed text token by token, whatever the prompt, through the real loop: the state is how far it is."""
 
     script: tuple[int, ...] = ()
 
-    def prepare_prompts(self, prompts, max_new_tokens):
-        return prompts
+    @property
+    def max_length(self):
+        return None
 
     def _logits(self, index, rows):
         token = jax.numpy.asarray([*self.script, 0])[jax.numpy.minimum(index, len(self.script))]
-        return jax.numpy.tile(jax.nn.one_hot(token, self.vocabulary.size) * 9, (rows, 1))
+        return jax.numpy.tile(jax.nn.one_hot(token, self.vocab_size) * 9, (rows, 1))
 
-    def prefill(self, params, prompts, mask, new_tokens):
+    def prefill(self, params, prompts, mask, new_tokens, start=0):
         return self._logits(0, prompts.shape[0]), jax.numpy.int32(1)
 
     def decode(self, params, tokens, state):
         return self._logits(state, tokens.shape[0]), state + 1
 
 
-def parrot(tokenizer: Tokenizer, text: str) -> Parrot:
+def parrot(tokenizer: Tokenizer, text: str) -> CausalLM:
     kind = type("Parrot", (Parrot,), {"script": tuple(tokenizer.encode(text))})
-    return kind(model=Gpt2(num_layers=1, hidden_size=8, num_heads=1)).bind(tokenizer.vocabulary, 8)
+    return CausalLM(model=kind(num_layers=1, hidden_size=8, num_heads=1)).bind(tokenizer.vocabulary, 8)
 
 
 def say(tokenizer: Tokenizer, text: str, stop=(), stream=None, **options):
@@ -88,7 +89,7 @@ def test_a_stop_ends_the_loop_early(bytes_tokenizer, monkeypatch):
 def test_a_special_symbol_is_one_stop(bytes_tokenizer):
     objective = parrot(bytes_tokenizer, "ab")
     end = bytes_tokenizer.vocabulary.eos
-    type(objective).script = (*bytes_tokenizer.encode(" on"), end, *bytes_tokenizer.encode("off"))
+    type(objective.model).script = (*bytes_tokenizer.encode(" on"), end, *bytes_tokenizer.encode("off"))
     for settings in (Settings(max_new_tokens=9), Settings(max_new_tokens=9, stop_ids=[])):
         (answer,) = write(objective, {}, bytes_tokenizer, [[5]], settings, ["<|endoftext|>"])
         assert answer.text == " on" and answer.ids[-1] == end

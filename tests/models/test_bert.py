@@ -24,7 +24,8 @@ SMALL = Bert(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermedi
 
 def count(model: Bert, next_sentence: bool = True) -> dict[str, int]:
     """Return the number of parameters by top-level name."""
-    shapes = jax.eval_shape(MaskedLM(model=model, next_sentence=next_sentence).init, jax.random.key(0))
+    objective = MaskedLM(model=model, input_format="next-sentence" if next_sentence else "document")
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
     return {name: sum(leaf.size for leaf in jax.tree.leaves(tree)) for name, tree in shapes.items()}
 
 

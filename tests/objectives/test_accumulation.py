@@ -21,7 +21,7 @@ from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import Frozen, Objective, PretrainedModel, total_loss
+from jaxlm.objectives.base import Constants, Objective, PretrainedModel, load_constants, total_loss, with_constants
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.layer_distillation import LayerDistillation
@@ -43,10 +43,10 @@ SIZES = dict(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, **
 ENCODER = SIZES | dict(max_positions=LENGTH, init_std=0.2)
 OBJECTIVES = {
     "masked": MaskedLM(model=Bert(**ENCODER)),
-    "masked alone": MaskedLM(model=Bert(**ENCODER), next_sentence=False),
-    "packed": MaskedLM(model=Roberta(**ENCODER), next_sentence=False, full_sentences=True),
+    "masked alone": MaskedLM(model=Bert(**ENCODER), input_format="document"),
+    "packed": MaskedLM(model=Roberta(**ENCODER), input_format="full-sentences"),
     "order": MaskedLM(
-        model=Albert(**(ENCODER | dict(num_layers=2)), embedding_size=8), next_sentence=False, sentence_order=True,
+        model=Albert(**(ENCODER | dict(num_layers=2)), embedding_size=8), input_format="sentence-order",
         longest_ngram=3,
     ),
     "boundary": SpanBoundary(model=Bert(**ENCODER), offset_size=8, mask_rate=0.3),
@@ -82,22 +82,22 @@ def corrupt(name: str):
 
 
 @functools.cache
-def frozen(name: str) -> Frozen:
+def constants(name: str) -> Constants:
     """The teacher of an objective that has one: a BERT with other weights."""
     def load(_: str) -> PretrainedModel:
         return PretrainedModel(bound("masked"), jax.jit(bound("masked").init)(jax.random.key(5)))
 
-    return bound(name).frozen(load)
+    return load_constants(bound(name), load)
 
 
 def text(objective: Objective, seed: int = 0) -> TokenBatch:
     """Return rows of all lengths: the first one full, the sixth one empty, packed rows with several documents."""
     rng = np.random.default_rng(seed)
-    raw = objective.raw_length(LENGTH)
+    raw = objective.row_format(LENGTH).length
     sizes = rng.integers(5, raw + 1, ROWS)
     sizes[0], sizes[5] = raw, 0
     real = np.arange(raw) < sizes[:, None]
-    ends = rng.random((ROWS, raw)) < (0.0 if objective.packing == "document" else 0.15)
+    ends = rng.random((ROWS, raw)) < (0.0 if objective.row_format(LENGTH).packing == "document" else 0.15)
     tokens = np.where(ends, VOCABULARY.eos, rng.integers(107, 160, (ROWS, raw)))
     documents = 1 + np.pad(np.cumsum(ends, axis=1)[:, :-1], ((0, 0), (1, 0)))
     return TokenBatch(np.where(real, tokens, 0).astype(np.int32), np.where(real, documents, 0).astype(np.int32))
@@ -116,7 +116,8 @@ def program(name: str, num_microbatches: int) -> Program:
     train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "make_optimizer", lambda *_: KEEP)
-        return Program(bound(name), train, OptimizerConfig(), make_mesh(MeshConfig(1), jax.devices()[:1]), frozen(name))
+        mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
+        return Program(bound(name), train, OptimizerConfig(), mesh, constants(name))
 
 
 @functools.cache
@@ -128,7 +129,7 @@ def params(name: str):
 def step(name: str, num_microbatches: int):
     """Return the gradients and terms of one step from the same parameters."""
     own = program(name, num_microbatches)
-    state, terms = own.train_step(own.begin(params(name)), text(bound(name)), frozen(name))
+    state, terms = own.train_step(own.begin(params(name)), text(bound(name)), constants(name))
     assert int(state.step) == 1
     return jax.device_get((state.opt_state, terms))
 
@@ -184,8 +185,9 @@ def test_microbatches_leave_the_coefficients_as_they_are():
 def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
     objective = bound(name)
     example = jax.device_get(corrupt(name)(jax.random.key(3), text(objective, seed=1)))
-    teacher = frozen(name)
-    run = jax.jit(lambda params, example: objective.loss(params, example, jax.random.key(0), False, teacher))
+    teacher = constants(name)
+    taught = with_constants(objective, teacher)
+    run = jax.jit(lambda params, example: taught.loss(params, example, jax.random.key(0), False))
     loss = functools.partial(run, params(name))
     whole = loss(example)
     totals, means = Totals(), []

@@ -18,6 +18,7 @@ from jaxlm.corruption.sampled import draw_words, expected_counts, log_uniform
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.elmo import BEGIN_WORD, END_TEXT, END_WORD, PAD_WORD, Elmo, scalar_mix, spell
+from jaxlm.objectives.base import with_constants
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.parallel.mesh import MeshConfig, check_batch, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -29,7 +30,7 @@ COUNTS = np.random.default_rng(0).permutation(150)
 OBJECTIVE = BidirectionalLM(
     model=Elmo(hidden_size=8, cell_size=12, filter_widths=3, num_highways=1, dropout=0.0), noise_words=20
 ).bind(V, LENGTH, Statistics(COUNTS, 0.0))
-FROZEN = jax.tree.map(jnp.asarray, OBJECTIVE.frozen(None))
+OBJECTIVE = with_constants(OBJECTIVE, jax.tree.map(jnp.asarray, OBJECTIVE.load_constants(None)))
 
 
 @functools.cache
@@ -50,14 +51,14 @@ def step():
     @jax.jit
     def run(params, tokens, memory):
         example = OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, jnp.ones_like(tokens)))
-        return OBJECTIVE.stream_loss(params, example, memory, jax.random.key(0), False, FROZEN)
+        return OBJECTIVE.stream_loss(params, example, memory, jax.random.key(0), False)
 
     return run
 
 
 def test_windows_of_a_stream_give_the_states_and_losses_of_one_long_window():
-    long, whole = step()(params(), stream(3 * LENGTH, 1)[0], OBJECTIVE.empty_memory(ROWS))
-    memory, totals = OBJECTIVE.empty_memory(ROWS), {}
+    long, whole = step()(params(), stream(3 * LENGTH, 1)[0], OBJECTIVE.initial_memory(ROWS))
+    memory, totals = OBJECTIVE.initial_memory(ROWS), {}
     for tokens in stream(LENGTH, 3):
         terms, memory = step()(params(), tokens, memory)
         totals = {name: totals.get(name, 0.0) + term.total for name, term in terms.items()}
@@ -70,7 +71,7 @@ def test_windows_of_a_stream_give_the_states_and_losses_of_one_long_window():
 
 def test_each_direction_knows_only_what_it_has_read():
     tokens = stream(LENGTH, 1)[0]
-    memory = OBJECTIVE.empty_memory(ROWS)
+    memory = OBJECTIVE.initial_memory(ROWS)
     example = jax.device_get(OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens))))
     np.testing.assert_array_equal(example["forward_labels"], tokens[::2, 1:])
     np.testing.assert_array_equal(example["backward_ids"], tokens[1::2, :0:-1])
@@ -84,16 +85,17 @@ def test_each_direction_knows_only_what_it_has_read():
 
 
 def run_words(params, direction, ids, memory):
-    words = OBJECTIVE.model.word_vectors(params, FROZEN["characters"][ids])
+    words = OBJECTIVE.model.word_vectors(params, OBJECTIVE.constants["characters"][ids])
     return np.asarray(OBJECTIVE.model.run(params[direction], words, memory[direction])[0][-1])
 
 
 def test_words_come_from_their_characters():
     """Same word vectors as the convolutions and highways in PyTorch."""
     ids = np.arange(100, 112)
-    found = OBJECTIVE.model.word_vectors(params(), FROZEN["characters"][ids])
+    found = OBJECTIVE.model.word_vectors(params(), OBJECTIVE.constants["characters"][ids])
     own = jax.tree.map(torch.tensor, jax.device_get(params()))
-    x = own["characters"]["embedding"][torch.tensor(np.asarray(FROZEN["characters"][ids])).long()].transpose(1, 2)
+    characters = torch.tensor(np.asarray(OBJECTIVE.constants["characters"][ids])).long()
+    x = own["characters"]["embedding"][characters].transpose(1, 2)
     features = torch.cat([
         torch.relu(torch.nn.functional.conv1d(x, f["kernel"].permute(2, 1, 0), f["bias"]).amax(dim=2))
         for f in own["filters"].values()
@@ -119,8 +121,8 @@ def test_spelling():
 def test_the_sampled_softmax_is_its_formula():
     tokens = stream(LENGTH, 1)[0]
     example = OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
-    memory = OBJECTIVE.empty_memory(ROWS)
-    terms, _ = OBJECTIVE.stream_loss(params(), example, memory, jax.random.key(0), True, FROZEN)
+    memory = OBJECTIVE.initial_memory(ROWS)
+    terms, _ = OBJECTIVE.stream_loss(params(), example, memory, jax.random.key(0), True)
     example = jax.device_get(example)
     shares = np.empty(150)
     shares[np.argsort(-COUNTS)] = log_uniform(150)  # rank 0 is the most frequent word
@@ -160,10 +162,10 @@ def test_microbatches_give_the_gradients_and_states_of_the_whole():
     tokens = stream(LENGTH, 1)[0]
     batch = TokenBatch(tokens, np.where(np.arange(ROWS)[:, None] == 5, 0, np.ones_like(tokens)))
     example = OBJECTIVE.corrupt(jax.random.key(0), batch)
-    memory = jax.tree.map(lambda x: x + 0.1, OBJECTIVE.empty_memory(ROWS))
+    memory = jax.tree.map(lambda x: x + 0.1, OBJECTIVE.initial_memory(ROWS))
     run = jax.jit(functools.partial(gradients, OBJECTIVE), static_argnames="num_microbatches")
     whole, parts = (
-        run(params(), example, memory, jax.random.key(0), FROZEN, num_microbatches=count) for count in (1, 2)
+        run(params(), example, memory, jax.random.key(0), num_microbatches=count) for count in (1, 2)
     )
     for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
@@ -172,7 +174,7 @@ def test_microbatches_give_the_gradients_and_states_of_the_whole():
 def test_layers_to_mix():
     """Word vectors twice, then both directions; a padded row has the same states as alone."""
     model, rng = OBJECTIVE.model, np.random.default_rng(4)
-    characters = (FROZEN["characters"][rng.integers(107, 150, (2, 6))])
+    characters = (OBJECTIVE.constants["characters"][rng.integers(107, 150, (2, 6))])
     layers = model.layers(params(), characters, jnp.array([6, 4]))
     assert layers.shape == (3, 2, 6, 16)
     np.testing.assert_array_equal(layers[0, ..., :8], layers[0, ..., 8:])

@@ -56,7 +56,7 @@ TRAINED: dict[str, Objective] = {
 }
 OBJECTIVES: dict[str, Objective] = TRAINED | {
     "albert": MaskedLM(
-        model=Albert(), next_sentence=False, sentence_order=True, whole_word=True, longest_ngram=3, max_predictions=5
+        model=Albert(), input_format="sentence-order", whole_word=True, longest_ngram=3, max_predictions=5
     ),
     "spanbert": SpanBoundary(model=Bert()),
     "electra": ReplacedTokens(model=Electra()),
@@ -77,7 +77,7 @@ def bound(name: str) -> Objective:
 def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch:
     """Return rows of all lengths, one full and one empty; for a decoder, rows of several documents."""
     draw = np.random.default_rng(0)
-    raw = objective.raw_length(LENGTH)
+    raw = objective.row_format(LENGTH).length
     sizes = np.array([raw, *draw.integers(3, raw, ROWS - 2), 0])
     real = np.arange(raw) < sizes[:, None]
     documents = 1 + np.arange(ROWS)[:, None]

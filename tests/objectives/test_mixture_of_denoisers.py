@@ -118,7 +118,7 @@ def test_spans_have_the_lengths_of_the_formulas(rows):
 def test_short_rows_and_empty_ones(batch, example):
     objective = bound()
     lengths = objective.lengths(LENGTH)
-    assert example["input_ids"].shape == (len(SIZES), LENGTH) and objective.raw_length(LENGTH) == RAW
+    assert example["input_ids"].shape == (len(SIZES), LENGTH) and objective.row_format(LENGTH).length == RAW
     assert example["labels"].shape == (len(SIZES), lengths.targets) == (len(SIZES), span_lengths(RAW, 0.5).targets)
     np.testing.assert_array_equal(example["attention_mask"], example["input_ids"] > 0)
     np.testing.assert_array_equal(example["weights"], example["labels"] > 0)

@@ -29,7 +29,7 @@ MODEL = OBJECTIVE.model
 def batch(step: int = 0, stride: int = LENGTH // 2) -> TokenBatch:
     """Return rows of distinct tokens (row r begins at 110 + 40 r); odd rows read backward."""
     start = 110 + 40 * np.arange(ROWS)[:, None] + np.where(np.arange(ROWS)[:, None] % 2, 1 - step, step) * stride // 4
-    tokens = (start + np.arange(OBJECTIVE.raw_length(LENGTH))).astype(np.int32)
+    tokens = (start + np.arange(OBJECTIVE.row_format(LENGTH).length)).astype(np.int32)
     return TokenBatch(tokens, np.ones_like(tokens))
 
 
@@ -105,7 +105,7 @@ def test_cuts_and_second_segments_have_the_law_of_the_official_code():
 
     All rows have the same text, and every second segment comes from another row.
     """
-    rows, raw = 12_000, OBJECTIVE.raw_length(LENGTH)
+    rows, raw = 12_000, OBJECTIVE.row_format(LENGTH).length
     starts = np.isin(np.arange(raw), [0, 4, 10, 18, 21, 27])
     ends = np.isin(np.arange(400), 110 + np.array([3, 8, 9, 17, 20, 26]))  # 8 and 9 as in "?!"
     vocabulary = dataclasses.replace(V, sentence_end=ends)
@@ -151,7 +151,7 @@ def test_a_prediction_depends_on_what_comes_before_it_alone():
 
 def test_the_memory_is_the_first_halves():
     """After two rows of a stream the memory holds each layer's input over the first half of each row, newest last."""
-    memory, expected = OBJECTIVE.empty_memory(ROWS), []
+    memory, expected = OBJECTIVE.initial_memory(ROWS), []
     run_streams = jax.jit(MODEL.streams)
     for step in range(3):
         example = corrupt()(jax.random.key(step), batch(step))
@@ -171,7 +171,7 @@ def test_the_memory_is_the_first_halves():
 
 def test_the_memory_is_read_and_no_gradient_flows_into_it():
     example = corrupt()(jax.random.key(0), batch())
-    memory = OBJECTIVE.empty_memory(ROWS)
+    memory = OBJECTIVE.initial_memory(ROWS)
     filled = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(1), x.shape), memory)
     assert abs(run()(params(), example, memory)[0]["plm_loss"].total -
                run()(params(), example, filled)[0]["plm_loss"].total) > 1e-3
@@ -187,8 +187,8 @@ def test_microbatches_give_the_gradients_and_memories_of_the_whole():
     text = batch()
     text.segment_ids[2] = 0
     example = corrupt()(jax.random.key(0), text)
-    memory = jax.tree.map(lambda x: x + 0.5, OBJECTIVE.empty_memory(ROWS))
-    step = jax.jit(functools.partial(gradients, OBJECTIVE, frozen=()), static_argnames="num_microbatches")
+    memory = jax.tree.map(lambda x: x + 0.5, OBJECTIVE.initial_memory(ROWS))
+    step = jax.jit(functools.partial(gradients, OBJECTIVE), static_argnames="num_microbatches")
     whole, parts = (
         step(params(), example, memory, key=jax.random.key(0), num_microbatches=count)
         for count in (1, 3)

@@ -32,9 +32,10 @@ from jaxlm.types import TokenBatch
 V, WINDOW, NEGATIVES, LENGTH, ROWS = Vocabulary.stand_in(140), 3, 2, 20, 6
 COUNTS = np.where(V.special | (np.arange(140) == V.unk), 0, 10_000 // np.maximum(np.arange(140) - 105, 1))
 OBJECTIVES = {
-    bag: SkipGram(model=Word2Vec(140, 8), bag_of_words=bag, window=WINDOW, negatives=NEGATIVES, threshold=1e-2).bind(
-        V, LENGTH, Statistics(COUNTS, 0.0)
-    )
+    bag: SkipGram(
+        model=Word2Vec(vocab_size=140, hidden_size=8), bag_of_words=bag, window=WINDOW, negatives=NEGATIVES,
+        threshold=1e-2,
+    ).bind(V, LENGTH, Statistics(COUNTS, 0.0))
     for bag in (False, True)
 }
 
@@ -112,7 +113,7 @@ def test_microbatches_give_the_gradients_of_the_whole(bag):
     )
     step = jax.jit(functools.partial(gradients, objective), static_argnames="num_microbatches")
     whole, parts = (
-        step(params, example, (), jax.random.key(0), (), num_microbatches=count) for count in (1, 3)
+        step(params, example, (), jax.random.key(0), num_microbatches=count) for count in (1, 3)
     )
     for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)

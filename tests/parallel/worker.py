@@ -52,7 +52,7 @@ def mesh_of(name: str):
 
 def batch_on(mesh, step: int) -> TokenBatch:
     draw = np.random.default_rng(step)
-    width = OBJECTIVE.raw_length(LENGTH)
+    width = OBJECTIVE.row_format(LENGTH).length
     real = np.arange(width) < draw.integers(4, width + 1, ROWS)[:, None]
     tokens = np.where(real, draw.integers(107, VOCABULARY, (ROWS, width)), 0).astype(np.int32)
     sharding = batch_sharding(mesh)
@@ -101,7 +101,7 @@ def on_mesh(name: str, train: bool) -> dict:
     if train:
         result["losses"] = []
         for number in range(STEPS):
-            state, terms = program.train_step(state, batch_on(mesh, number), program.frozen)
+            state, terms = program.train_step(state, batch_on(mesh, number), program.constants)
             result["losses"].append(float(terms["loss"].total))
         assert shards(state) == before, "a step leaves everything where it was"
     return result

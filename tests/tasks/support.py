@@ -32,7 +32,7 @@ GENERATOR = {f"generator_{name}": value for name, value in SIZES.items()}
 OBJECTIVES = {
     "bert": lambda: MaskedLM(model=Bert(**SIZES, **PLACES)),
     "albert": lambda: MaskedLM(
-        model=Albert(**SIZES, **STILL, **PLACES, embedding_size=8), next_sentence=False, sentence_order=True
+        model=Albert(**SIZES, **STILL, **PLACES, embedding_size=8), input_format="sentence-order"
     ),
     "electra": lambda: ReplacedTokens(model=Electra(
         **(SIZES | {"num_layers": 2}), **PLACES, **GENERATOR, embedding_size=8,

@@ -13,8 +13,8 @@ import torch
 
 from jaxlm.cli import main
 from jaxlm.errors import UserError
+from jaxlm.inference import generate
 from jaxlm.inference.score import Score
-from jaxlm.runs.load import PretrainedModel
 from jaxlm.tasks.in_context import evaluate, run
 from jaxlm.tasks.prompts import fill, read_examples, read_task
 from tests.inference.test_score import side
@@ -129,7 +129,7 @@ def test_free_answers(gpt2, t5, prompt_file, tmp_path):
     assert run(path, prompt_file(**fields | {"shots": 0}))["metrics"].keys() == {"exact_match"}
 
 
-def test_a_t5_of_spans_continues_a_sentinel(t5, prompt_file):
+def test_a_t5_of_spans_continues_a_sentinel(t5, prompt_file, monkeypatch):
     _, ours, path = t5
     v = ours.tokenizer.vocabulary
     plain, spans = (
@@ -139,14 +139,12 @@ def test_a_t5_of_spans_continues_a_sentinel(t5, prompt_file):
     assert plain["examples"] == spans["examples"] == 3
     examples = read_examples(task := read_task(prompt_file(kind="generate", prompt="{text}", answer="label")))
     seen = []
-    objective = ours.objective
-    kind = type("Seen", (type(objective),), {"prepare_prompts": lambda self, prompts, n: seen.extend(prompts) or [
-        [*prompt, v.eos] for prompt in prompts
-    ]})
-    watched = PretrainedModel(kind(model=objective.model, vocabulary=v), ours.params, ours.tokenizer)
+    monkeypatch.setattr(
+        generate, "prepare_prompts", lambda _, prompts, new: seen.extend(prompts) or [[*p, v.eos] for p in prompts]
+    )
     for is_run in (True, False):
         seen.clear()
-        evaluate(watched, task, examples, is_run)
+        evaluate(ours, task, examples, is_run)
         assert {prompt[-1] == v.sentinel for prompt in seen} == {is_run}
 
 

@@ -20,7 +20,7 @@ from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification
@@ -56,7 +56,7 @@ def made(name, rows=8):
     task = TASKS[name].bind(VOCABULARY, 24)
     params = jax.jit(task.init)(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
-    batch = task.packing.synthetic(rows, 24, VOCABULARY)
+    batch = task.encoder.synthetic(rows, 24, VOCABULARY)
     draw = np.random.default_rng(3)
     sizes = draw.integers(4, 25, batch["attention_mask"].shape[:-1])
     mask = np.arange(24) < sizes[..., None]
@@ -92,7 +92,7 @@ def test_microbatches_make_the_whole(name):
     task, params, batch = made(name)
 
     def of(parts):
-        return jax.jit(lambda p, b: gradients(task, p, b, (), jax.random.key(0), (), parts)[:2])(params, batch)
+        return jax.jit(lambda p, b: gradients(task, p, b, (), jax.random.key(0), parts)[:2])(params, batch)
 
     grads, terms = of(1)
     for parts in (2, 4) if name == "classes" else (4,):  # how many there are is the length of a loop
@@ -133,7 +133,7 @@ def test_the_language_model_beside_a_task(name):
         for train in (False, True)
     )
     assert both == pytest.approx(own + 0.5 * float(torch.stack(losses).mean()), rel=1e-5)
-    more = task.flops(24)[0] - dataclasses.replace(task, lm_coefficient=0.0).flops(24)[0]
+    more = task.flops(24) - dataclasses.replace(task, lm_coefficient=0.0).flops(24)
     assert more == 2 * 24 * task.model.hidden_size * task.model.vocab_size * len(losses) / 6
 
 
@@ -157,14 +157,14 @@ def test_a_teacher_as_torch():
         model=Bert(**SIZES, **PLACES), teacher="T", temperature=2.0, hard_weight=0.3,
         layer_weight=1.0, teacher_hidden_size=16, **LABELS,
     ).bind(VOCABULARY, 24)
-    frozen = student.frozen(lambda path: PretrainedModel(teacher, theirs))
+    constants = student.load_constants(lambda path: PretrainedModel(teacher, theirs))
     params = jax.jit(student.init)(jax.random.key(4))
 
-    def loss(frozen):
-        terms = student.loss(params, batch, jax.random.key(0), False, frozen)
+    def loss(constants):
+        terms = with_constants(student, constants).loss(params, batch, jax.random.key(0), False)
         return total_loss(terms), terms
 
-    flow, terms = jax.jit(jax.grad(loss, has_aux=True))(frozen)
+    flow, terms = jax.jit(jax.grad(loss, has_aux=True))(constants)
     ours = tensor(predicted(student, params, batch)["logits"])[:6]
     target = tensor(predicted(teacher, theirs, batch)["logits"])[:6]
     soft = 4 * F.kl_div(F.log_softmax(ours / 2, -1), F.softmax(target / 2, -1), reduction="batchmean")
@@ -177,9 +177,10 @@ def test_a_teacher_as_torch():
         def pooled(self, *_):
             raise AssertionError
 
-    once = Once(**{f.name: getattr(student, f.name) for f in dataclasses.fields(student)} | {"soft_weight": 0.0})
+    fields = {f.name: getattr(student, f.name) for f in dataclasses.fields(student)}
+    once = Once(**fields | {"soft_weight": 0.0, "constants": constants})
     seen = {}
-    jax.eval_shape(lambda p: seen.update(once.loss(p, batch, jax.random.key(0), True, frozen)), params)
+    jax.eval_shape(lambda p: seen.update(once.loss(p, batch, jax.random.key(0), True)), params)
     assert seen["task_loss"].coefficient == student.hard_weight
 
 
@@ -197,9 +198,10 @@ WRONG_TEACHERS = {
 def test_a_teacher_that_does_not_suit(message):
     student = DistilledClassification(model=Distilbert(**SIZES, **PLACES), teacher="T", **LABELS).bind(VOCABULARY, 24)
     teacher = Classification(model=Bert(**SIZES, **PLACES), vocabulary=VOCABULARY, **LABELS)
-    assert student.frozen(lambda path: PretrainedModel(teacher, {})).objective.model.hidden_size == 16
+    assert student.load_constants(lambda path: PretrainedModel(teacher, {})).objective.model.hidden_size == 16
     with pytest.raises(UserError, match=message):
-        student.frozen(lambda path: PretrainedModel(dataclasses.replace(teacher, **WRONG_TEACHERS[message]), {}))
+        wrong = dataclasses.replace(teacher, **WRONG_TEACHERS[message])
+        student.load_constants(lambda path: PretrainedModel(wrong, {}))
 
 
 def test_a_distilberts_rows_tell_a_bert_which_text_is_which():
@@ -240,4 +242,4 @@ def test_equal_tasks_share_what_is_encoded():
     first, second = (
         dataclasses.replace(TASKS["decoder"], kind=Classification(**LABELS)).bind(VOCABULARY, 24) for _ in range(2)
     )
-    assert first is not second and first.packing == second.packing and hash(first.packing) == hash(second.packing)
+    assert first is not second and first.encoder == second.encoder and hash(first.encoder) == hash(second.encoder)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.data.base import RowFormat
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.gpt2 import Gpt2
@@ -26,15 +27,17 @@ def store(tmp_path_factory):
     return store_of(tmp_path_factory.mktemp("store") / "store", documents, held_out=0.2)
 
 
+OBJECTIVE = CausalLM(model=Gpt2(hidden_size=16, num_layers=1, num_heads=2, max_positions=32))
+
+
 def feed_of(store, short_steps: int = 3, short_length: int = 8) -> Feed:
-    objective = CausalLM(model=Gpt2(hidden_size=16, num_layers=1, num_heads=2, max_positions=32))
     experiment = Experiment(
-        objective, data=TextData(length=32),
+        OBJECTIVE, data=TextData(length=32),
         train=TrainConfig(batch_size=4, eval_batches=2, short_steps=short_steps, short_length=short_length, seed=3),
     )
     experiment.validate()
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    return Feed(store, objective.bind(Vocabulary.stand_in(300), 32), experiment.train, 32, mesh)
+    return Feed(store, OBJECTIVE.bind(Vocabulary.stand_in(300), 32), experiment.train, 32, mesh)
 
 
 def tokens(feed: Feed, after: int, count: int) -> list[np.ndarray]:
@@ -49,7 +52,7 @@ def test_short_rows_first_and_as_many_tokens(store):
     found = tokens(feed, 0, 6)
     assert [t.shape for t in found] == [(16, 9)] * 3 + [(4, 33)] * 3
     for split, first, length, rows in ((found[:3], 0, 9, 16), (found[3:], 0, 33, 4)):
-        expected = store.batches("train", rows, length, feed._objective.packing, 3)
+        expected = store.batches("train", rows, RowFormat("packed-eos", length), 3)
         for step, ours in enumerate(split, first):
             np.testing.assert_array_equal(ours, expected.batch(step).tokens)
     assert [np.asarray(b.tokens).shape for b in feed.held_out()] == [(4, 33)] * 2
@@ -71,16 +74,15 @@ def test_each_step_has_its_stage(store):
         np.testing.assert_array_equal(stage.batches.batch(step - stage.first).tokens, ours)
 
 
-def test_flops_are_of_the_rows_that_are_read(store):
-    feed, objective = feed_of(store), feed_of(store)._objective
-    assert feed.flops(1) == feed.flops(3) == 3 * 16 * objective.flops(8)[0]
-    assert feed.flops(4) == 3 * 4 * objective.flops(32)[0]
+def test_shapes_are_of_the_rows_that_are_read(store):
+    feed = feed_of(store)
+    assert feed.shape(1) == feed.shape(3) == (8, 16) and feed.shape(4) == (32, 4)
 
 
 def test_passes_over_the_text(store):
     """3 steps of 16 rows of 9 tokens and 5 of 4 rows of 33; and where the run ends among the short rows."""
     feed = feed_of(store)
-    short, full = (store.batches("train", 1, length, feed._objective.packing, 3).num_rows for length in (9, 33))
+    short, full = (store.batches("train", 1, RowFormat("packed-eos", length), 3).num_rows for length in (9, 33))
     assert feed._train.steps > 8
     for steps, passes in ((8, 48 / short + 20 / full), (2, 32 / short)):
         feed._train = dataclasses.replace(feed._train, steps=steps)

@@ -170,8 +170,8 @@ def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path, capsys):
     """Masked LM alone first, then with next-sentence prediction: what both have is the source's. And the other way
     round: what only the source has is left out. One line says so."""
     plain, run = tmp_path / "plain", tmp_path / "run"
-    flags = ["--train.steps", "2", "--objective.next-sentence"]
-    assert main(["pretrain", str(preset), "--run-dir", str(plain), *flags, "False"]) == 0
+    flags = ["--train.steps", "2", "--objective.input-format"]
+    assert main(["pretrain", str(preset), "--run-dir", str(plain), *flags, "document"]) == 0
     assert begin(preset, run, plain, "--train.steps", "1") == 0
     theirs, ours = jaxlm.load(str(plain)).params, first_params(run)
     assert set(ours) - set(theirs) == {"pooler", "nsp_head"}
@@ -179,7 +179,7 @@ def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"tokenizer of {plain}; not in it, so from random weights: nsp_head, pooler\n" in said
     back = tmp_path / "back"
-    assert begin(preset, back, run, *flags, "False") == 0
+    assert begin(preset, back, run, *flags, "document") == 0
     assert set(first_params(back)) == set(theirs)
     said = capsys.readouterr().out
     assert f"tokenizer of {run}; left out, without a place here: nsp_head, pooler\n" in said

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Objective, Term
+from jaxlm.objectives.base import Streams, Term
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.training import program as module
 from jaxlm.training.checkpoints import Checkpoints
@@ -24,11 +24,10 @@ ROWS, LENGTH = 8, 5
 
 
 @dataclasses.dataclass(frozen=True)
-class RunningMean(Objective):
+class RunningMean(Streams):
     """Predicts each row's sum from an exponential mean of the sums before it."""
 
     model = Model()
-    packing = "stream"
 
     def init(self, key):
         return {"dense": {"kernel": jnp.full((1, 1), 0.5)}}
@@ -36,10 +35,10 @@ class RunningMean(Objective):
     def corrupt(self, key, batch):
         return {"sums": jnp.sum(batch.tokens, axis=1, keepdims=True).astype(jnp.float32)}
 
-    def empty_memory(self, rows):
+    def initial_memory(self, rows):
         return {"mean": jnp.zeros((rows, 1))}
 
-    def stream_loss(self, params, example, memory, key, train, frozen=()):
+    def stream_loss(self, params, example, memory, key, train):
         error = example["sums"] - memory["mean"] @ params["dense"]["kernel"]
         terms = {"error": Term.of(error**2, jnp.ones_like(error), 1.0)}
         return terms, {"mean": 0.75 * memory["mean"] + 0.25 * example["sums"]}

@@ -43,7 +43,7 @@ MESH = make_mesh(MeshConfig(), jax.devices()[:1])
 def batch(step: int, rows: int = ROWS) -> TokenBatch:
     """Rows of all lengths, one of them empty now and then."""
     draw = np.random.default_rng(step)
-    width = OBJECTIVE.raw_length(LENGTH)
+    width = OBJECTIVE.row_format(LENGTH).length
     sizes = draw.integers(0 if step % 3 == 0 else 4, width + 1, rows)
     real = np.arange(width) < sizes[:, None]
     tokens = np.where(real, draw.integers(107, 160, (rows, width)), 0).astype(np.int32)
@@ -212,7 +212,7 @@ def test_stacks_of_different_depth_are_trained(system, name):
     before = jax.device_get(state.params)
     draw = np.random.default_rng(0)
     for step in range(2):
-        tokens = draw.integers(107, 160, (ROWS, objective.raw_length(LENGTH))).astype(np.int32)
+        tokens = draw.integers(107, 160, (ROWS, objective.row_format(LENGTH).length)).astype(np.int32)
         state, terms = program.train_step(state, TokenBatch(tokens, np.ones_like(tokens)), ())
         assert np.isfinite(float(terms["loss"].total)) and int(state.step) == step + 1
     moved = jax.tree.map(lambda a, b: np.abs(a - b), before, jax.device_get(state.params))
