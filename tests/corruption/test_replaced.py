@@ -130,7 +130,7 @@ def test_write_tokens_against_a_loop():
 
 
 @pytest.mark.parametrize(("candidates", "draws", "distinct"), [(125, 19, 17.7), (509, 77, 71.5)])
-def test_draws_with_replacement_repeat_as_often_as_spec_says(candidates, draws, distinct):
+def test_draws_with_replacement_repeat_as_often_as_expected(candidates, draws, distinct):
     rows, length = 1000, candidates + 3
     places = np.zeros((rows, length), bool)
     places[:, 1 : candidates + 1] = True

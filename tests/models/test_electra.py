@@ -41,7 +41,7 @@ def count(tree) -> int:
         ("large", 335_142_913, 51_295_290, 354_655_291),
     ],
 )
-def test_parameter_counts_are_specs(size, discriminator, generator, joint):
+def test_parameter_counts_of_published_sizes(size, discriminator, generator, joint):
     model = Electra.published(size)
     found = shapes(model)
     assert count(model.discriminator_params(found)) + count(found["rtd_head"]) == discriminator

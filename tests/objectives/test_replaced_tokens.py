@@ -324,7 +324,7 @@ def test_same_on_every_mesh():
     ("size", "length", "rate", "flops"),
     [("small", 128, 0.15, 2_994_671_104), ("base", 512, 0.15, 114_062_484_480), ("base", 128, 0.15, 26_064_245_760)],
 )
-def test_flops_are_specs(size, length, rate, flops):
+def test_flops_of_published_sizes(size, length, rate, flops):
     assert ReplacedTokens(model=Electra.published(size), mask_rate=rate).flops(length) == flops
 
 
