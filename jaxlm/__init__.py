@@ -9,10 +9,16 @@ if TYPE_CHECKING:
 
 
 def load(path: str, to_answer: bool = False) -> PretrainedModel:
-    """Opens a run folder (its newest checkpoint) or a Transformers folder. UserError when it is neither.
+    """Load the newest checkpoint of a run folder, or a Transformers folder.
 
-    A Transformers folder may lack heads, which are then initialized: a warning names them. to_answer: whether the model
-    is to fill masks or to generate, which a missing head makes impossible (UserError).
+    A Transformers folder may lack heads. They are initialized, and a warning names them.
+
+    Args:
+        path: The folder.
+        to_answer: Whether the model is to fill masks or to generate, for which a missing head is an error.
+
+    Raises:
+        UserError: The folder is neither, or lacks a head that is needed.
     """
     import warnings
 

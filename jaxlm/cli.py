@@ -25,8 +25,11 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 2 the user's mistake (one sentence on standard error),
-    128 + a signal's number (training was stopped by it and saved)."""
+    """Run one command and return its exit code.
+
+    The code is 0 for success, 2 for the user's mistake (one sentence on standard error), and 128 + the number of a
+    signal by which training was stopped and saved.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -40,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     _choose_cpu_without_accelerator()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+        stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         if arguments[0] not in COMMANDS:
             import difflib
@@ -53,10 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"jaxlm: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of the output has gone, as `head` does
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # of a file that nobody looked at before
+    except OSError as error:  # of a file that was not checked before
         if error.filename is None:
             raise
         print(f"jaxlm: {error.filename} cannot be read or written ({error.strerror}).", file=sys.stderr)
@@ -70,13 +73,15 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxlm: interrupted.", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        # Not by way of Python's shutdown, which frees what threads of XLA and TensorStore may still use, and crashes.
+        # Skip Python's shutdown, which crashes: it frees memory that threads of XLA and TensorStore may still use.
         os._exit(130)
 
 
 def _choose_cpu_without_accelerator() -> None:
-    """Sets JAX_PLATFORMS to cpu where libtpu is installed (`plan` compiles with it) but there is no accelerator: jax
-    would search for a TPU, on the network too, and warn. An environment that names a platform is left alone."""
+    """Set JAX_PLATFORMS to cpu if libtpu is installed (`plan` compiles with it) but there is no accelerator.
+
+    Otherwise jax would search for a TPU, also on the network, and warn. An environment that names a platform stays.
+    """
     devices = ("accel*", "vfio/[0-9]*", "nvidia*", "kfd", "dxg")
     is_set = any(name.startswith(("JAX_PLATFORM", "TPU_", "PJRT_")) for name in os.environ)
     if is_set or sys.platform != "linux" or importlib.util.find_spec("libtpu") is None:

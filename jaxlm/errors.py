@@ -1,15 +1,15 @@
-"""The exceptions that end a command with an exit code of their own."""
+"""Exceptions that end a command with an exit code of their own."""
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us: one sentence saying what is wrong, where, and what to do.
+    """Mistake of the user: one sentence that says what is wrong and what to do.
 
     The command line prints the sentence on standard error, without a traceback, and exits with 2.
     """
 
 
 class Stopped(Exception):
-    """Training was stopped by a signal and has been saved. The command line exits with 128 + the signal's number."""
+    """Training was stopped by a signal and saved. The command line exits with 128 + the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by signal {number}; saved")

@@ -1,4 +1,4 @@
-"""Properties of configuration fields, declared where the field is and kept in its dataclass metadata."""
+"""Properties of configuration fields, declared with the field and stored in its dataclass metadata."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ def field(
     path: bool = False,
     range: str = "",
 ) -> Any:
-    """A field of a frozen configuration dataclass. Marks hold for every field inside a nested dataclass, too.
+    """Return a field of a frozen configuration dataclass. Marks also hold for the fields of a nested dataclass.
 
-    bound: set by `bind`, never by a flag; it is not part of the configuration that JSON, flags and `differences` see.
-    resumable: may change when a run is resumed, since the result stays the same (logging, mesh, remat, kernels).
-    weights: determines the parameters' shapes or meaning (a model's sizes, the tokenizer); fixed once a run holds
-        trained parameters, even at step 0 (`jaxlm import`). An objective's rates are not.
-    recipe: inside a `weights` field, one that says only how the model is trained (dropout, dtype).
-    path: a folder of this machine, which decides no result; it is neither written to config.json nor read from it.
-    range: the interval that a number must lie in, such as "[0, 1)" or "(0, inf)"; see `check_ranges`.
+    Args:
+        default: Default value.
+        bound: Set by `bind`, never by a flag; not part of the configuration in JSON, flags and `differences`.
+        resumable: May change when a run is resumed, since the result stays the same (logging, mesh, remat, kernels).
+        recipe: Inside a `weights` field: affects only how the model is trained (dropout, dtype).
+        weights: Determines the parameters' shapes or meaning (a model's sizes, the tokenizer); fixed once a run has
+            trained parameters, even at step 0 (`jaxlm import`). An objective's rates are not.
+        path: Folder of this machine, which does not affect the result; neither written to config.json nor read from it.
+        range: Interval that a number must lie in, such as "[0, 1)" or "(0, inf)"; see `check_ranges`.
     """
     given = {"bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path}
     marks = frozenset(name for name, is_set in given.items() if is_set)
@@ -37,13 +39,12 @@ def field(
 
 
 def marks_of(field: dataclasses.Field[Any]) -> frozenset[str]:
-    """The names of the marks that were given to `field`; none for an ordinary dataclass field."""
+    """Return the names of the marks of a field; an ordinary dataclass field has none."""
     return field.metadata.get("marks", frozenset())
 
 
 def check_ranges(config: Any, prefix: str) -> None:
-    """Raise UserError for the first value that is none of its field's `Literal` choices, or outside its range. prefix:
-    "objective.", say."""
+    """Raise UserError for the first value outside its field's `Literal` choices or range, named with the prefix."""
     for name, choices in _choices(type(config)).items():
         if (value := getattr(config, name)) not in choices:
             raise UserError(f"{prefix}{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}.")
@@ -59,7 +60,7 @@ def check_ranges(config: Any, prefix: str) -> None:
 
 @functools.cache
 def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The values of each `Literal` field of a dataclass."""
+    """Return the choices of each `Literal` field of a dataclass."""
     hints = typing.get_type_hints(cls)
     return {
         item.name: typing.get_args(hints[item.name]) for item in dataclasses.fields(cls)
@@ -68,25 +69,27 @@ def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 class Setting(NamedTuple):
-    """One field of a configuration tree: its dotted name ("train.steps"), value, annotated type, and marks, which
-    include those of the fields that it lies in."""
+    """One field of a configuration tree."""
 
     name: str
+    """Dotted name, such as "train.steps"."""
     value: Any
     type: Any
+    """Annotated type."""
     marks: frozenset[str]
+    """Its marks and those of the fields that contain it."""
 
     def decides_result(self) -> bool:
-        """Whether a resumed run must keep the value."""
+        """Return whether a resumed run must keep the value."""
         return "resumable" not in self.marks
 
     def decides_weights(self) -> bool:
-        """Whether trained parameters must keep the value."""
+        """Return whether trained parameters depend on the value."""
         return "weights" in self.marks and not self.marks & {"recipe", "resumable"}
 
 
 def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozenset()) -> Iterator[Setting]:
-    """Every field of a dataclass that is not bound, followed by the fields inside it if it holds a dataclass."""
+    """Yield every field that is not bound; the fields of a nested dataclass follow it."""
     types = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
         marks, value = inherited | marks_of(item), getattr(config, item.name)

@@ -1,4 +1,4 @@
-"""What a user may give as a path: one of this machine, or an address in a bucket."""
+"""Paths from the user: folders of this machine, or addresses in a bucket."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from jaxlm.errors import UserError
 
 
 def local_folder(path: str | os.PathLike[str], what: str) -> Path:
-    """The path of a folder on a disk. UserError for an address such as gs://bucket/run, of which `Path` would make
-    gs:/bucket/run below the working directory, and for a name that is not UTF-8, which Orbax does not take. what:
-    "runs", ..., for the message."""
+    """Return the path of a folder on a disk.
+
+    Args:
+        path: The folder.
+        what: Its contents in the message, such as "runs".
+
+    Raises:
+        UserError: The path is an address such as gs://bucket/run, which `Path` would take as a folder below the working
+            directory, or is not UTF-8, which Orbax needs.
+    """
     name = os.fspath(path)
     if "://" in name:
         raise UserError(
@@ -28,8 +35,11 @@ def local_folder(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def any_path(path: str | os.PathLike[str]) -> epath.Path:
-    """A path on a disk or in a bucket. UserError for an address that no installed package reads, and for what is there
-    but is neither a file nor a folder."""
+    """Return a path on a disk or in a bucket.
+
+    Raises:
+        UserError: No installed package reads the address, or the path is a device or a pipe.
+    """
     with reading(path):
         found = epath.Path(path).expanduser()
         if "://" in str(found):
@@ -42,8 +52,14 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
 def check_output(
     path: str | os.PathLike[str] | None, flag: str, overwrite: bool = True, inputs: Iterable[str] = ()
 ) -> None:
-    """UserError where a command cannot write the file that `flag` names, or where it would replace one of the `inputs`,
-    a file in a run folder or, without `overwrite`, any file. None and "" name no file."""
+    """Raise UserError if a command cannot write the file of a flag, or would replace a file that it must keep.
+
+    Args:
+        path: The file; None or "" for none.
+        flag: The flag, for messages.
+        overwrite: Whether the user lets the command replace a file. Files of a run folder are never replaced.
+        inputs: Files that the command reads, and never replaces.
+    """
     if not path:
         return
     file = Path(path)
@@ -62,9 +78,19 @@ def check_output(
         raise UserError(f"{flag} {path} is there already; pass --overwrite to replace it, or choose another.")
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise UserError for a symbolic link at any depth of a run folder.
+
+    By such links a run folder from elsewhere could make jaxlm read or write files outside it.
+    """
+    for path in folder.rglob("*"):  # does not follow links
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link, which a run folder must not hold; put the file in its place.")
+
+
 @contextlib.contextmanager
 def without_empty_folders(folder: Path) -> Iterator[None]:
-    """Removes at the end what is new of `folder` and its parents and still empty, as after a refusal."""
+    """Remove `folder` and its parents at the end if they are new and still empty, as after a refusal."""
     new = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     try:
         yield
@@ -76,8 +102,7 @@ def without_empty_folders(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever a library raises over what it reads at `path` becomes a UserError: each has its own exceptions, and
-    damage shows anywhere."""
+    """Turn every exception of a library that reads `path` into a UserError: each library has exceptions of its own."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""The registry: every system that jaxlm pretrains. A new one is its own files, and an entry here."""
+"""Registry of the systems that jaxlm pretrains. A new system is its own files and an entry here."""
 
 from __future__ import annotations
 
@@ -39,20 +39,18 @@ from jaxlm.tasks.text_to_text import PairRows, TextToText
 
 
 class System(NamedTuple):
-    """An objective on a model.
-
-    family: the module of jaxlm.huggingface whose FAMILY exports and imports it; "" where Transformers has no class for
-    it. peer: its recipe in jaxlm.analysis.recipes, for `jaxlm bench --peer`; "" where there is none. writer:
-    for a model without a class, the module of jaxlm.huggingface whose `write` makes another format of it. export_only:
-    whether imports and fine-tuned models take the family of another system with this model.
-    """
+    """Objective on a model."""
 
     objective: type
     model: type
     family: str = ""
+    """Module of jaxlm.huggingface whose FAMILY exports and imports the model; "" without a Transformers class."""
     peer: str = ""
+    """Recipe in jaxlm.analysis.recipes, for `jaxlm bench --peer`; "" for none."""
     writer: str = ""
+    """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format."""
     export_only: bool = False
+    """Whether imports and fine-tuned models use the family of another system with this model."""
 
 
 SYSTEMS = (
@@ -78,13 +76,13 @@ SYSTEMS = (
 
 
 def system_of(objective: Any) -> System | None:
-    """The system of an objective and its model; None for one that is not registered."""
+    """Return the system of an objective and its model; None if it is not registered."""
     classes = (type(objective), type(objective.model))
     return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
 
 
 def importable() -> list[System]:
-    """The systems whose families are imported, at most one for each model: that of its fine-tuned models, too."""
+    """Return the systems whose families are imported and fine-tuned, at most one for each model."""
     return [system for system in SYSTEMS if system.family and not system.export_only]
 
 
@@ -96,10 +94,10 @@ TASKS: tuple[tuple[type, type], ...] = (
     (Tagging, TagRows),
     (TextToText, PairRows),
 )
-"""The tasks, each with the form of rows that it takes where nothing says more."""
+"""Tasks, each with its default form of rows."""
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
     *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
     *(cls for pair in TASKS for cls in pair), ElectraEncoder, Model,
 ]))
-"""The classes that a configuration may name."""
+"""Classes that a configuration may name."""

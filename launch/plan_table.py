@@ -74,7 +74,7 @@ def main() -> int:
             if row.name.startswith(options.only):
                 experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))
                 experiment = override(experiment, [*row.flags, *flags], f"plan_table {row.preset}")
-                plan = planning.plan(experiment, row.topology).to_json()
+                plan = planning.plan(experiment, row.topology)
                 print(markdown(row, plan), flush=True)
                 if options.json:
                     with options.json.open("a") as file:

@@ -114,7 +114,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be read"),
         (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
         (["pretrian", preset], "did you mean pretrain?"),
-        (["export", tmp_path / "nothing", tmp_path / "out"], "nothing does not exist"),
+        (["export", tmp_path / "nothing", tmp_path / "out"], "nothing is not a jaxlm run folder"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
         (["tokenizer", "train", preset.parent / "text.txt", broken / "x"], "broken.py is not a folder"),
     ):
@@ -142,11 +142,11 @@ def test_help_of_the_fields(preset, capsys, monkeypatch):
                   "--data.source", "Share of tokens that"):
         assert words in said
     assert "--objective.vocabulary" not in said
-    assert "The whole configuration of a run." in said and "Optimizer and learning-rate schedule." in said
+    assert "Configuration of a run." in said and "Optimizer and learning-rate schedule." in said
     own, fields = said.split("usage: ")[1:]
     assert "--run-dir RUN_DIR" in own and "--init-from RUN_OR_HF_DIR" in own
     _, _, description, *boxes = fields.splitlines()
-    assert description.startswith("The whole") and max(map(len, boxes)) <= 60
+    assert description.startswith("Configuration of a run") and max(map(len, boxes)) <= 60
 
 
 def test_help_imports_nothing_heavy():

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
-from jaxlm.analysis.plan import described, published_vocabulary
+from jaxlm.analysis.plan import described, published_vocabulary, synthetic_batch
 from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.errors import UserError
@@ -156,12 +156,6 @@ def bench_fine_tuning(
         sides.append(fine_tuning(experiment, task, params, source.tokenizer, chosen, steps))
     facts = _facts(experiment, task) | dict(task=task.name, model=type(task.model).__name__, steps=steps)
     return facts | _timed(sides, "rows", t.batch_size, steps, report)
-
-
-def synthetic_batch(experiment: Experiment, objective: Objective) -> TokenBatch:
-    """Return full rows of random tokens, as the host provides them."""
-    row_format = objective.row_format(experiment.data.length)
-    return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
 
 
 class _Steps:

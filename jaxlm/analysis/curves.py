@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxlm.runs.folder import read_metadata
+from jaxlm.runs.folder import RunFolder
 from jaxlm.training.metrics import read_metrics
 from jaxlm.types import Report
 
@@ -30,7 +30,7 @@ def draw_curves(folder: Path, report: Report, token_losses: Sequence[str] = ()) 
     names = [name for name in names if name.endswith(("loss", "accuracy", "precision", "recall"))]
     if not names:
         return None
-    entropy = read_metadata(folder).get("unigram_entropy")
+    entropy = RunFolder.read(folder).metadata.get("unigram_entropy")
     columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(6 * columns, 3.5 * rows))

@@ -9,10 +9,9 @@ README.md in this folder discusses the accuracy.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxlm.analysis.hlo import Instruction, Module, array_bytes, array_shapes
 from jaxlm.parallel.peaks import TPU, peak_flops, tpu_generation
@@ -22,25 +21,7 @@ KERNEL_PEAK_SHARE = 0.5
 TOP = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """Time of all instructions with one operation name.
-
-    Attributes:
-        name: Operation name, with digits replaced by #.
-        seconds: Seconds per step.
-        share: Share of the step's time.
-        executions: Number of executions per step.
-    """
-
-    name: str
-    seconds: float
-    share: float
-    executions: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Estimated time of one step on one device.
 
     Attributes:
@@ -48,14 +29,15 @@ class Estimate:
         kernel_seconds: Part of `seconds` spent in Mosaic kernels.
         roofline_seconds: Lower bound from the model FLOPs and the bytes accessed.
         bytes_accessed: HBM traffic of a step.
-        top: Operations that take longest.
+        top: Operations that take longest: their name (digits replaced by #), seconds per step, share of the step's time
+            and number of executions per step.
     """
 
     seconds: float
     kernel_seconds: float
     roofline_seconds: float
     bytes_accessed: float
-    top: tuple[Operation, ...]
+    top: list[dict[str, Any]]
 
 
 def estimate(module: Module, cost: dict[str, float], device: Any, flops: float) -> Estimate | None:
@@ -88,7 +70,10 @@ def estimate(module: Module, cost: dict[str, float], device: Any, flops: float) 
         kernel_seconds=sum(time for name, (time, _) in seconds.items() if name.startswith("kernel ")),
         roofline_seconds=max(flops / peak, accessed / chip.hbm_bandwidth),
         bytes_accessed=accessed,
-        top=tuple(Operation(name, time, time / total if total else 0.0, runs) for name, (time, runs) in ranked),
+        top=[
+            {"name": name, "seconds": time, "share": time / total if total else 0.0, "executions": runs}
+            for name, (time, runs) in ranked
+        ],
     )
 
 

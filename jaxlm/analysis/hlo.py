@@ -7,6 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 """Opcodes of collectives."""
@@ -160,8 +161,7 @@ def array_bytes(shape: str) -> list[int]:
     return [math.prod(dims) * _BITS[dtype] // 8 for dtype, dims in array_shapes(shape)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Total of one kind of collectives in one run of a program, on one device.
 
     Attributes:
@@ -176,13 +176,8 @@ class Traffic:
     asynchronous_count: int = 0
     asynchronous_bytes: int = 0
 
-    def __add__(self, other: Traffic) -> Traffic:
-        """Add all figures."""
-        return Traffic(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
     """One collective of a program.
 
     Attributes:
@@ -190,25 +185,21 @@ class Collective:
         bytes: Bytes of the full array.
         runs: Number of executions in one run of the program.
         overlaps: Whether it overlaps with compute.
-        shape: HLO shape without layouts.
-        op_name: JAX operation.
     """
 
     kind: str
     bytes: int
     runs: int
     overlaps: bool
-    shape: str
-    op_name: str
 
 
 def traffic(module: Module) -> dict[str, Traffic]:
     """Return the totals of each kind of collectives, trip counts of loops included, largest first."""
     totals: dict[str, Traffic] = {}
     for found in collectives(module):
-        size = found.runs * found.bytes
-        item = Traffic(found.runs, size, *((found.runs, size) if found.overlaps else (0, 0)))
-        totals[found.kind] = totals.get(found.kind, Traffic()) + item
+        item = found.runs, found.runs * found.bytes
+        item += item if found.overlaps else (0, 0)
+        totals[found.kind] = Traffic(*map(sum, zip(totals.get(found.kind, Traffic()), item, strict=True)))
     return dict(sorted(totals.items(), key=lambda item: -item[1].bytes))
 
 
@@ -239,17 +230,13 @@ def collectives(module: Module) -> list[Collective]:
             overlaps = name in fused_with_compute or _overlaps(instructions, index)
             # On TPUs a reduce-scatter is a fusion of an all-reduce and slices; all reduce-scatters share one channel.
             scatters = name.startswith("all-reduce-scatter")
-            collective = Collective(
-                kind="reduce-scatter" if scatters else kind, bytes=_collective_bytes(kind, instruction), runs=runs,
-                overlaps=overlaps, shape=_without_layouts(instruction.shape), op_name=instruction.op_name,
-            )
+            size = _collective_bytes(kind, instruction)
+            collective = Collective("reduce-scatter" if scatters else kind, size, runs, overlaps)
             channel = None if scatters else re.search(r"channel_id=(\d+)", instruction.attributes)
             # The TPU compiler repeats an asynchronous collective in each of several fusions.
             key = (kind, channel[1]) if channel else (name, instruction.name)
             if before := found.get(key):
-                collective = dataclasses.replace(
-                    before, runs=max(runs, before.runs), overlaps=collective.overlaps or before.overlaps
-                )
+                collective = before._replace(runs=max(runs, before.runs), overlaps=overlaps or before.overlaps)
             found[key] = collective
     return list(found.values())
 
@@ -278,13 +265,9 @@ def _collective_bytes(kind: str, instruction: Instruction) -> int:
     return size * _group_size(instruction.attributes) if kind == "reduce-scatter" else size
 
 
-def _without_layouts(shape: str) -> str:
-    return re.sub(r"\{[^}]*\}|/\*.*?\*/", "", shape)
-
-
 def _elements(shape: str) -> list[str]:
     """Return the elements of an HLO tuple, which may be tuples; an array is its own only element."""
-    shape = _without_layouts(shape)
+    shape = re.sub(r"\{[^}]*\}|/\*.*?\*/", "", shape)  # without layouts and comments
     if not shape.startswith("("):
         return [shape]
     depth, elements = 0, [""]

@@ -91,7 +91,7 @@ class TrainStep:
         torch.set_float32_matmul_precision("high")  # jax uses tensor cores for float32 too
         self.models = [model.to(self.device).train() for model in new_models(objective)]
         self.recipe.share(objective, self.models)
-        self.callable: list[Any] = []
+        self.callable = [torch.compile(model) for model in self.models]
         example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(seed, 0), batch))
         self.inputs = {
             name: torch.from_numpy(np.array(value, np.int64)).to(self.device)
@@ -105,9 +105,18 @@ class TrainStep:
         return Side(" + ".join(type(model).__name__ for model in self.models), self.run, self.describe)
 
     def run(self, steps: int) -> None:
-        """Do a number of steps. The first one compiles the models."""
+        """Do a number of steps, without torch.compile if it fails in the first one."""
         for _ in range(steps):
-            self.step() if self.callable else self.first_step()
+            try:
+                self.step()
+            except Exception as error:  # the compiler's failures have many types; a missing C++ compiler is common
+                if self.callable is self.models:
+                    raise
+                reason = (str(error).strip().splitlines() or [""])[0]
+                self.report(f"torch.compile failed ({type(error).__name__}: {reason[:160]}); timing PyTorch eagerly.")
+                self.callable = self.models
+                self.optimizer.zero_grad(set_to_none=True)
+                self.step()
         synchronize(self.device)
 
     def step(self) -> None:
@@ -122,32 +131,18 @@ class TrainStep:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def first_step(self) -> None:
-        """Do a step under torch.compile, or without it if it fails."""
-        import torch
-
-        self.callable = [torch.compile(model) for model in self.models]
-        try:
-            self.step()
-        except Exception as error:  # the compiler's failures have many types; a missing C++ compiler is a common one
-            reason = (str(error).strip().splitlines() or [""])[0]
-            self.report(f"torch.compile failed ({type(error).__name__}: {reason[:160]}); timing PyTorch eagerly.")
-            self.callable = self.models
-            self.optimizer.zero_grad(set_to_none=True)
-            self.step()
-
     def describe(self) -> dict[str, Any]:
         """Return optimizer, peak memory and a note on how the step was run."""
         import torch
         import transformers
 
         how = "eager, since torch.compile failed here" if self.callable is self.models else "torch.compile"
-        is_mixed, pieces = self.objective.model.dtype == "bfloat16", self.experiment.train.accumulate
+        microbatches = self.experiment.train.accumulate
         note = (
             f"Transformers {transformers.__version__} on PyTorch {torch.__version__}, {how}, "
-            f"{'bfloat16 autocast over float32 parameters' if is_mixed else 'float32'}, {self.optimizer_name} "
+            f"{self.objective.model.dtype} products of float32 parameters, {self.optimizer_name} "
             f"(jaxlm: {self.experiment.optimizer.name}), the same dropout rates, fixed batch (no corruption)"
-            f"{f' in one piece where jaxlm takes {pieces}' if pieces > 1 else ''}"
+            f"{f' in one piece where jaxlm takes {microbatches}' if microbatches > 1 else ''}"
         )
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         return {"optimizer": self.optimizer_name, "peak_memory_bytes": memory, "note": note}

@@ -12,12 +12,12 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, Estimate, estimate
-from jaxlm.analysis.hlo import Traffic, asynchronous_share, parse, traffic
+from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, estimate
+from jaxlm.analysis.hlo import asynchronous_share, parse, traffic
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -32,98 +32,6 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
 }
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Resources of one train step on a topology.
-
-    A chip is one device, as jax counts them. For a step that does not fit, `hbm_bytes` is from the compiler's message,
-    `hbm_by_kind` has only the step's inputs, and there is no estimate.
-
-    Attributes:
-        topology: Name of the topology, such as "v5e:16x16".
-        devices: Number of devices.
-        device_kind: Name of the chip.
-        mesh: Size of each mesh axis.
-        batch_size: Rows in a batch.
-        length: Tokens in a row.
-        vocabulary: Size and origin of the vocabulary.
-        parameters: Number of parameters.
-        fits: Whether the step fits in HBM.
-        hbm_bytes: HBM that the step needs on a chip.
-        hbm_limit: HBM of a chip.
-        hbm_by_kind: Bytes of parameters, optimizer_state and batch (the step's inputs), activations_and_workspace (the
-            compiler's temporaries at their peak), program (code) and other (layout padding).
-        flops: Model FLOPs of the whole step (3 x forward, by formula).
-        peak_flops: Peak FLOP/s of a chip.
-        compile_seconds: Duration of lowering and compilation.
-        traffic: Collectives by kind.
-        estimate: Estimated time.
-        message: The compiler's message about a step that does not fit.
-    """
-
-    topology: str
-    devices: int
-    device_kind: str
-    mesh: dict[str, int]
-    batch_size: int
-    length: int
-    vocabulary: str
-    parameters: int
-    fits: bool
-    hbm_bytes: int
-    hbm_limit: int
-    hbm_by_kind: dict[str, int]
-    flops: float
-    peak_flops: float
-    compile_seconds: float
-    traffic: dict[str, Traffic]
-    estimate: Estimate | None = None
-    message: str = ""
-
-    @property
-    def headroom(self) -> int:
-        """Free HBM in bytes; negative if the step does not fit."""
-        return self.hbm_limit - self.hbm_bytes
-
-    @property
-    def flops_per_device(self) -> float:
-        """Model FLOPs of the step on one device."""
-        return self.flops / self.devices
-
-    @property
-    def estimated_mfu(self) -> float | None:
-        """Model FLOPs utilisation at the estimated step time."""
-        return self.flops_per_device / self.estimate.seconds / self.peak_flops if self.estimate else None
-
-    @property
-    def estimated_tokens_per_second(self) -> float | None:
-        """Speed of all devices at the estimated step time."""
-        return self.batch_size * self.length / self.estimate.seconds if self.estimate else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `jaxlm plan --json` prints."""
-        e = self.estimate
-        return {
-            "topology": self.topology, "devices": self.devices, "device_kind": self.device_kind, "mesh": self.mesh,
-            "batch_size": self.batch_size, "length": self.length, "vocabulary": self.vocabulary,
-            "parameters": self.parameters,
-            "fits": self.fits, "hbm_bytes_per_chip": self.hbm_bytes, "hbm_limit_bytes": self.hbm_limit,
-            "headroom_bytes": max(self.headroom, 0), "bytes_over": max(-self.headroom, 0),
-            "hbm_by_kind": self.hbm_by_kind,
-            "flops_per_step": self.flops, "flops_per_step_per_chip": self.flops_per_device,
-            "peak_flops_per_chip": self.peak_flops,
-            "estimated_step_seconds": e and e.seconds, "estimated_mfu": self.estimated_mfu,
-            "estimated_tokens_per_second": self.estimated_tokens_per_second,
-            "estimated_kernel_seconds": e and e.kernel_seconds, "kernel_peak_share": KERNEL_PEAK_SHARE,
-            "roofline_seconds": e and e.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
-            "top_operations": [dataclasses.asdict(operation) for operation in e.top] if e else [],
-            "collectives": {kind: dataclasses.asdict(item) for kind, item in self.traffic.items()},
-            "asynchronous_share": asynchronous_share(self.traffic),
-            "compile_seconds": self.compile_seconds,
-            "compiler_message": self.message or None,
-        }
 
 
 def prepare_environment() -> None:
@@ -146,10 +54,8 @@ def require_compiler() -> None:
 
 def plan(
     experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, hlo: Path | None = None
-) -> Plan:
+) -> dict[str, Any]:
     """Compile a train step for a topology and return its memory, FLOPs, collectives and estimated time.
-
-    A step that does not fit in HBM is a result (`fits` is False), not an error.
 
     Args:
         experiment: The preset or run.
@@ -157,95 +63,103 @@ def plan(
         vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
         hlo: File for the text of the compiled module.
 
+    Returns:
+        The object that `jaxlm plan --json` prints. A chip is one device, as jax counts them. For a step that does not
+        fit in HBM, `fits` is False, `hbm_bytes_per_chip` is from the compiler's message, `hbm_by_kind` has only the
+        step's inputs, and there is no estimate.
+
     Raises:
         UserError: Topology, mesh or batch size are impossible, or the compiler refuses the step otherwise.
     """
-    from jaxlm.parallel.mesh import check_batch, make_mesh
-    from jaxlm.parallel.peaks import peak_flops
-
-    experiment.validate()
-    devices = topology_devices(topology)
-    mesh = make_mesh(experiment.mesh, devices)
-    t, length = experiment.train, experiment.data.length
-    check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
-    objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
-    program = _lowered(experiment, objective, mesh)
-    by_kind, limit = program.held, hbm_limit(devices[0])
-    facts = dict(
-        topology=topology, devices=len(devices), device_kind=devices[0].device_kind, mesh=dict(mesh.shape),
-        batch_size=t.batch_size, length=length, hbm_limit=limit, vocabulary=described(experiment.objective, vocabulary),
-        parameters=program.parameters, flops=program.flops, peak_flops=peak_flops(devices[0]),
-    )
-    start = time.perf_counter()
-    lowered = program.lower()
-    try:
-        with _without_cache():
-            compiled = lowered.compile()
-    except Exception as error:  # the compiler raises errors of several types
-        message = _first_sentence(str(error))
-        used = _used_bytes(str(error))
-        if used is None:
-            raise UserError(refusal(topology, str(error))) from error
-        if "temporaries" in message:  # the message does not count the step's inputs
-            used += sum(by_kind.values())
-        return Plan(
-            **facts, fits=False, hbm_bytes=used, hbm_by_kind=by_kind, compile_seconds=time.perf_counter() - start,
-            traffic={}, message=message,
-        )
-    seconds = time.perf_counter() - start
-    text = compiled.as_text()
-    if hlo is not None:
-        hlo.write_text(text)
-    module = parse(text)
-    by_kind = _memory(compiled.memory_analysis(), by_kind)
-    used = sum(by_kind.values())
-    return Plan(
-        **facts, fits=used <= limit, hbm_bytes=used, hbm_by_kind=by_kind, compile_seconds=seconds,
-        traffic=traffic(module),
-        estimate=estimate(module, compiled.cost_analysis() or {}, devices[0], facts["flops"] / len(devices)),
-    )
-
-
-class _Lowered(NamedTuple):
-    """Train step before compilation.
-
-    Attributes:
-        parameters: Number of parameters.
-        flops: Model FLOPs.
-        held: Bytes of the inputs on one device, by kind.
-        lower: Function that lowers the step.
-    """
-
-    parameters: int
-    flops: float
-    held: dict[str, int]
-    lower: Callable[[], Any]
-
-
-def _lowered(experiment: Experiment, objective: Any, mesh: Any) -> _Lowered:
-    """Return the experiment's train step on a mesh, not yet lowered."""
-    import jax
-
     from jaxlm.objectives.base import load_constants
-    from jaxlm.parallel.rules import batch_sharding
+    from jaxlm.parallel.mesh import make_mesh
+    from jaxlm.parallel.peaks import peak_flops
     from jaxlm.runs.load import load_shapes
     from jaxlm.training.program import Program
 
-    program = Program(objective, experiment.train, experiment.optimizer, mesh, load_constants(objective, load_shapes))
-    row_format = objective.row_format(experiment.data.length)
-    batch = experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
-    batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
-    held = {
-        "parameters": _held(program.shapes.params, program.shardings.params),
-        "optimizer_state": _held(program.shapes.opt_state, program.shardings.opt_state),
-        "batch": _held(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch)),
+    experiment.validate()
+    devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
+    mesh, limit, peak = make_mesh(experiment.mesh, devices), hbm_limit(devices[0]), peak_flops(devices[0])
+    objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
+    program = Program(objective, t, experiment.optimizer, mesh, load_constants(objective, load_shapes))
+    batch = synthetic_batch(experiment, objective)
+    by_kind, flops = _input_bytes(program, batch), program.step_flops(length, t.batch_size)
+    start = time.perf_counter()
+    compiled, message, used = _compile(program, batch, topology)
+    seconds = time.perf_counter() - start
+    if compiled is None:
+        # The message about temporaries does not count the step's inputs.
+        used += sum(by_kind.values()) if "temporaries" in message else 0
+        totals, e = {}, None
+    else:
+        text = compiled.as_text()
+        if hlo is not None:
+            hlo.write_text(text)
+        by_kind = _memory(compiled.memory_analysis(), by_kind)
+        used, module = sum(by_kind.values()), parse(text)
+        e = estimate(module, compiled.cost_analysis() or {}, devices[0], flops / len(devices))
+        totals = traffic(module)
+    return {
+        "topology": topology, "devices": len(devices), "device_kind": devices[0].device_kind, "mesh": dict(mesh.shape),
+        "batch_size": t.batch_size, "length": length, "vocabulary": described(experiment.objective, vocabulary),
+        "parameters": program.num_params,
+        "fits": compiled is not None and used <= limit, "hbm_bytes_per_chip": used, "hbm_limit_bytes": limit,
+        "headroom_bytes": max(limit - used, 0), "bytes_over": max(used - limit, 0), "hbm_by_kind": by_kind,
+        "flops_per_step": flops, "flops_per_step_per_chip": flops / len(devices), "peak_flops_per_chip": peak,
+        "estimated_step_seconds": e and e.seconds, "estimated_mfu": e and flops / len(devices) / e.seconds / peak,
+        "estimated_tokens_per_second": e and t.batch_size * length / e.seconds,
+        "estimated_kernel_seconds": e and e.kernel_seconds, "kernel_peak_share": KERNEL_PEAK_SHARE,
+        "roofline_seconds": e and e.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
+        "top_operations": e.top if e else [],
+        "collectives": {kind: item._asdict() for kind, item in totals.items()},
+        "asynchronous_share": asynchronous_share(totals),
+        "compile_seconds": seconds, "compiler_message": message or None,
     }
-    flops = program.step_flops(experiment.data.length, experiment.train.batch_size)
-    return _Lowered(program.num_params, flops, held, lambda: program.lower(batch))
+
+
+def _compile(program: Any, batch: Any, topology: str) -> tuple[Any, str, int]:
+    """Return (compiled step, "", 0), or (None, the compiler's message, bytes needed) if it does not fit in HBM."""
+    import jax
+
+    lowered = program.lower(jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch))
+    try:
+        with _without_cache():
+            return lowered.compile(), "", 0
+    except Exception as error:  # the compiler raises errors of several types
+        used = _used_bytes(str(error))
+        if used is None:
+            raise UserError(refusal(topology, str(error))) from error
+        return None, _first_sentence(str(error)), used
+
+
+def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
+    """Return full rows of random tokens, as the host provides them."""
+    row_format = objective.row_format(experiment.data.length)
+    return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
+
+
+def _input_bytes(program: Any, batch: Any) -> dict[str, int]:
+    """Return the bytes of the step's inputs on one device, by kind."""
+    import jax
+
+    from jaxlm.parallel.rules import batch_sharding
+
+    def held(shapes: Any, shardings: Any) -> int:
+        def share(leaf: Any, sharding: Any) -> int:
+            return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
+
+        return sum(jax.tree.leaves(jax.tree.map(share, shapes, shardings)))
+
+    return {
+        "parameters": held(program.shapes.params, program.shardings.params),
+        "optimizer_state": held(program.shapes.opt_state, program.shardings.opt_state),
+        "batch": held(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
+    }
 
 
 def _memory(memory: Any, held: dict[str, int]) -> dict[str, int]:
-    """Return HBM of a compiled step by kind. Arguments and output both count donated buffers."""
+    """Return HBM of a compiled step by kind: inputs, temporaries at their peak, code, and layout padding."""
+    # Arguments and output both count donated buffers.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return held | {
         "activations_and_workspace": memory.temp_size_in_bytes,
@@ -283,13 +197,13 @@ def topology_devices(name: str) -> Sequence[Any]:
 
 def run_vocabulary(config: str) -> Vocabulary | None:
     """Return the vocabulary of the run folder `config`; None for a preset."""
-    from jaxlm.runs.folder import is_imported, own_tokenizer
+    from jaxlm.runs.folder import RunFolder
     from jaxlm.tokenizers.tokenizer import Tokenizer
 
-    own = own_tokenizer(Path(config))
-    if own is None:
+    run = RunFolder.read(config)
+    if run.tokenizer is None:
         return None
-    return dataclasses.replace(Tokenizer.load(own).vocabulary, preserve_rows=is_imported(Path(config)))
+    return dataclasses.replace(Tokenizer.load(run.tokenizer).vocabulary, preserve_rows=run.is_imported)
 
 
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:
@@ -345,16 +259,6 @@ def refusal(topology: str, message: str) -> str:
 
 def _bytes(match: re.Match[str]) -> int:
     return round(float(match[1]) * _UNITS[match[2]])
-
-
-def _held(shapes: Any, layout: Any) -> int:
-    """Return the bytes of the arrays' shards on one device."""
-    import jax
-
-    def share(leaf: Any, sharding: Any) -> int:
-        return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
-
-    return sum(jax.tree.leaves(jax.tree.map(share, shapes, layout)))
 
 
 def _first_sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from rich.text import Text
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Describes
-from jaxlm.runs import resume
+from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.feed import stage_after, stages_of
 from jaxlm.training.program import corruption_key
@@ -43,10 +44,13 @@ def show(
     if not isinstance(experiment.objective, Describes):
         raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
     console = Console(highlight=False)
-    data = resume.data_of(folder, experiment.data)
+    run, data = RunFolder.read(folder), experiment.data
+    if run.tokenizer:
+        data = dataclasses.replace(data, tokenizer=str(run.tokenizer))
     tokenizer = tokenizer or data.prepare_tokenizer(report, experiment.objective.symbols)
     text = data.open(tokenizer, report)
-    objective = resume.bind(folder, experiment, tokenizer.vocabulary, statistics=text.statistics)
+    vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)
+    objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     stage = stage_after(stages_of(text, objective, experiment.train, experiment.data.length), step)
     batch = stage.batches.batch(step - stage.first)
     example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))

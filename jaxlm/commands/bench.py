@@ -1,10 +1,11 @@
-"""jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
+"""Time the train step on this machine: tokens per second, MFU and the share of the corruption.
+
+jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
-Times the train step on this machine, on synthetic text: tokens per second, MFU and the share of the corruption; with
---peer huggingface also the Transformers class of the same sizes under torch.compile, in alternating rounds. With
---generate N instead greedy generation of N tokens a row, the peer being Transformers' generate. A task (configs/tasks,
-with --init-from and --data.source) is timed on its rows, the peer being the Transformers Trainer.
+The text is synthetic. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in
+alternating rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
+A task (configs/tasks, with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jaxlm.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code."""
     parser = config_parser("jaxlm bench", __doc__)
     parser.add_argument("--peer", choices=["huggingface"], default=None, help="implementation to compare with")
     parser.add_argument("--steps", type=int, default=None,

@@ -1,9 +1,9 @@
-"""What several commands need: a parser, the configuration, a started jax."""
+"""Parts of several commands: argument parser, resolved configuration, start of jax."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
 
@@ -12,25 +12,27 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors."""
+    """Argument parser that takes exact names of options and raises UserError."""
+
+    def __init__(self, program: str, description: str | None, **options: Any) -> None:
+        """Create the parser; `description` keeps its line breaks."""
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(program, description=description, allow_abbrev=False, formatter_class=raw, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
 
 
 def config_parser(program: str, description: str | None) -> Parser:
-    """A parser of `PROGRAM CONFIG [options] [--any.field VALUE …]`, for `resolve_config`."""
-    parser = Parser(
-        program, description=description, add_help=False, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"Every field of the configuration is a flag: {program} CONFIG --help lists them.",
-    )
+    """Return a parser of `PROGRAM CONFIG [options] [--any.field VALUE …]`, for `resolve_config`."""
+    fields = f"Every field of the configuration is a flag: {program} CONFIG --help lists them."
+    parser = Parser(program, description, add_help=False, epilog=fields)
     parser.add_argument("config", help="a preset (configs/bert_tiny.py) or a run folder")
     return parser
 
 
 def output_option(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
-    """Adds the option of a file to write, for `jaxlm.paths.check_output`, and --overwrite."""
+    """Add the option of a file to write, for `jaxlm.paths.check_output`, and --overwrite."""
     parser.add_argument(flag, default=None, metavar="FILE", help=text)
     parser.add_argument("--overwrite", action="store_true", help=f"let {flag} replace a file that is there already")
 
@@ -44,8 +46,10 @@ def task_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_options(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the command's own options and the remaining arguments, for `resolve_config`. Without CONFIG, print the
-    options and exit."""
+    """Return the command's own options and the remaining arguments, for `resolve_config`.
+
+    Without CONFIG, print the options and exit.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
         parser.print_help()
         raise SystemExit(0)
@@ -57,7 +61,7 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
     if {"-h", "--help"} & set(flags):
         print(parser.format_help())  # the fields follow
     init_from, as_text = getattr(options, "init_from", None), getattr(options, "as_text", False)
-    if init_from:  # whose parameters go to a device
+    if init_from:  # its parameters are loaded on a device
         start_jax()
     from jaxlm.tasks.resolve import resolve
 
@@ -65,7 +69,7 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
 
 
 def start_jax() -> None:
-    """Joins the processes of a cluster and turns on the persistent compilation cache."""
+    """Join the processes of a cluster and turn on the persistent compilation cache."""
     import jax
 
     from jaxlm.data.text import compilation_cache

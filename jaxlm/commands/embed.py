@@ -1,11 +1,12 @@
-"""jaxlm embed RUN_OR_HF_DIR [TEXT …] [--data.source FILE] [--out FILE.npy]
+"""Print vectors of texts, or write them to a file.
 
-Vectors of texts: one JSON object a line with `text` and `vector`, or with --out a float32 array [texts, width].
+jaxlm embed RUN_OR_HF_DIR [TEXT …] [--data.source FILE] [--out FILE.npy]
+
+Each line is a JSON object with `text` and `vector`. --out writes a float32 array [texts, width] instead.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -15,9 +16,8 @@ from jaxlm.paths import check_output
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser(
-        "jaxlm embed", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm embed", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("texts", nargs="*", metavar="TEXT")
     parser.add_argument("--data.source", dest="source", default=None, help="file with a text a line")

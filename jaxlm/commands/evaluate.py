@@ -1,13 +1,14 @@
-"""jaxlm evaluate RUN_OR_HF_DIR [--data.source FILE] [--predictions OUT.jsonl] [--data.field VALUE …]
+"""Score a fine-tuned model on rows of its task, or any model on prompts.
+
+jaxlm evaluate RUN_OR_HF_DIR [--data.source FILE] [--predictions OUT.jsonl] [--data.field VALUE …]
 jaxlm evaluate RUN_OR_HF_DIR --task FILE
 
-Scores a fine-tuned model on rows of its task, by default those that were held out; or, with --task, any decoder, T5 or
-masked language model on prompts, with no training (see jaxlm/tasks/in_context.md).
+Without --data.source the rows are the held-out ones. --task scores any decoder, T5 or masked language model on prompts,
+without training (see jaxlm/tasks/in_context.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -20,9 +21,8 @@ from jaxlm.paths import check_output
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser(
-        "jaxlm evaluate", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm evaluate", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
     parser.add_argument("--limit", type=int, default=0, help="rows of the prompts to use; 0 for all")
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: str | None = None) -> dict[str, Any]:
-    """The result of a fine-tuned model on its held-out rows, or on `--data.source` among the flags."""
+    """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.tasks.evaluate import evaluate
     from jaxlm.tasks.resolve import resolve_evaluation
 
@@ -68,7 +68,7 @@ REMARKS = {
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """The metrics on one line, with how many rows have no label, or one that training had not seen."""
+    """Print the metrics on one line, with the number of rows without a label and with a new one."""
     spread = {name: f" ± {value:.4f}" for name, value in result.get("deviations", {}).items()}
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""

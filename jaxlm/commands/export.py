@@ -1,4 +1,7 @@
-"""jaxlm export RUN OUT: writes a run's newest checkpoint as a Transformers folder"""
+"""Write a run's newest checkpoint as a Transformers folder.
+
+jaxlm export RUN OUT
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("jaxlm export", description=__doc__, allow_abbrev=False)
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm export", __doc__)
     parser.add_argument("run", help="a run folder")
     parser.add_argument("out", help="folder to write; must not exist or be empty")
     parser.add_argument("--sentence-transformers", choices=("cls", "mean", "last"), default=None, help=(
@@ -23,14 +27,14 @@ def main(arguments: list[str]) -> int:
     from jaxlm.config.presets import load_config
     from jaxlm.huggingface import ModelCard, export_folder
     from jaxlm.huggingface.sentence_transformers import Vectors
-    from jaxlm.runs.folder import read_metadata
+    from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.training.metrics import last_evaluation
 
     model = load_run(options.run)
     step, vocabulary = model.step, model.tokenizer.vocabulary
     folder = Path(options.run)
-    experiment, metadata = load_config(folder / "config.json"), read_metadata(folder)
+    experiment, metadata = load_config(folder / "config.json"), RunFolder.read(folder).metadata
     evaluated, evaluation = last_evaluation(folder, up_to=step)
     earlier = bool(evaluation) and evaluated != step
     card = ModelCard(

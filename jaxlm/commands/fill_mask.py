@@ -1,4 +1,7 @@
-"""jaxlm fill-mask PATH TEXT …: predicts the tokens behind each [MASK]"""
+"""Predict the tokens behind each [MASK].
+
+jaxlm fill-mask PATH TEXT …
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from jaxlm.commands.common import Parser, start_jax
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("jaxlm fill-mask", description=__doc__, allow_abbrev=False)
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm fill-mask", __doc__)
     parser.add_argument("path", help="a run folder or a Transformers folder")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
     parser.add_argument("--top-k", type=int, default=5, help="candidates for each mask (5)")

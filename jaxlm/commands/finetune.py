@@ -1,6 +1,6 @@
-"""jaxlm finetune CONFIG --init-from RUN_OR_HF_DIR --data.source TRAIN [--data.dev DEV] [--any.field VALUE …]
+"""Train a task from a pretrained model, or resume if the run folder has a checkpoint, and evaluate it.
 
-Trains a task from a pretrained model, or resumes if the run folder has a checkpoint, and evaluates it.
+jaxlm finetune CONFIG --init-from RUN_OR_HF_DIR --data.source TRAIN [--data.dev DEV] [--any.field VALUE …]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code."""
     parser = config_parser("jaxlm finetune", __doc__)
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
     task_options(parser)
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def seeds_of(experiment: Experiment, run_dir: Path, count: int) -> list[tuple[int, Path]]:
-    """(seed, run folder) of each training: the configuration's seed and those after it."""
+    """Return the seed and run folder of each training: the configuration's seed and the following ones."""
     if count < 1:
         raise UserError(f"--seeds is {count}; it must be 1 or more.")
     first = experiment.train.seed
@@ -84,13 +85,13 @@ def seeds_of(experiment: Experiment, run_dir: Path, count: int) -> list[tuple[in
 
 
 def predictions_of(seed: int, options: argparse.Namespace) -> str | None:
-    """The file for the answers of one training."""
+    """Return the file for the answers of one training."""
     name = options.predictions
     return str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}")) if name and options.seeds > 1 else name
 
 
 def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The means of the metrics, and their standard deviations (n - 1) as `deviations`."""
+    """Return the mean of each metric, and the standard deviations (n - 1) as `deviations`."""
     values = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
     return results[0] | {
         "metrics": {name: statistics.fmean(found) for name, found in values.items()},

@@ -1,4 +1,7 @@
-"""jaxlm generate PATH PROMPT …: continues a prompt (GPT-2) or answers it (T5)"""
+"""Continue a prompt (GPT-2) or answer it (T5).
+
+jaxlm generate PATH PROMPT …
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from jaxlm.commands.common import Parser, start_jax
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("jaxlm generate", description=__doc__, allow_abbrev=False)
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm generate", __doc__)
     parser.add_argument("path", help="a run folder or a Transformers folder")
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="maximum number of new tokens (64)")

@@ -1,4 +1,7 @@
-"""jaxlm import HF_DIR OUT: writes a Transformers folder as a run, to be trained further or looked at"""
+"""Write a Transformers folder as a run, which can be trained further or looked at.
+
+jaxlm import HF_DIR OUT
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from jaxlm.paths import local_folder
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("jaxlm import", description=__doc__, allow_abbrev=False)
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm import", __doc__)
     parser.add_argument("hf_dir", help="a folder that Transformers saved (config.json, safetensors, tokenizer files)")
     parser.add_argument("out", help="run folder to write; must not exist or be empty")
     parser.add_argument("--seed", type=int, default=0, help="random seed of heads that the folder lacks (0)")

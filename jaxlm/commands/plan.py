@@ -1,29 +1,25 @@
-"""jaxlm plan CONFIG [--topology v5e:16x16[,v5e:8x8 …]] [--hlo FILE] [--json] [--any.field VALUE …]
+"""Compile the real train step for a TPU topology, on a machine without TPUs.
 
-Compiles the real train step for a TPU topology on this machine, which needs no TPU, and reports whether it fits and
-the TPU compiler's estimate of its time. Several topologies, and the default selection of v4, v5e, v5p and v6e without
---topology, are printed as one table.
+jaxlm plan CONFIG [--topology v5e:16x16[,v5e:8x8 …]] [--hlo FILE] [--json] [--any.field VALUE …]
+
+The plan says whether the step fits and has the TPU compiler's estimate of its time. Several topologies are printed as
+one table; without --topology it has a selection of v4, v5e, v5p and v6e.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from jaxlm.commands.common import config_parser, output_option, parse_options, resolve_config
 from jaxlm.paths import check_output
 
-if TYPE_CHECKING:
-    from jaxlm.analysis.plan import Plan
-
-KINDS = {
-    "parameters": "parameters", "optimizer_state": "optimizer state", "batch": "batch",
-    "activations_and_workspace": "activations and workspace", "program": "program", "other": "padding",
-}
-
 
 def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code."""
     parser = config_parser("jaxlm plan", __doc__)
     parser.add_argument("--topology", default=None,
                         help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between")
@@ -41,10 +37,10 @@ def main(arguments: list[str]) -> int:
     planning.prepare_environment()
     vocabulary = planning.run_vocabulary(options.config)
     if len(topologies) == 1:
-        result = planning.plan(experiment, topologies[0], vocabulary, options.hlo and Path(options.hlo))
-        print(json.dumps(result.to_json()) if options.json else report(result) + short_rows(experiment))
+        plan = planning.plan(experiment, topologies[0], vocabulary, options.hlo and Path(options.hlo))
+        print(json.dumps(plan) if options.json else report(plan) + short_rows(experiment))
         return 0
-    rows = (_row_json(experiment, name, vocabulary) for name in topologies)
+    rows = (plan_row(experiment, name, vocabulary) for name in topologies)
     if options.json:
         print(json.dumps({"topologies": list(rows)}))
         return 0
@@ -60,7 +56,7 @@ CAVEAT = "ms, MFU and tokens/s are the TPU compiler's estimate without collectiv
 
 
 def short_rows(experiment: Any) -> str:
-    """A note that the first steps of a schedule with short rows are not what was planned; "" without such steps."""
+    """Return a note that the first steps of a schedule with short rows are not in the plan; "" without such steps."""
     t, length = experiment.train, experiment.data.length
     return (
         f"\nPlanned are the steps over rows of {length}; the first {t.short_steps:,} read rows of {t.short_length}."
@@ -68,20 +64,21 @@ def short_rows(experiment: Any) -> str:
     )
 
 
-def _row_json(experiment: Any, name: str, vocabulary: Any) -> dict[str, Any]:
-    """A plan as JSON; for a topology on which there is none, the reason instead."""
+def plan_row(experiment: Any, name: str, vocabulary: Any) -> dict[str, Any]:
+    """Return the plan of a topology, or the reason why there is none."""
     from jaxlm.analysis.plan import plan, topology_devices
     from jaxlm.errors import UserError
 
     row: dict[str, Any] = {"topology": name, "devices": None, "fits": None}
     try:
         row["devices"] = len(topology_devices(name))
-        return plan(experiment, name, vocabulary).to_json()
+        return plan(experiment, name, vocabulary)
     except UserError as error:
         return row | {"error": str(error)}
 
 
 def heading(experiment: Any, vocabulary: str) -> str:
+    """Return the lines above the table of topologies."""
     t = experiment.train
     return (
         f"{type(experiment.objective).__name__}, batch {t.batch_size} x {experiment.data.length} over all chips, "
@@ -92,6 +89,7 @@ def heading(experiment: Any, vocabulary: str) -> str:
 
 
 def table_row(row: dict[str, Any]) -> str:
+    """Return the line of one topology."""
     start = f"{row['topology']:<12}{row['devices'] or '-':>6}  "
     if row["fits"] is None:
         return f"{start}-     {row['error']}"
@@ -107,77 +105,68 @@ def table_row(row: dict[str, Any]) -> str:
     )
 
 
-def report(p: Plan) -> str:
-    """The plan of one topology as text."""
-    mesh = ", ".join(f"{axis} {size}" for axis, size in p.mesh.items())
+def report(plan: dict[str, Any]) -> str:
+    """Return the plan of one topology as text."""
+    p = SimpleNamespace(**plan)
     lines = [
-        f"{p.topology}: {p.devices} x {p.device_kind}, mesh {mesh}; {p.parameters:,} parameters, "
-        f"batch {p.batch_size} x {p.length}, {p.vocabulary}",
+        f"{p.topology}: {p.devices} x {p.device_kind}, mesh {', '.join(f'{a} {n}' for a, n in p.mesh.items())}; "
+        f"{p.parameters:,} parameters, batch {p.batch_size} x {p.length}, {p.vocabulary}",
         "",
     ]
+    memory = f"{gib(p.hbm_bytes_per_chip)} of {gib(p.hbm_limit_bytes)} HBM a chip"
     if p.fits:
-        lines.append(f"It fits: {gib(p.hbm_bytes)} of {gib(p.hbm_limit)} HBM a chip, {gib(p.headroom)} left.")
+        lines.append(f"It fits: {memory}, {gib(p.headroom_bytes)} left.")
     else:
-        lines.append(
-            f"It does not fit: {gib(p.hbm_bytes)} of {gib(p.hbm_limit)} HBM a chip, {-p.headroom:,} bytes "
-            f"({gib(-p.headroom)}) over."
-        )
-        lines.append(f"  compiler: {p.message}") if p.message else None
-    lines += [f"  {gib(size):>10}  {KINDS[kind]}" for kind, size in p.hbm_by_kind.items()]
+        lines.append(f"It does not fit: {memory}, {p.bytes_over:,} bytes ({gib(p.bytes_over)}) over.")
+        lines += [f"  compiler: {p.compiler_message}"] if p.compiler_message else []
+    lines += [f"  {gib(size):>10}  {kind.replace('_', ' ')}" for kind, size in p.hbm_by_kind.items()]
     if not p.fits:
         lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate or, unless the "
                      "model is reversible, --objective.model.remat full.")
-    lines += ["", f"{si(p.flops)}FLOPs a step by formula, {si(p.flops_per_device)}FLOPs a chip; "
+    lines += ["", f"{si(p.flops_per_step)}FLOPs a step by formula, {si(p.flops_per_step_per_chip)}FLOPs a chip; "
                   f"compiled in {p.compile_seconds:,.1f} s."]
     return "\n".join(lines + _estimate_lines(p) + _collective_lines(p))
 
 
-def _estimate_lines(p: Plan) -> list[str]:
-    if not p.estimate:
+def _estimate_lines(p: SimpleNamespace) -> list[str]:
+    if not p.estimated_step_seconds:
         return [f"No estimate of its time: the clock of {p.device_kind} is not known."] if p.fits else []
-    from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE
-
-    e = p.estimate
+    flops_seconds = p.flops_per_step_per_chip / p.peak_flops_per_chip
     lines = [
-        f"Estimated by the TPU compiler's cycles, without collectives: {e.seconds * 1e3:,.2f} ms a step, "
-        f"MFU {p.estimated_mfu:.1%} of {si(p.peak_flops)}FLOP/s, {p.estimated_tokens_per_second:,.0f} tokens/s.",
-        f"Roofline: {e.roofline_seconds * 1e3:,.2f} ms (by FLOPs {p.flops_per_device / p.peak_flops * 1e3:,.2f} ms; "
-        f"{gib(e.bytes_accessed)} of HBM traffic).",
+        f"Estimated by the TPU compiler's cycles, without collectives: {p.estimated_step_seconds * 1e3:,.2f} ms a "
+        f"step, MFU {p.estimated_mfu:.1%} of {si(p.peak_flops_per_chip)}FLOP/s, {p.estimated_tokens_per_second:,.0f} "
+        "tokens/s.",
+        f"Roofline: {p.roofline_seconds * 1e3:,.2f} ms (by FLOPs {flops_seconds * 1e3:,.2f} ms; "
+        f"{gib(p.bytes_accessed_per_chip)} of HBM traffic).",
     ]
-    if e.kernel_seconds:
-        lines.append(f"Of it, kernels without cycles: {e.kernel_seconds * 1e3:,.2f} ms, assumed to reach "
-                     f"{KERNEL_PEAK_SHARE:.0%} of the peak.")
+    if p.estimated_kernel_seconds:
+        lines.append(f"Of it, kernels without cycles: {p.estimated_kernel_seconds * 1e3:,.2f} ms, assumed to reach "
+                     f"{p.kernel_peak_share:.0%} of the peak.")
     lines += ["", f"{'ms':>10}{'share':>8}{'times':>7}  operation"]
-    lines += [f"{one.seconds * 1e3:>10,.2f}{one.share:>8.1%}{one.executions:>7}  {one.name}" for one in e.top]
-    return lines
+    return lines + [
+        f"{one['seconds'] * 1e3:>10,.2f}{one['share']:>8.1%}{one['executions']:>7}  {one['name']}"
+        for one in p.top_operations
+    ]
 
 
-def _collective_lines(p: Plan) -> list[str]:
-    from jaxlm.analysis.hlo import asynchronous_share
-
-    if not p.traffic:
+def _collective_lines(p: SimpleNamespace) -> list[str]:
+    if not p.collectives:
         return ["", "No collectives: each chip works alone."] if p.fits else []
     lines = ["", f"{'collectives a step, a chip':<28}{'count':>8}{'bytes':>14}{'overlapping':>14}{'bytes':>14}"]
     lines += [
-        f"  {kind:<26}{item.count:>8}{gib(item.bytes):>14}{item.asynchronous_count:>14}"
-        f"{gib(item.asynchronous_bytes):>14}" for kind, item in p.traffic.items()
+        f"  {kind:<26}{item['count']:>8}{gib(item['bytes']):>14}{item['asynchronous_count']:>14}"
+        f"{gib(item['asynchronous_bytes']):>14}" for kind, item in p.collectives.items()
     ]
-    return [*lines, f"{asynchronous_share(p.traffic):.0%} of these bytes overlap with compute."]
+    return [*lines, f"{p.asynchronous_share:.0%} of these bytes overlap with compute."]
 
 
 def gib(size: float) -> str:
-    """A size in bytes with a binary prefix: "1.50 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024 or unit == "GiB":
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.2f} {unit}"
-        size /= 1024
-    raise AssertionError
+    """Return a size in bytes with a binary prefix: "1.50 GiB"."""
+    power = min(3, int(math.log2(abs(size) or 1) / 10))
+    return f"{size / 1024**power:,.{2 * (power > 0)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def si(value: float) -> str:
-    """A number with a decimal prefix: "23.3 T"."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(value) < 1000 or prefix == "P":
-            return f"{value:,.3g} {prefix}"
-        value /= 1000
-    raise AssertionError
+    """Return a number with a decimal prefix: "23.3 T"."""
+    power = min(5, int(math.log10(max(value, 1)) / 3))
+    return f"{value / 1000**power:,.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}"

@@ -1,6 +1,6 @@
-"""jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field VALUE …]
+"""Train a preset, or resume if the run folder has a checkpoint; then draw the run's curves.
 
-Trains, or resumes if the run folder has a checkpoint; then draws the run's curves.
+jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field VALUE …]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jaxlm.errors import Stopped, UserError
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code."""
     parser = config_parser("jaxlm pretrain", __doc__)
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="begin from trained parameters")
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _update_curves(run: Path, token_losses: Sequence[str]) -> None:
-    """Draws curves.png again where there are newer metrics."""
+    """Draw curves.png again if there are newer metrics."""
     curves, metrics = run / "curves.png", run / "metrics.jsonl"
     if not metrics.exists() or (curves.exists() and curves.stat().st_mtime >= metrics.stat().st_mtime):
         return

@@ -1,6 +1,8 @@
-"""jaxlm show CONFIG [--init-from RUN_OR_HF_DIR [--as-text]] [--examples N] [--step K] [--any.field VALUE …]
+"""Print examples before and after corruption, as text.
 
-Examples before and after corruption, as text; those of a task (configs/tasks) as the model of --init-from reads them.
+jaxlm show CONFIG [--init-from RUN_OR_HF_DIR [--as-text]] [--examples N] [--step K] [--any.field VALUE …]
+
+Examples of a task (configs/tasks) are printed as the model of --init-from reads them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from jaxlm.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code."""
     parser = config_parser("jaxlm show", __doc__)
     parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
     parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")

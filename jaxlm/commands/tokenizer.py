@@ -1,4 +1,7 @@
-"""jaxlm tokenizer train SOURCE OUT: a vocabulary with every special symbol that the objectives need"""
+"""Train a tokenizer with every special symbol that the objectives need.
+
+jaxlm tokenizer train SOURCE OUT
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from jaxlm.paths import local_folder
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("jaxlm tokenizer", description=__doc__, allow_abbrev=False)
+    """Run the command and return its exit code."""
+    parser = Parser("jaxlm tokenizer", __doc__)
     parser.add_argument("action", choices=["train"])
     parser.add_argument("source", help="python-docs, a file, folder or glob, or tfds:NAME")
     parser.add_argument("out", help="folder to write")

@@ -1,1 +1,1 @@
-"""Experiments: their dataclasses, presets, JSON and flags."""
+"""Configuration of runs: dataclasses, presets, JSON and flags."""

@@ -1,10 +1,9 @@
-"""Experiment: the typed configuration of a run."""
+"""Configuration of a run: `Experiment` and its parts."""
 
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
+import inspect
 from typing import Any, Literal, NamedTuple
 
 import typeguard
@@ -23,7 +22,7 @@ class OptimizerConfig:
 
     name: Literal["adamw", "lamb", "adafactor", "adagrad"] = "adamw"
     """adamw (decoupled weight decay), lamb (for very large batches), adafactor (factored second moments, as in T5),
-    adagrad (ELMo, vectors of words)."""
+    adagrad (ELMo, word2vec)."""
     learning_rate: float = field(1e-4, range="(0, inf)")
     """Peak learning rate."""
     warmup_steps: int | None = field(10_000, range="[0, inf)")
@@ -41,7 +40,7 @@ class OptimizerConfig:
     b2: float = field(0.999, range="[0, 1)")
     """Decay rate of the second moment (adamw, lamb)."""
     eps: float = field(1e-6, range="(0, inf)")
-    """Epsilon, added outside the square root (adamw, lamb); what the sums of squares begin at (adagrad)."""
+    """Epsilon, added outside the square root (adamw, lamb); initial sum of squares (adagrad)."""
     bias_correction: bool = True
     """Adam's bias correction (adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = field(0.01, range="[0, inf)")
@@ -61,11 +60,11 @@ class TrainConfig:
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
     short_steps: int = field(0, range="[0, inf)")
-    """Steps at the beginning whose rows have `short_length` tokens, in batches with as many tokens: attention is learnt
+    """Steps at the beginning with rows of `short_length` tokens, in batches with as many tokens: attention is learnt
     sooner over short rows, and costs less (BERT: 90 % of the steps at 128 tokens, the rest at 512). Evaluation is
     always at `data.length`."""
     short_length: int = 16
-    """Sequence length of those steps, special symbols included; it must divide `data.length`."""
+    """Sequence length of those steps, special tokens included; it must divide `data.length`."""
     accumulate: int = field(1, range="[1, inf)")
     """Gradient-accumulation microbatches."""
     seed: int = field(0, range="[0, 4294967296)")
@@ -75,8 +74,8 @@ class TrainConfig:
     eval_every: int = field(1000, resumable=True, range="[0, inf)")
     """Steps between evaluations on held-out text; the last step is always evaluated. 0: only the last step."""
     patience: int = field(0, resumable=True, range="[0, inf)")
-    """End early after so many evaluations in a row without a lower held-out loss; the checkpoint with the lowest one is
-    what later commands read. 0: train to the last step."""
+    """Number of evaluations in a row without a lower held-out loss after which training stops; later commands then read
+    the checkpoint with the lowest one. 0: train to the last step."""
     eval_batches: int = field(32, resumable=True, range="[1, inf)")
     """Maximum number of held-out batches per evaluation."""
     checkpoint_every: int = field(1000, resumable=True, range="[0, inf)")
@@ -89,7 +88,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The whole configuration of a run. Presets in configs/ build one; flags override its fields."""
+    """Configuration of a run. Presets in configs/ build one; flags override its fields."""
 
     objective: Objective
     data: Data = TextData()
@@ -98,7 +97,7 @@ class Experiment:
     mesh: MeshConfig = field(MeshConfig(), resumable=True)
 
     def validate(self) -> None:
-        """UserError for the first value of a wrong type or out of range."""
+        """Raise UserError for the first value of a wrong type or out of range."""
         check_types(self)
         self.data.validate()
         t = self.train
@@ -114,30 +113,22 @@ class Experiment:
 
 
 class Resolved(NamedTuple):
-    """A complete configuration (see `jaxlm.tasks.resolve`) and the pretrained model that the run begins with."""
+    """Complete configuration (see `jaxlm.tasks.resolve`), and the pretrained model that the run begins with."""
 
     experiment: Experiment
     pretrained: PretrainedModel | None = None
 
 
 def check_types(config: Any) -> None:
-    """UserError for a field whose value is not of its annotated type. Flags are checked where they are read; a preset
-    or a config.json can hold anything."""
+    """Raise UserError for a field whose value is not of its annotated type.
+
+    Flags are checked when they are parsed; a preset or a config.json can hold anything.
+    """
     for setting in settings(config):
         try:
             typeguard.check_type(
                 setting.value, setting.type, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
             )
         except typeguard.TypeCheckError:
-            raise UserError(f"{setting.name} is {setting.value!r}; it must be {spell(setting.type)}.") from None
-
-
-def spell(annotation: Any) -> str:
-    """A field's type in words."""
-    if isinstance(annotation, types.UnionType):
-        return " or ".join(spell(one) for one in typing.get_args(annotation))
-    if typing.get_origin(annotation) is Literal:
-        *others, last = map(str, typing.get_args(annotation))
-        return f"{', '.join(others)} or {last}" if others else last
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
-    return words.get(annotation) or getattr(annotation, "__name__", str(annotation))
+            kind = inspect.formatannotation(setting.type)
+            raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None

@@ -1,4 +1,4 @@
-"""Command-line flags for the fields of an Experiment, made from its types and docstrings by tyro."""
+"""Command-line flags for the fields of an Experiment; tyro makes them from its types and docstrings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from jaxlm.fields import marks_of, settings
 
 
 def override(experiment: Experiment, arguments: list[str], program: str) -> Experiment:
-    """The experiment with `--train.steps 100`, `--data.source …` applied; `--help` prints every field and exits.
+    """Return the experiment with `--train.steps 100`, `--data.source …` applied; `--help` prints every field and exits.
 
-    UserError for a flag that does not exist (with the closest one that does) or a value of the wrong type.
+    Args:
+        experiment: The configuration whose fields are the defaults.
+        arguments: The flags.
+        program: Name of the command in `--help`.
+
+    Raises:
+        UserError: A flag does not exist, or a value has the wrong type.
     """
     if {"-h", "--help"} & set(arguments):
         arguments = ["--help"]
@@ -38,13 +44,13 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
 
 
 def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[Experiment, list[str]]:
-    """(the experiment with the flags applied, the arguments that belong to no field)."""
+    """Return the experiment with the flags applied, and the arguments that belong to no field."""
     registry = tyro.constructors.ConstructorRegistry()
     asked: list[type] = []
 
     @registry.struct_rule
     def without_hidden(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-        """tyro's own rule for a dataclass, less the fields that no flag sets: those keep their value."""
+        """Hide the fields that no flag sets from tyro's own rule for dataclasses; they keep their value."""
         if not dataclasses.is_dataclass(info.type) or info.type in asked:
             return None
         asked.append(info.type)
@@ -59,7 +65,7 @@ def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[
 
         return dataclasses.replace(spec, instantiate=instantiate, fields=shown)
 
-    # A default decides which class a field of several has; a command of its own for each would take its flags away.
+    # The default decides the class of a field that may have several. As subcommands they would take the flags away.
     config = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)
     return tyro.cli(
         Experiment, args=arguments, default=experiment, prog=program, config=config, registry=registry,
@@ -87,11 +93,11 @@ def _message(box: str) -> str:
 
 
 def _unknown_field(argument: str, names: list[str]) -> str:
-    """Names the field closest to what was written."""
+    """Return a sentence with the closest field."""
     if not argument.startswith("--"):
         return f"{argument} belongs to no field; fields are given as in --train.steps 100."
     name = argument.split("=", 1)[0].removeprefix("--").replace("-", "_")
-    # The right field of another group, as in --steps for --train.steps.
+    # First a field of another group, as in --steps for --train.steps.
     close = [other for other in names if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean --{close[0].replace('_', '-')}?" if close else "--help lists the fields."

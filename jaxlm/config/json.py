@@ -1,4 +1,4 @@
-"""Configurations as JSON: how config.json holds one, and how two are compared."""
+"""Configurations as JSON: reading, writing and comparing config.json."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ CLASSES: dict[str, type] = {
 
 
 def to_json(value: Any) -> Any:
-    """A configuration as plain JSON values; dataclasses carry their class name under "type"."""
+    """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
     if dataclasses.is_dataclass(value):
+        if CLASSES.get(type(value).__name__) is not type(value):
+            raise UserError(f"add {type(value).__name__} to jaxlm/systems.py; no run of it could be opened.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
         return {"type": type(value).__name__} | {name: to_json(getattr(value, name)) for name in kept}
     if isinstance(value, (tuple, list)):
@@ -30,7 +32,15 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, where: str = "the configuration") -> Any:
-    """The inverse of `to_json`; UserError for a class, a field or a value that this version cannot take."""
+    """Return the configuration of a JSON value: the inverse of `to_json`.
+
+    Args:
+        value: The JSON value.
+        where: Name of the file, for messages.
+
+    Raises:
+        UserError: This version of jaxlm does not know a class or a field, or refuses a value.
+    """
     if isinstance(value, list):
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):
@@ -52,22 +62,19 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
 
 
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:
-    """{dotted name: JSON value} of the fields that `keep` accepts; a dataclass has its class name as its value."""
-    def plain(value: Any) -> Any:
-        return type(value).__name__ if dataclasses.is_dataclass(value) else to_json(value)
-
-    return {setting.name: plain(setting.value) for setting in settings(config) if keep(setting)}
+    """Return {dotted name: JSON value} of the fields that `keep` accepts, with the class name for a dataclass."""
+    return {
+        s.name: type(s.value).__name__ if dataclasses.is_dataclass(s.value) else to_json(s.value)
+        for s in settings(config) if keep(s)
+    }
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The fields in which two flattened configurations differ, as "train.steps: 100 -> 200". A field that only one
-    of them has is of another version of jaxlm, or inside a dataclass that differs as a whole."""
+    """Return the fields in which two flattened configurations differ, as "train.steps: 100 -> 200".
+
+    A field that only one of them has belongs to another version of jaxlm, or to a dataclass that differs as a whole.
+    """
     return [
-        f"{name}: {_short(old[name])} -> {_short(new[name])}"
+        f"{name}: {str(old[name])[:60]} -> {str(new[name])[:60]}"
         for name in old if name in new and old[name] != new[name]
     ]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

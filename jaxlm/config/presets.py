@@ -1,4 +1,4 @@
-"""Loading of an Experiment: from a preset's Python file, or from the config.json of a run folder."""
+"""Loading of an Experiment from a preset's Python file or from the config.json of a run folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from pathlib import Path
 from jaxlm.config.experiment import Experiment, check_types
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
+from jaxlm.paths import reading, refuse_links
 
 
 def load_preset(path: str) -> Experiment:
-    """The Experiment of `path`: a run folder, or a preset, which is a Python file that sets `experiment`.
+    """Return the Experiment of a run folder, or of a preset: a Python file that sets `experiment`.
 
-    Only a file whose name ends in .py is executed. UserError where there is neither, naming close presets.
+    Only a file whose name ends in .py is executed.
+
+    Raises:
+        UserError: The path is neither, or the preset cannot be run.
     """
     if (Path(path) / "config.json").is_file():
         return load_config(Path(path) / "config.json")
@@ -36,7 +39,7 @@ def load_preset(path: str) -> Experiment:
 
 
 def _hint(given: Path) -> str:
-    """What to write instead of a name that does not exist."""
+    """Return a hint at the presets that exist."""
     folders = [Path("configs"), Path("configs/tasks"), given.parent]
     presets = {preset.stem: str(preset) for folder in folders for preset in sorted(folder.glob("*.py"))}
     close = [presets[name] for name in difflib.get_close_matches(given.stem, presets, n=3, cutoff=0.5)]
@@ -47,14 +50,19 @@ def _hint(given: Path) -> str:
 
 
 def load_config(path: os.PathLike[str] | str) -> Experiment:
-    """The Experiment that a run folder's config.json holds."""
+    """Return the Experiment of a run folder's config.json. Every command that reads a run folder calls this first.
+
+    Raises:
+        UserError: The file is no configuration of this version of jaxlm, or the run folder holds symbolic links.
+    """
     with reading(path):
-        if not Path(path).exists():
+        if not Path(path).is_file():
             raise UserError(f"{path} does not exist: {Path(path).parent} is not a jaxlm run folder.")
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         if isinstance(value, dict) and "type" not in value:
             hint = ", but of a Transformers folder; `jaxlm import` makes a run of it" if "model_type" in value else ""
             raise UserError(f"{path} is no configuration of a jaxlm run{hint}.")
+        refuse_links(Path(path).parent)
         experiment = from_json(value, str(path))
     if not isinstance(experiment, Experiment):
         raise UserError(f"{path} does not hold a jaxlm Experiment.")

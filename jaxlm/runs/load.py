@@ -12,8 +12,7 @@ from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import local_folder
-from jaxlm.runs.folder import is_imported, read_metadata
-from jaxlm.runs.resume import bind
+from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import evaluations
@@ -40,16 +39,14 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest readable checkpoint of a run folder; with train.patience that of the lowest held-out loss."""
     folder = local_folder(path, "runs")
-    if not folder.exists():
-        raise UserError(f"{folder} does not exist.")
-    experiment = load_config(folder / "config.json")
-    if not (folder / "tokenizer").is_dir():
-        raise UserError(f"{folder} has no tokenizer folder: the run has not got as far as its first step.")
-    tokenizer = Tokenizer.load(folder / "tokenizer")
-    if is_imported(folder):  # it need not be fit for training: a T5 without sentinels can generate
+    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)
+    if run.tokenizer is None:
+        raise UserError(f"{folder} has no checkpoint and tokenizer: the run has not got as far as its first step.")
+    tokenizer = Tokenizer.load(run.tokenizer)
+    if run.is_imported:  # it need not be fit for training: a T5 without sentinels can generate
         objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)
     else:
-        objective = bind(folder, experiment, tokenizer.vocabulary)
+        objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
     # The kernel was chosen for the machine that trained.
     objective = dataclasses.replace(objective, model=objective.model.with_execution(attention="auto"))
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
@@ -60,7 +57,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         params, step = checkpoints.restore_params(shapes, step=min(kept, key=kept.__getitem__) if kept else None)
     finally:
         checkpoints.close()
-    fresh = () if step else tuple(read_metadata(folder).get("fresh", ()))
+    fresh = () if step else tuple(run.metadata.get("fresh", ()))
     return PretrainedModel(objective, params, tokenizer, fresh, str(path), step)
 
 

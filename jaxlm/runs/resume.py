@@ -1,8 +1,7 @@
-"""What ties a run to its configuration, tokenizer and text, and what may change when it is resumed."""
+"""Checks of a run folder before a run begins or resumes, and the files that tie it to configuration and text."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,99 +9,86 @@ from typing import Any
 import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
-from jaxlm.config.json import CLASSES, differences, flatten, to_json
-from jaxlm.config.presets import load_config
-from jaxlm.data.base import Data, Source, Statistics
+from jaxlm.config.json import differences, flatten, to_json
+from jaxlm.data.base import Source
 from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
-from jaxlm.objectives.base import Constants
-from jaxlm.runs.folder import (
-    has_begun,
-    is_imported,
-    newest_step,
-    own_tokenizer,
-    read_metadata,
-    write_json,
-    write_metadata,
-)
+from jaxlm.objectives.base import Constants, PretrainedModel
+from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.checkpoints import digest
+from jaxlm.training.checkpoints import digest, require_layout
 from jaxlm.training.checksums import checksums
 
 
-def check_configuration(folder: Path, experiment: Experiment) -> None:
-    """UserError when the folder holds a run of another configuration. Before the first step everything may change,
-    except for what the parameters of an imported model are and mean."""
-    if not (folder / "config.json").exists():
-        return
-    if has_begun(folder):
-        keep = Setting.decides_result
-    elif is_imported(folder):
-        keep = Setting.decides_weights
-    else:
-        return
-    old = load_config(folder / "config.json")
-    _refuse(folder, differences(flatten(old, keep), flatten(experiment, keep)))
+def check_run(run: RunFolder, resolved: Resolved) -> None:
+    """Raise UserError if the folder holds a run that this configuration and pretrained model cannot resume.
+
+    Before the first step everything may change, except for what the parameters of an imported model are and mean.
+    """
+    require_layout(run.path / "checkpoints")
+    _check_source(run, resolved)
+    if run.has_begun or run.is_imported:
+        keep = Setting.decides_result if run.has_begun else Setting.decides_weights
+        _refuse(run, differences(flatten(run.experiment, keep), flatten(resolved.experiment, keep)))
 
 
-def check_source(folder: Path, resolved: Resolved) -> None:
-    """UserError when the folder holds parameters that are not those of the pretrained model, or, without one, when it
-    was to begin from another model and was stopped before it held that model's parameters."""
+def _check_source(run: RunFolder, resolved: Resolved) -> None:
     init_from = resolved.pretrained and resolved.pretrained.path
     command = "finetune" if isinstance(resolved.experiment.data, LabelledData) else "pretrain"
-    source = read_metadata(folder).get("imported_from")
-    holds_parameters = any((folder / "checkpoints").glob("[0-9]*"))
-    if init_from is None and source is not None and not holds_parameters:
-        raise UserError(f"{folder} has not got as far as its first parameters; pass --init-from {source} again.")
-    if command == "finetune" and holds_parameters and source is None:
-        raise UserError(f"{folder} is a run of pretraining; choose another --run-dir.")
-    if init_from is not None and holds_parameters and (source is None or not _same_path(source, init_from)):
+    source = run.metadata.get("imported_from")
+    if init_from is None and source is not None and not run.steps:
+        raise UserError(f"{run.path} has not got as far as its first parameters; pass --init-from {source} again.")
+    if command == "finetune" and run.steps and source is None:
+        raise UserError(f"{run.path} is a run of pretraining; choose another --run-dir.")
+    if init_from is not None and run.steps and (source is None or Path(source).resolve() != Path(init_from).resolve()):
         raise UserError(
-            f"{folder} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
-            f"`jaxlm {command} {folder}`, or choose another --run-dir."
+            f"{run.path} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
+            f"`jaxlm {command} {run.path}`, or choose another --run-dir."
         )
 
 
-def _same_path(one: str, other: str) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
-
-
-def _refuse(run: object, changed: list[str]) -> None:
+def _refuse(run: RunFolder, changed: list[str]) -> None:
     if changed:
         more = "; …" if len(changed) > 4 else ""
         raise UserError(
-            f"{run} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
+            f"{run.path} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
             "pass the same values, or choose another --run-dir and start from this one with --init-from."
         )
 
 
-def data_of(folder: Path, data: Data) -> Data:
-    """The data configuration with the run's own tokenizer, where the run is tied to one."""
-    own = own_tokenizer(folder)
-    return dataclasses.replace(data, tokenizer=str(own)) if own else data
-
-
-def bind(
-    folder: Path, experiment: Experiment, vocabulary: Vocabulary, imported: bool = False,
-    statistics: Statistics | None = None,
-) -> Any:
-    """The objective, bound for training. The embedding of a model that is `imported`, now or when the run began, keeps
-    its number of rows."""
-    vocabulary = dataclasses.replace(vocabulary, preserve_rows=imported or is_imported(folder))
-    return experiment.objective.bind(vocabulary, experiment.data.length, statistics)
+def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
+    """Return remarks on a number of steps that the user may not have meant."""
+    t, optimizer, remarks = experiment.train, experiment.optimizer, []
+    if run.newest_step:
+        before = run.experiment.train.steps
+        if run.newest_step < t.steps != before and optimizer.schedule in ("linear", "cosine"):
+            remarks.append(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {before:,}")
+        return remarks
+    if t.short_steps >= t.steps:
+        remarks.append(
+            f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
+            "not meant, choose more train.steps or fewer train.short_steps."
+        )
+    if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
+        remarks.append(
+            f"The learning rate rises over {optimizer.warmup_steps:,} steps and this run has {t.steps:,}; if that is "
+            "not meant, lower optimizer.warmup_steps."
+        )
+    return remarks
 
 
 def run_metadata(
-    folder: Path, experiment: Experiment, text: Source, tokenizer: Tokenizer, constants: Constants,
-    begun_from: dict[str, Any],
+    run: RunFolder, experiment: Experiment, source: PretrainedModel | None, text: Source, tokenizer: Tokenizer,
+    constants: Constants,
 ) -> dict[str, Any]:
-    """The metadata that data.json and every checkpoint hold: fingerprints of token store, tokenizer and constants
-    (on their devices), where the text came from, its unigram entropy in nats, the value of each field that decides the
-    result, and where the first parameters came from (`begun_from`, where they are not fresh: imported_from and fresh).
+    """Return the metadata for data.json and every checkpoint.
+
+    It has the fingerprints of token store, tokenizer and constants (on their devices), the text's source and
+    unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
-    return read_metadata(folder) | begun_from | {
+    begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}
+    return run.metadata | begun_from | {
         "data": text.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "frozen": digest(checksums(constants)[0]) if jax.tree.leaves(constants) else None,
@@ -112,40 +98,32 @@ def run_metadata(
     }
 
 
-def check_metadata(saved: dict[str, Any], now: dict[str, Any], run: object = "the checkpoint") -> None:
-    """UserError when the text or the configuration is not that of the checkpoint, as after an edit of config.json."""
-    if saved.get("data") != now["data"]:
+def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
+    """Write configuration, metadata and tokenizer: what makes the folder a run.
+
+    It comes after everything that can be refused, so that a mistake in a flag leaves no run behind.
+
+    Raises:
+        UserError: The text, the teacher or the configuration is not that of the run, as after an edit of config.json.
+    """
+    saved = run.metadata
+    if run.has_begun and saved.get("data") != metadata["data"]:
         raise UserError(
             "the text has changed since this run began, or other parts of it are held out: it has learnt from "
-            f"{saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {now['source']} now gives "
-            f"{now['data'][:12]}; bring the old text back, or choose another --run-dir and start from this run with "
-            "--init-from."
+            f"{saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} now "
+            f"gives {metadata['data'][:12]}; bring the old text back, or choose another --run-dir and start from this "
+            "run with --init-from."
         )
-    _check_teacher(saved, now)
-    _refuse(run, differences(saved.get("configuration", {}), now["configuration"]))
-
-
-def _check_teacher(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    if saved.get("frozen") != now["frozen"]:
+    if (run.has_begun or run.steps) and saved.get("frozen") != metadata["frozen"]:
         raise UserError(
             "the teacher's weights are not those that this run began with; give objective.teacher the same model, or "
             "choose another --run-dir and start from this run with --init-from."
         )
-
-
-def claim(folder: Path, experiment: Experiment, tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
-    """Writes configuration, metadata and tokenizer: what makes the folder a run. To be called when nothing is left to
-    refuse, so that a mistake in a flag leaves no run behind. UserError as from `check_metadata`."""
-    for part in (experiment.objective, experiment.objective.model):
-        if CLASSES.get(type(part).__name__) is not type(part):
-            raise UserError(f"{type(part).__name__} is not in jaxlm/systems.py, so no run of it can be opened; add it.")
-    if has_begun(folder):
-        check_metadata(read_metadata(folder), metadata, folder)
-    elif any((folder / "checkpoints").glob("[0-9]*")):  # of step 0: what a student begins with may be its teacher's
-        _check_teacher(read_metadata(folder), metadata)
-    if experiment.train.steps > newest_step(folder):  # otherwise nothing will be done, and the run stays as it is
-        write_json(folder / "config.json", to_json(experiment))
-    write_metadata(folder, metadata)
-    if own_tokenizer(folder) is None:
-        shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of a start that did no step
-        tokenizer.save(folder / "tokenizer")
+    if run.has_begun:
+        _refuse(run, differences(saved.get("configuration", {}), metadata["configuration"]))
+    if experiment.train.steps > run.newest_step:  # otherwise nothing will be done, and the run stays as it is
+        write_json(run.path / "config.json", to_json(experiment))
+    write_metadata(run.path, metadata)
+    if run.tokenizer is None:
+        shutil.rmtree(run.path / "tokenizer", ignore_errors=True)  # of a start that did no step
+        tokenizer.save(run.path / "tokenizer")

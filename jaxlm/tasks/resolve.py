@@ -22,7 +22,7 @@ from jaxlm.fields import Setting, settings
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import main_first
-from jaxlm.runs.folder import has_begun, read_metadata
+from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.systems import TASKS
 from jaxlm.tasks.base import Task
@@ -36,23 +36,23 @@ def resolve(
     """Resolve the configuration of a run.
 
     Args:
-        config: a preset or a run folder.
-        flags: command-line arguments for the fields of the configuration, those of the pretrained model included.
-        init_from: folder of the pretrained model, which takes the place of the configuration's model.
-        as_text: whether a decoder writes a task's answers, which T5 always does.
-        program: how `--help` calls the command.
+        config: A preset or a run folder.
+        flags: Command-line arguments for the fields of the configuration, including the pretrained model's.
+        init_from: Folder of the pretrained model, which replaces the configuration's model.
+        as_text: Whether a decoder writes a task's answers, as T5 always does.
+        program: Name of the command in `--help`.
 
     Raises:
-        UserError: a flag is wrong, a value is out of range, or the pretrained model does not suit.
+        UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), (Path(config) / "config.json").is_file()
     objective, pretrained = experiment.objective, None
     if as_text:
-        # Half of a decoder's row is text.
+        # A decoder's row holds the text and the answer.
         objective = _as_text(objective, experiment.data.length // 2)
     if init_from:
         pretrained = load_model(init_from)
-        # On the host, from where the parameters go to where the mesh wants them.
+        # On the host, from where each device of the mesh gets its shard.
         pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
         model = pretrained.objective.model
         if isinstance(objective, Task) and model.writes_answers and not model.fine_tuning:
@@ -78,15 +78,17 @@ def resolve(
 def with_rows(
     resolved: Resolved, run_dir: str | Path | None = None, report: Callable[[str], None] = print
 ) -> Resolved:
-    """Resolve what a task leaves open until its rows are read: symbols, labels, number of steps and of warm-up steps.
+    """Resolve what depends on the rows of a task: special tokens, labels, number of steps and of warm-up steps.
 
-    Pretraining, and a run of a task that is resumed, have nothing open and are returned as they are.
+    Pretraining, and a run of a task that is resumed, are returned as they are.
 
     Args:
-        run_dir: the run's folder; a run that has begun keeps its number of warm-up steps.
+        resolved: The result of `resolve`.
+        run_dir: The run's folder; a run that has begun keeps its number of warm-up steps.
+        report: Receives the labels and progress messages.
 
     Raises:
-        UserError: there is no model, there are no rows, or training cannot use one of them.
+        UserError: There is no model, there are no rows, or training cannot use one of them.
     """
     experiment, pretrained = resolved
     task, data, train = experiment.objective, experiment.data, experiment.train
@@ -106,20 +108,25 @@ def with_rows(
     task = task.with_labels(labelled, data.class_names())
     _report_labels(task, report)
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)
-    # With rows for new symbols.
+    # The embedding gets rows for new special tokens.
     task = dataclasses.replace(task, model=task.model.for_vocabulary(vocabulary))
     count = len(rows.examples("train", task.bind(vocabulary, data.length).encoder, data.length))
     warmup_steps = None
-    if run_dir is not None and has_begun(Path(run_dir)):
-        warmup_steps = load_config(Path(run_dir) / "config.json").optimizer.warmup_steps
+    if run_dir is not None and (run := RunFolder.read(run_dir)).has_begun:
+        warmup_steps = run.experiment.optimizer.warmup_steps
     experiment = _with_steps(dataclasses.replace(experiment, objective=task), count, warmup_steps)
     pretrained = dataclasses.replace(pretrained, tokenizer=tokenizer, params=task.from_pretrained(pretrained))
     return Resolved(experiment, pretrained)
 
 
 def resolve_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Resolved:
-    """Resolve the evaluation of a fine-tuned model: rows of `data.dev` if it has any, else those held out of
-    `data.source`."""
+    """Resolve the evaluation of a fine-tuned model.
+
+    Its rows are those of a flag, else those of the run's `data.dev`, else those held out of the run's `data.source`.
+
+    Raises:
+        UserError: The model is not fine-tuned, or a flag is wrong or changes nothing here.
+    """
     pretrained = load_model(path)
     task = pretrained.objective
     if not isinstance(task, Task):
@@ -139,7 +146,7 @@ def resolve_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) 
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     dev = data.source or data.dev or stored.data.dev
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
-    if not dev and read_metadata(Path(path)).get("data") not in (None, data.open(pretrained.tokenizer).fingerprint):
+    if not dev and RunFolder.read(path).metadata.get("data") not in (None, data.open(pretrained.tokenizer).fingerprint):
         raise UserError(
             f"{data.source} is not divided as when {path} was trained on it, so rows that it has learnt from would be "
             "scored; give rows of their own with --data.source FILE."
@@ -149,7 +156,7 @@ def resolve_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) 
 
 
 def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
-    """Return the configuration of a run, or of a Transformers folder: the task, and rows of its form."""
+    """Return the configuration of a run, or one for a Transformers folder: the task with its default form of rows."""
     if (Path(path) / "checkpoints").is_dir():
         return load_config(Path(path) / "config.json")
     length = task.model.max_length or 512
@@ -164,7 +171,7 @@ def require_task(experiment: Experiment) -> None:
 
 
 def _as_text(task: Objective, max_target: int | None = None) -> TextToText:
-    """Return a task whose rows are texts, for a model that writes the answer in at most `max_target` tokens."""
+    """Return the text-to-text form of a task, whose answers have at most `max_target` tokens."""
     if not isinstance(task, Task):
         raise UserError("a model writes the answers of tasks only; choose a preset of configs/tasks.")
     longest = min(task.longest_text, max_target or task.longest_text)
@@ -172,7 +179,7 @@ def _as_text(task: Objective, max_target: int | None = None) -> TextToText:
 
 
 def _with_steps(experiment: Experiment, num_rows: int = 0, warmup_steps: int | None = None) -> Experiment:
-    """Fill in `train.steps` by its epochs over `num_rows` rows, and `optimizer.warmup_steps`, where they are None."""
+    """Replace None in `train.steps`, by its epochs over `num_rows` rows, and in `optimizer.warmup_steps`."""
     train, optimizer = experiment.train, experiment.optimizer
     if train.steps is None:
         if not train.epochs * num_rows:
@@ -185,10 +192,10 @@ def _with_steps(experiment: Experiment, num_rows: int = 0, warmup_steps: int | N
 
 
 def _require_one_length(preset: Experiment, experiment: Experiment, is_run: bool) -> None:
-    """Raise UserError where a preset or the flags give both a number of steps and what it would follow from."""
+    """Raise UserError if both a number of steps and the epochs or the share that determine it are given."""
     for part, share, number in (("train", "epochs", "steps"), ("optimizer", "warmup_share", "warmup_steps")):
         old, new = getattr(preset, part), getattr(experiment, part)
-        # A run's steps were resolved when it began; a flag for the steps wins over a preset's epochs.
+        # The steps of a run were resolved when it began; a flag for the steps overrides a preset's epochs.
         is_resolved = getattr(new, share) == getattr(old, share) and (is_run or getattr(old, number) is None)
         if getattr(new, share) and getattr(new, number) is not None and not is_resolved:
             raise UserError(
@@ -198,14 +205,14 @@ def _require_one_length(preset: Experiment, experiment: Experiment, is_run: bool
 
 
 def _require_same_weights(preset: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
-    """Raise UserError for a flag that changes what the weights of the model in the folder `path` decide."""
+    """Raise UserError for a flag that changes a field on which the weights in the folder `path` depend."""
     for old, _ in _changes(preset, experiment):
         if old.decides_weights() and old.name.startswith(prefix):
             raise UserError(f"the weights of {path} were trained with {_flag(old)} {old.value}; leave the flag out.")
 
 
 def _changes(old: Experiment, new: Experiment) -> list[tuple[Setting, Setting]]:
-    """Return the fields that flags have changed, before and after."""
+    """Return (old, new) for each field that flags have changed."""
     pairs = zip(settings(old), settings(new), strict=True)
     return [(a, b) for a, b in pairs if a.value != b.value and not dataclasses.is_dataclass(a.value)]
 

@@ -67,6 +67,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
         )
+        require_layout(self.folder)
         try:
             self.manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
@@ -164,35 +165,21 @@ class Checkpoints:
         self, steps: list[int], item: dict[str, Any], report: Report
     ) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Return (step, arrays, metadata) of the first of `steps` that can be read and matches its checksums."""
-        failures: dict[int, Exception] = {}
         for step in steps:
             try:
-                found, metadata = self._read(step, item)
-            except UserError:
-                raise
+                return step, *self._read(step, item)
             except Exception as error:
-                failures[step] = error
-                continue
-            for failed, error in failures.items():
-                cause = _first_line(error)
-                report(f"The checkpoint of step {failed:,} cannot be read ({cause}); that of step {step:,} is taken.")
-            return step, found, metadata
-        first, listed = failures[steps[0]], ", ".join(f"{step:,}" for step in steps)
+                failure = _first_line(error)
+                report(f"The checkpoint of step {step:,} cannot be read ({failure}); the one before it is tried.")
         raise UserError(
-            f"no checkpoint of step {listed} in {self.folder} can be read ({_first_line(first)}); mend that, bring "
-            "back a copy, or choose another --run-dir to begin anew."
-        ) from first
+            f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "
+            f"({failure}); mend that, bring back a copy, or choose another --run-dir to begin anew."
+        )
 
     def _read(self, step: int, item: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arrays that `item` names, and the metadata."""
         args = ocp.args.Composite(metadata=ocp.args.JsonRestore())
         metadata = self.manager.restore(step, args=args)["metadata"]
-        if metadata.get("layout") != LAYOUT:
-            raise UserError(
-                f"{self.folder.parent} was written by an earlier version of jaxlm, which stored every layer by itself; "
-                "export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
-                "--init-from."
-            )
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
         found = self.manager.restore(step, args=ocp.args.Composite(state=args))["state"]
@@ -203,6 +190,21 @@ class Checkpoints:
         """Wait for a save that is under way, and ignore its failure; call `wait` first where the save is needed."""
         with contextlib.suppress(Exception):
             self.manager.close()
+
+
+def require_layout(folder: Path) -> None:
+    """Raise UserError for checkpoints of another layout than LAYOUT. Damaged ones are left to `Checkpoints`."""
+    for path in folder.glob("[0-9]*/metadata/metadata"):
+        try:
+            layout = json.loads(path.read_bytes()).get("layout")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+        if layout != LAYOUT:
+            raise UserError(
+                f"{folder.parent} was written by an earlier version of jaxlm, which stored every layer by itself; "
+                "export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
+                "--init-from."
+            )
 
 
 def _item(state: TrainState) -> dict[str, Any]:

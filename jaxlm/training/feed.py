@@ -65,11 +65,11 @@ class Feed:
     def __init__(self, source: Source, objective: Objective, train: TrainConfig, length: int, mesh: Mesh) -> None:
         """Open the batches of `source`; UserError as from `stages_of`."""
         self._train = train
-        self._sharding = batch_sharding(mesh)
         self._stages = stages_of(source, objective, train, length)
         self._held_out = batches_of(source, objective, train, length, "held_out")
         full = self._stages[-1]
         self.tokens_per_step = full.batches.batch_size * full.batches.read_length(full.length)
+        self._sharding = batch_sharding(mesh)
 
     def __str__(self) -> str:
         """Return the shapes of the batches: "256 x 16 for 700 steps, then 32 x 128"."""

@@ -14,6 +14,7 @@ import jax
 
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Term, Terms
+from jaxlm.tokenizers.tokenizer import write_whole
 
 
 class Totals:
@@ -65,10 +66,8 @@ class MetricsWriter:
         self.events = None
         try:
             if self.path.exists():
-                kept = [line for line in read_metrics(folder) if line["step"] <= after_step]
-                temporary = self.path.with_suffix(".tmp")
-                temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-                temporary.replace(self.path)
+                kept = [json.dumps(line) + "\n" for line in read_metrics(folder) if line["step"] <= after_step]
+                write_whole(self.path, "".join(kept).encode())
             self.file = self.path.open("a", encoding="utf-8")
             if tensorboard:
                 # tensorboardX imports torch if it is installed, for features that are not used here: 170 MB.
@@ -106,24 +105,13 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; none if there is no such file.
-
-    Damaged lines are left out, with a warning on standard error except for the last line: a killed process leaves it
-    unfinished.
-    """
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    found, damaged = [], 0
-    for number, line in enumerate(lines, start=1):
-        try:
-            values = json.loads(line)
-            if not all(isinstance(value, (int, float)) for value in values.values()) or "step" not in values:
-                raise ValueError("not a line of metrics")
-            found.append(values)
-        except (ValueError, AttributeError, RecursionError):
-            damaged += number < len(lines)
-    if damaged:
-        print(f"{path} has {damaged} damaged line{'s' * (damaged > 1)}, left out.", file=sys.stderr)
+    """Return the lines of metrics.jsonl, without damaged ones: a killed process leaves its last line unfinished."""
+    path, found = folder / "metrics.jsonl", []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            values = dict(json.loads(line))
+            if "step" in values and all(isinstance(value, (int, float)) for value in values.values()):
+                found.append(values)
     return found
 
 

@@ -28,9 +28,10 @@ def test_cycles_times_executions_over_the_clock_and_fused_computations_once():
     result = estimate(parse(NESTED), {"bytes accessed": 819.0}, V5E, flops=197.0)
     cycles = 5 * 100 + 15 * 7  # neither the fused sine's 1,000 nor the copy's unknown cycles
     assert result.seconds == pytest.approx(cycles / 1.5e9)
-    assert result.top[0].name == "jit(f)/layer_#/sin"
-    assert (result.top[0].executions, result.top[0].share) == (5, pytest.approx(500 / cycles))
-    assert (result.top[1].name, result.top[1].executions) == ("(exponential)", 15)
+    first, second = result.top
+    assert first["name"] == "jit(f)/layer_#/sin"
+    assert (first["executions"], first["share"]) == (5, pytest.approx(500 / cycles))
+    assert (second["name"], second["executions"]) == ("(exponential)", 15)
     # Bytes are scaled from each loop's body once (107 cycles) to the trip counts (605).
     assert result.bytes_accessed == pytest.approx(819 * 605 / 107)
     assert result.roofline_seconds == pytest.approx(605 / 107 * 1e-9)

@@ -206,7 +206,7 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     assert load_run(tmp_path / "run").step == best
     assert f"Finished {best + 4} of 60 steps" in capsys.readouterr().err
     assert main(["finetune", str(tmp_path / "run")]) == 0
-    assert "Finished early" in capsys.readouterr().out
+    assert "a higher --train.patience trains on" in capsys.readouterr().out
 
 
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):

@@ -114,7 +114,7 @@ def test_a_finished_run_says_so(finished, preset, capsys):
     for arguments in ([str(preset), "--run-dir", str(finished), "--train.eval-every", "4"], [str(finished)]):
         assert main(["pretrain", *arguments]) == 0
         said = capsys.readouterr()
-        assert "Finished: all 12 steps are done" in said.out and str(finished) in said.out and not said.err
+        assert "Finished: 12 steps are done" in said.out and str(finished) in said.out and not said.err
     assert {p: p.stat().st_mtime_ns for p in (finished / "checkpoints").rglob("*") if p.is_file()} == before
 
 
@@ -181,7 +181,7 @@ def test_half_a_configuration_is_no_other_file(tmp_path, monkeypatch):
     run_folder.create(run)
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda *names: raise_error(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(UserError, match=r"cannot write .*config\.json: No space left"):
+    with pytest.raises(UserError, match=r"config\.json cannot be written \(No space left"):
         run_folder.write_json(run / "config.json", {})
     assert not list(run.iterdir())
     monkeypatch.setattr(Path, "replace", lambda *names: raise_error(KeyboardInterrupt()))
@@ -289,7 +289,7 @@ def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
 def test_fewer_steps_than_are_done_change_nothing(finished, capsys):
     before = files_of(finished)
     assert main(["pretrain", str(finished), "--train.steps", "5"]) == 0
-    assert "has 12 steps already; more than that in --train.steps trains on" in capsys.readouterr().out
+    assert "Finished: 12 steps are done; a higher --train.steps trains on" in capsys.readouterr().out
     assert files_of(finished) == before
 
 
@@ -359,3 +359,38 @@ def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, ca
     path.symlink_to(target)
     assert f"{path} is a symbolic link" in refused(capsys, "pretrain", finished, "--train.steps", "14")
     assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", "tokenizer", "tokenizer/spiece.model", "checkpoints/12"])
+def test_commands_that_read_a_run_folder_refuse_links(name, finished, preset, tmp_path, capsys):
+    path, target = finished / name, tmp_path / "elsewhere"
+    path.rename(target)
+    path.symlink_to(target)
+    for command in (
+        ["export", finished, tmp_path / "out"], ["fill-mask", finished, "[MASK]"], ["generate", finished, "a"],
+        ["embed", finished, "a"], ["evaluate", finished], ["show", finished, "--examples", "1"],
+        ["pretrain", preset, "--run-dir", tmp_path / "new", "--init-from", finished],
+    ):
+        assert f"{path} is a symbolic link" in refused(capsys, *command), command[0]
+    assert not (tmp_path / "out").exists() and not (tmp_path / "new").exists()
+
+
+def test_transformers_folders_of_links_are_read(finished, tmp_path, capsys):
+    """The snapshots of Hugging Face's cache link to blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    assert main(["export", str(finished), str(blobs)]) == 0
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    assert main(["fill-mask", str(snapshot), "[MASK]"]) == 0
+    assert "jaxlm import" in refused(capsys, "pretrain", snapshot)
+
+
+def test_a_run_of_another_layout_is_refused_before_anything_is_written(finished, capsys):
+    for step in saved_steps(finished):
+        path = finished / "checkpoints" / str(step) / "metadata" / "metadata"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 1}))
+    before = files_of(finished)
+    for command in (["pretrain", finished, "--train.steps", "14"], ["fill-mask", finished, "[MASK]"]):
+        assert "written by an earlier version of jaxlm" in refused(capsys, *command)
+    assert files_of(finished) == before
