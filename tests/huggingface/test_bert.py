@@ -222,7 +222,7 @@ def test_untied_decoder_is_refused(tmp_path, vocab_file):
         ("position_embedding_type", "relative_key", "position_embedding_type is 'relative_key'"),
         ("hidden_act", "silu", "hidden_act is 'silu'"),
         ("is_decoder", True, "is_decoder is True"),
-        ("hidden_size", "wide", "hidden_size is 'wide'; it must be a whole number"),
+        ("hidden_size", "wide", "hidden_size is 'wide'; it must be a number like 768"),
         ("hidden_size", 64, r"does not fit its config.json.*position_embeddings.weight \[40, 32\] instead of"),
         ("num_attention_heads", 5, "not divisible"),
         ("num_hidden_layers", 3, r"lacks bert\.encoder\.layer\.2\.attention\.self\.query\.weight.* more"),

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, bert, export_folder, import_folder, is_transformers_folder
+from jaxlm.huggingface import ModelCard, bert, export_folder, import_folder
 from jaxlm.huggingface import folder as folder_module
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
@@ -189,7 +189,7 @@ def test_shards_of_transformers_are_read(tmp_path, source, vocab_file):
     jax.tree.map(np.testing.assert_array_equal, import_folder(sharded).params, import_folder(source).params)
     broken = next(iter(sorted(sharded.glob("model-*.safetensors"))))
     broken.unlink()
-    with pytest.raises(UserError, match=f"lacks the shard {broken.name}"):
+    with pytest.raises(UserError, match=f"{broken.name} does not exist"):
         import_folder(sharded)
 
 
@@ -197,7 +197,7 @@ def test_shards_of_transformers_are_read(tmp_path, source, vocab_file):
 def test_an_index_cannot_lead_elsewhere(shard, copy):
     (copy / "model.safetensors").rename(copy / "other.safetensors")
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": shard}}))
-    with pytest.raises(UserError, match="names the shard"):
+    with pytest.raises(UserError, match=r"names shards that are no \.safetensors|cannot be read"):
         import_folder(copy)
 
 
@@ -242,10 +242,7 @@ def test_half_a_head_is_damage(copy):
         import_folder(copy)
 
 
-def test_other_families_and_other_folders(copy, tmp_path):
-    with pytest.raises(UserError, match="'bert'; 't5' is required"):
-        import_folder(copy, family="t5")
-    assert is_transformers_folder(copy) and not is_transformers_folder(tmp_path)
+def test_other_families_and_other_folders(copy):
     for content, message in [
         ({"model_type": "llama"}, "family 'llama'; jaxlm imports these families: .*bert"),
         ({"objective": {}, "train": {}}, "is a run of jaxlm; once it has a checkpoint, `jaxlm export`"),

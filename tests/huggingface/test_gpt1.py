@@ -14,7 +14,6 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.gpt1 import FAMILY
 from jaxlm.inference.generate import generate
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.layers.stack import unstack
@@ -49,7 +48,7 @@ def save(name: str, tokenizer: Tokenizer, folder, **changes):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, config.n_positions)
+    export(tokenizer, folder, Gpt1.template, config.n_positions)
     return model, folder
 
 

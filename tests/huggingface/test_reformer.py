@@ -66,7 +66,7 @@ def save(sizes: dict, tokenizer: Tokenizer, folder, **changes):
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter) * (0.15 if name != "lm_head.bias" else 0.0))
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, math.prod(config.axial_pos_shape))
+    export(tokenizer, folder, Reformer.template, math.prod(config.axial_pos_shape))
     return model, folder
 
 

@@ -18,7 +18,6 @@ from jaxlm.cli import main
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.roberta import FAMILY
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.roberta import Roberta
@@ -59,7 +58,7 @@ def torch_roberta(
 
 def save(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> Path:
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, 40)
+    export(tokenizer, folder, Roberta.template, 40)
     return folder
 
 
@@ -160,7 +159,7 @@ def test_separate_output_matrix_is_refused(tokenizer, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.decoder.weight"] = tensors["roberta.embeddings.word_embeddings.weight"] + 1
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"lm_head\.decoder\.weight that differs"):
+    with pytest.raises(UserError, match=r"weight that differs from .*weight; this model ties them"):
         import_folder(folder)
 
 

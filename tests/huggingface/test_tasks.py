@@ -15,7 +15,8 @@ import transformers
 from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.tasks import HEADS, USES
+from jaxlm.huggingface.families import family_of
+from jaxlm.huggingface.tasks import USES, pretraining_objective
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
@@ -54,6 +55,13 @@ SETTINGS = {
     Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},
     Tagging: dict(labels=("B-x", "I-x", "O"), metric="entities"), Answers: dict(no_answer=True, max_answer=7),
 }
+CASES = {
+    head.architecture: (kind, model)
+    for model in MODELS for kind, use in USES.items() if kind is use.kind
+    for name, head in family_of(pretraining_objective(Classification(model=MODELS[model]))).heads.items()
+    if name == use.name
+}
+"""Class of Transformers → our task and model."""
 TEXTS = ("ak", "bks the tree, lb as a tree", "cm")
 PAIRS = ("the tree, dn and eo", "fp", "then a tree, or the gq or the hr")
 
@@ -114,9 +122,13 @@ def ours_of(task, params, batch) -> np.ndarray:
     return np.asarray(found)[batch["attention_mask"] > 0]
 
 
+def auto_class(kind):
+    return getattr(transformers, f"AutoModelFor{USES[kind].name}")
+
+
 def compare(task, params, folder, tokenizer) -> None:
     """Compare logits of rows that their side encodes with the folder's own tokenizer."""
-    model, info = getattr(transformers, USES[type(task)][0]).from_pretrained(folder, output_loading_info=True)
+    model, info = auto_class(type(task)).from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     batch = batch_of(task, tokenizer)
     ours = ours_of(task, params, batch)
@@ -150,18 +162,23 @@ def their_inputs(task, folder, batch):
     return inputs
 
 
-@pytest.mark.parametrize(("kind", "model"), HEADS, ids=[head.architecture for head in HEADS.values()])
-def test_logits_are_those_of_their_class_both_ways(kind, model, tokenizer, tmp_path):
+def test_every_model_has_heads():
+    assert len(CASES) == 32 and {model for _, model in CASES.values()} == MODELS.keys()
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_logits_are_those_of_their_class_both_ways(architecture, tokenizer, tmp_path):
+    kind, model = CASES[architecture]
     task = task_of(kind, model, tokenizer)
     params = random_params(task, 0)
     out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
-    assert read_json(out / "config.json")["architectures"] == [HEADS[kind, model].architecture]
+    assert read_json(out / "config.json")["architectures"] == [architecture]
     compare(task, params, out, tokenizer)
 
     # A model of theirs with the same configuration and other weights.
     torch.manual_seed(1)
-    theirs = getattr(transformers, USES[kind][0]).from_config(transformers.AutoConfig.from_pretrained(out))
-    assert type(theirs).__name__ == HEADS[kind, model].architecture
+    theirs = auto_class(kind).from_config(transformers.AutoConfig.from_pretrained(out))
+    assert type(theirs).__name__ == architecture
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

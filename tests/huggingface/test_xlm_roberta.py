@@ -24,7 +24,6 @@ from jaxlm.cli import main
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.xlm_roberta import FAMILY
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.objectives.base import Params
@@ -209,7 +208,7 @@ def test_ids_of_four_languages_are_those_of_sentencepiece_and_transformers(tmp_p
     peer = their_tokenizer(processor)
     peer.save_pretrained(tmp_path / "hf")
     ours = Tokenizer.load(tmp_path / "hf")
-    export(ours, tmp_path / "out", FAMILY.template, POSITIONS)
+    export(ours, tmp_path / "out", XlmRoberta.template, POSITIONS)
     before, after = (transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("hf", "out"))
     for language, found in texts.items():
         own = [ours.encode(text) for text in found[-200:]]

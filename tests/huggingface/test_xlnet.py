@@ -60,7 +60,7 @@ def torch_xlnet(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> tr
 
 def save(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> Path:
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, 40)
+    export(tokenizer, folder, Xlnet.template, 40)
     return folder
 
 
