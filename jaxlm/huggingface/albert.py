@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxlm.huggingface import bert
-from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, symbol
+from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.models.albert import Albert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -63,8 +63,8 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
     config = bert.encoder_config("albert", m, v, FIELDS) | {
         "inner_group_num": 1,
         "classifier_dropout_prob": m.dropout,
-        "bos_token_id": symbol(v, "cls"),
-        "eos_token_id": symbol(v, "sep"),
+        "bos_token_id": token_id(v, "cls"),
+        "eos_token_id": token_id(v, "sep"),
     }
     name = "ForPreTraining" if objective.sentence_order else "ForMaskedLM"
     return (TransformersModel(f"Albert{name}", f"AutoModel{name}", config, table(objective.sentence_order)),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, symbol, to_config
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
@@ -101,7 +101,7 @@ def encoder_config(
     """Return the config.json of BERT or a successor."""
     return to_config(model, fields) | {
         "model_type": model_type,
-        "pad_token_id": symbol(vocabulary, "pad"),
+        "pad_token_id": token_id(vocabulary, "pad"),
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
     }

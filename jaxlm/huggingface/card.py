@@ -13,7 +13,7 @@ from jaxlm.objectives.base import Objective
 
 @dataclasses.dataclass(frozen=True)
 class ModelCard:
-    """Facts of a model card that the parameters do not show; unknown ones are omitted."""
+    """Rows of a model card that the parameters do not show; unknown ones are omitted."""
 
     steps: int | None = None
     """Number of training steps."""
@@ -37,7 +37,7 @@ def render(
     """Render the card as Markdown with the hub's YAML header.
 
     Args:
-        card: facts of the training.
+        card: rows about the training.
         objective: objective or task of the model.
         models: the exported models; the first one is the main one.
         parameters: number of exported parameters.
@@ -67,7 +67,7 @@ def render(
     lines += ["", "## Held-out evaluation", ""]
     if card.metrics:
         lines += ["| metric | value |", "|---|---|"]
-        lines += [f"| {cell(key)} | {number(value)} |" for key, value in card.metrics.items()]
+        lines += [f"| {cell(key)} | {decimal(value)} |" for key, value in card.metrics.items()]
         if "eval_loss" in card.metrics:
             lines += [
                 "", "Losses are means in nats per prediction, over documents that training did not see; `eval_loss` is "
@@ -89,7 +89,7 @@ def render(
     return "\n".join(lines)
 
 
-def number(value: float) -> str:
+def decimal(value: float) -> str:
     """Format a metric with four decimals or, if large, four significant digits."""
     return f"{value:.4f}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:.4g}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.bert import text_heads
-from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, symbol, to_config
+from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -58,7 +58,7 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
     config = to_config(m, FIELDS) | {
         "model_type": "distilbert",
         "sinusoidal_pos_embds": False,
-        "pad_token_id": symbol(objective.vocabulary, "pad"),
+        "pad_token_id": token_id(objective.vocabulary, "pad"),
         "tie_word_embeddings": True,
     }
     return (TransformersModel("DistilBertForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)

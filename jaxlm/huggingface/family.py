@@ -69,9 +69,11 @@ class Source:
         return {ours: self.value(*theirs) for ours, theirs in fields.items()}
 
     def value(self, key: str, default: Any) -> Any:
-        """Return a number of config.json in the type of `default`, or our name of an activation if that is a string.
+        """Return a number of config.json, or our name of an activation.
 
-        The default replaces a missing or null value.
+        Args:
+            key: key in config.json.
+            default: replaces a missing or null value. A number is returned in its type; a string means an activation.
         """
         value = self.config.get(key)
         if value is None:
@@ -134,10 +136,10 @@ def to_config(model: Any, fields: Fields) -> dict[str, Any]:
     return {theirs: getattr(model, ours) for ours, (theirs, _) in fields.items()}
 
 
-def symbol(vocabulary: Vocabulary | None, name: str) -> int | None:
+def token_id(vocabulary: Vocabulary | None, role: str) -> int | None:
     """Return the id of a special token as in config.json: null if the vocabulary lacks it."""
-    number = -1 if vocabulary is None else getattr(vocabulary, name)
-    return None if number < 0 else int(number)
+    found = -1 if vocabulary is None else getattr(vocabulary, role)
+    return None if found < 0 else int(found)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -59,8 +59,8 @@ def export_folder(
         objective: objective or task of the parameters.
         params: parameters.
         tokenizer: tokenizer of the model.
-        card: facts for README.md.
-        max_length: longest text, with special symbols, for the tokenizer; by default the model's maximum.
+        card: rows of README.md.
+        max_length: longest text, with special tokens, for the tokenizer; by default the model's maximum.
         vectors: if given, the folder is also one of sentence-transformers.
         shard_bytes: maximum size of a weight file.
 
@@ -168,7 +168,7 @@ def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary)
     _check_rows(folder, vocabulary, objective.model.vocab_size)
     if objective.model.for_vocabulary(dataclasses.replace(vocabulary, preserve_rows=True)) != objective.model:
         raise UserError(
-            f"{folder}: its tokenizer and config.json differ in the id of a symbol that the model depends on "
+            f"{folder}: its tokenizer and config.json differ in the id of a special token that the model depends on "
             "(padding); replace it by the tokenizer that the model was trained with."
         )
 

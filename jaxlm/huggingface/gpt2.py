@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, symbol, to_config
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
@@ -65,18 +65,25 @@ def table(num_layers: int) -> Table:
     )
 
 
-def token_ids(objective: CausalLM) -> dict[str, int | None]:
+def special_token_ids(objective: CausalLM) -> dict[str, int | None]:
     """Return the ids of special tokens, for config.json and generation_config.json."""
-    eos = symbol(objective.vocabulary, "eos")
-    # In the plain stream a text follows an end symbol, so that symbol is the begin symbol too. With isolated documents
+    eos = token_id(objective.vocabulary, "eos")
+    # In the plain stream each text follows an end token, which is then the begin token too. With isolated documents
     # no token is predicted from it.
     bos = eos if objective.plain_stream else None
-    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": symbol(objective.vocabulary, "pad")}
+    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": token_id(objective.vocabulary, "pad")}
 
 
 def decoder(objective: CausalLM, architecture: str, table: Table, config: dict[str, Any]) -> TransformersModel:
-    """Return the Transformers model of a GPT, given the fields of config.json that are its own."""
-    ids = token_ids(objective)
+    """Return the Transformers model of a GPT.
+
+    Args:
+        objective: the objective.
+        architecture: class.
+        table: table of names.
+        config: fields of config.json that GPT-1 and GPT-2 do not share.
+    """
+    ids = special_token_ids(objective)
     shared = to_config(objective.model, FIELDS) | {"embd_pdrop": objective.model.dropout, "tie_word_embeddings": True}
     return TransformersModel(
         architecture, "AutoModelForCausalLM", shared | ids | config, table, generation_config=ids,
@@ -93,7 +100,7 @@ def read_decoder(source: Source, fields: Fields) -> dict[str, Any]:
 
 
 def is_plain_stream(source: Source) -> bool:
-    """Return whether a begin symbol stands before each text; see `token_ids`."""
+    """Return whether a begin token stands before each text; see `special_token_ids`."""
     return source.config.get("bos_token_id") is not None
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config
-from jaxlm.huggingface.gpt2 import is_plain_stream, token_ids
+from jaxlm.huggingface.gpt2 import is_plain_stream, special_token_ids
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
@@ -83,7 +83,7 @@ def table(model: Reformer) -> Table:
 
 def models(objective: CausalLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    m, ids = objective.model, token_ids(objective)
+    m, ids = objective.model, special_token_ids(objective)
     config = to_config(m, FIELDS) | FIXED | ids | {
         "model_type": "reformer",
         "attn_layers": layer_types(m),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxlm.huggingface import bert
-from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, symbol
+from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -41,8 +41,8 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
     config = bert.encoder_config("roberta", m, v) | {
         "max_position_embeddings": m.max_positions + m.first_position,
         "pad_token_id": m.padding_id,
-        "bos_token_id": symbol(v, "bos"),
-        "eos_token_id": symbol(v, "eos"),
+        "bos_token_id": token_id(v, "bos"),
+        "eos_token_id": token_id(v, "eos"),
     }
     return (TransformersModel("RobertaForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, symbol, to_config
+from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.span_corruption import EncoderDecoderLM, SpanCorruption
@@ -68,8 +68,8 @@ def table(model: T5) -> Table:
 def models(objective: EncoderDecoderLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m, v = objective.model, objective.vocabulary
-    ids = {"pad_token_id": symbol(v, "pad"), "eos_token_id": symbol(v, "eos"),
-           "decoder_start_token_id": symbol(v, "pad")}
+    ids = {"pad_token_id": token_id(v, "pad"), "eos_token_id": token_id(v, "eos"),
+           "decoder_start_token_id": token_id(v, "pad")}
     config = to_config(m, FIELDS) | ids | {
         "model_type": "t5",
         "is_encoder_decoder": True,

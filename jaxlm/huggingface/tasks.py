@@ -26,7 +26,7 @@ from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.template import symbol_id
 
 
-class Use(NamedTuple):
+class TransformersTask(NamedTuple):
     """Task in Transformers.
 
     Attributes:
@@ -40,12 +40,12 @@ class Use(NamedTuple):
     kind: type[Task]
 
 
-USES: dict[type[Task], Use] = {
-    Classification: Use("SequenceClassification", "text-classification", Classification),
-    DistilledClassification: Use("SequenceClassification", "text-classification", Classification),
-    MultipleChoice: Use("MultipleChoice", "multiple-choice", MultipleChoice),
-    Tagging: Use("TokenClassification", "token-classification", Tagging),
-    Answers: Use("QuestionAnswering", "question-answering", Answers),
+TASKS: dict[type[Task], TransformersTask] = {
+    Classification: TransformersTask("SequenceClassification", "text-classification", Classification),
+    DistilledClassification: TransformersTask("SequenceClassification", "text-classification", Classification),
+    MultipleChoice: TransformersTask("MultipleChoice", "multiple-choice", MultipleChoice),
+    Tagging: TransformersTask("TokenClassification", "token-classification", Tagging),
+    Answers: TransformersTask("QuestionAnswering", "question-answering", Answers),
 }
 TASK_PARAMS = ("pooler", "classifier", "kind_classifier")
 """Parameters that a task adds to a model."""
@@ -83,21 +83,21 @@ def export_family(base: Family, task: Task) -> Family:
 
 def import_family(base: Family, architecture: str) -> Family:
     """Return the family of a folder of this class: the task's, or `base` for pretraining classes."""
-    for use in USES.values():
-        head = base.heads.get(use.name)
+    for theirs in TASKS.values():
+        head = base.heads.get(theirs.name)
         if head is not None and head.architecture == architecture:
             return dataclasses.replace(
                 base, models=lambda task: (_transformers_model(base, task),), stored_models=None,
-                read_objective=functools.partial(_read_task, base, use.kind, head),
+                read_objective=functools.partial(_read_task, base, theirs.kind, head),
             )
     return base
 
 
 def _transformers_model(base: Family, task: Task) -> TransformersModel:
     """Return the Transformers model of a task."""
-    use = USES.get(type(task))
-    head = base.heads.get(use.name) if use else None
-    if use is None or head is None or getattr(task, "both_orders", False):
+    theirs = TASKS.get(type(task))
+    head = base.heads.get(theirs.name) if theirs else None
+    if theirs is None or head is None or getattr(task, "both_orders", False):
         what = " that reads a pair in both orders" if head else ""
         raise UserError(
             f"{type(task).__name__} with a {type(task.model).__name__}{what} has no class in Transformers, so it "
@@ -105,8 +105,8 @@ def _transformers_model(base: Family, task: Task) -> TransformersModel:
         )
     main = base.models(pretraining_objective(task))[0]
     return TransformersModel(
-        head.architecture, f"AutoModelFor{use.name}", main.config | _config(use.kind, task, head),
-        _table(main.table, base.text_params, task, head), pipeline_tag=use.pipeline_tag,
+        head.architecture, f"AutoModelFor{theirs.name}", main.config | _config(theirs.kind, task, head),
+        _table(main.table, base.text_params, task, head), pipeline_tag=theirs.pipeline_tag,
     )
 
 

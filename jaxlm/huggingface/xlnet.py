@@ -5,7 +5,7 @@ Its attention matrices are [hidden, heads, head_dim], including the output's.
 
 from __future__ import annotations
 
-from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, symbol, to_config
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -53,7 +53,7 @@ def table(model: Xlnet) -> Table:
 
 def models(objective: PermutationLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    ids = {f"{name}_token_id": symbol(objective.vocabulary, name) for name in ("pad", "bos", "eos")}
+    ids = {f"{name}_token_id": token_id(objective.vocabulary, name) for name in ("pad", "bos", "eos")}
     config = to_config(objective.model, FIELDS) | FIXED | ids
     return (
         TransformersModel(

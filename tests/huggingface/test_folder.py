@@ -63,7 +63,7 @@ def test_exported_folder_is_complete_and_its_tokenizer_agrees(tmp_path, params, 
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
-def test_longest_text_is_the_one_trained_on(tmp_path, params, tokenizer):
+def test_maximum_length_is_that_of_training(tmp_path, params, tokenizer):
     out = export_folder(tmp_path / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard(), max_length=17)
     assert transformers.AutoTokenizer.from_pretrained(out).model_max_length == 17
 
@@ -147,7 +147,7 @@ def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokenizer):
+def test_mismatched_parts_are_refused(tmp_path, params, tokenizer):
     wider = MaskedLM(model=dataclasses.replace(SMALL, hidden_size=32))
     with pytest.raises(UserError, match=r"do not fit this objective.* more differ"):
         export_folder(tmp_path / "out", wider, params, tokenizer, ModelCard())
@@ -194,7 +194,7 @@ def test_shards_of_transformers_are_read(tmp_path, source, vocab_file):
 
 
 @pytest.mark.parametrize("shard", ["../copy/model.safetensors", "/etc/passwd", "pytorch_model.bin", 7])
-def test_an_index_cannot_lead_elsewhere(shard, copy):
+def test_an_index_cannot_name_files_outside_its_folder(shard, copy):
     (copy / "model.safetensors").rename(copy / "other.safetensors")
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": shard}}))
     with pytest.raises(UserError, match=r"names shards that are no \.safetensors|cannot be read"):
@@ -222,7 +222,7 @@ def test_damaged_weights(copy):
             import_folder(copy)
 
 
-def test_tensors_of_whole_numbers_are_not_weights(copy):
+def test_integer_tensors_are_refused(copy):
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(copy / "model.safetensors")
@@ -232,7 +232,7 @@ def test_tensors_of_whole_numbers_are_not_weights(copy):
         import_folder(copy)
 
 
-def test_half_a_head_is_damage(copy):
+def test_half_a_head_is_refused(copy):
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(copy / "model.safetensors")
@@ -270,7 +270,7 @@ def test_fine_tuned_heads_are_named(tmp_path, vocab_file):
         import_folder(folder)
 
 
-def test_padded_embeddings_keep_rows_that_no_token_has(tmp_path, vocab_file, tokenizer):
+def test_padded_embeddings_keep_their_spare_rows(tmp_path, vocab_file, tokenizer):
     model = torch_bert("gelu", vocab_size=len(VOCAB) + 6)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
     assert imported.objective.vocabulary == imported.tokenizer.vocabulary
@@ -286,7 +286,7 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(tmp_path, vocab_file):
         import_folder(save_torch(model, tmp_path / "hf", vocab_file))
 
 
-def test_published_weights_come_back_exactly(tmp_path):
+def test_round_trip_of_published_weights(tmp_path):
     from safetensors.numpy import load_file
 
     imported = import_folder(minilm())

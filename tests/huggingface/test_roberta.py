@@ -78,7 +78,7 @@ def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_import_gives_their_logits(name, tokenizer, tmp_path):
+def test_imported_logits(name, tokenizer, tmp_path):
     theirs = torch_roberta(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
     assert not imported.fresh
@@ -96,7 +96,7 @@ def test_import_gives_their_logits(name, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("special", ["byte-bpe", "wordpiece"])
-def test_export_gives_our_logits(special, tokenizer, tmp_path, vocab_file):
+def test_exported_logits(special, tokenizer, tmp_path, vocab_file):
     """With padding id 1, as published, and with 0; positions start after it."""
     own = tokenizer if special == "byte-bpe" else Tokenizer.load(vocab_file)
     model = Roberta(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33, init_std=0.01)
@@ -163,7 +163,7 @@ def test_separate_output_matrix_is_refused(tokenizer, tmp_path):
         import_folder(folder)
 
 
-def test_another_padding_symbol_is_refused(tokenizer, tmp_path):
+def test_another_padding_token_is_refused(tokenizer, tmp_path):
     """Positions start after its id, so a wrong one would shift them all."""
     folder = save(torch_roberta("gelu", tokenizer), tmp_path / "hf", tokenizer)
     config = read_json(folder / "config.json")

@@ -127,7 +127,7 @@ def test_unknown_and_misshapen_tensors_are_named():
         back(tensors | {"lm_head.weight": np.zeros(7)})
 
 
-def test_one_tensor_under_two_names_is_refused():
+def test_different_values_of_one_tensor_are_refused():
     tensors = dict(TABLE.to_transformers(example()))
     with pytest.raises(UserError, match=r"has wte\.weight that differs from m\.wte\.weight"):
         back(tensors | {"wte.weight": tensors["m.wte.weight"] + 1})
