@@ -25,7 +25,6 @@ def main(arguments: list[str]) -> int:
     from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
     from jaxlm.data.text import TextData
     from jaxlm.huggingface import import_folder
-    from jaxlm.huggingface.families import family_of
     from jaxlm.runs.folder import write_imported_run
     from jaxlm.tasks.base import Task
 
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
             "to `jaxlm evaluate`, or to `jaxlm finetune` as --init-from."
         )
     # Not more than the model has positions.
-    length = min(TextData.length, family_of(imported.objective).max_length(imported.objective))
+    length = min(TextData.length, imported.objective.model.max_length or TextData.length)
     # Defaults of continued pretraining; only the user knows the text.
     experiment = Experiment(
         objective=imported.objective, data=TextData(source="", length=length),

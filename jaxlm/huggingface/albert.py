@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface.bert import embeddings, encoder_config, read_encoder
-from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface import bert
+from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.models.albert import Albert
 from jaxlm.objectives.masked_lm import MaskedLM
 
+# The defaults of the Transformers class are ALBERT-xxlarge.
+FIELDS: Fields = bert.FIELDS | {
+    "vocab_size": ("vocab_size", 30000),
+    "hidden_size": ("hidden_size", 4096),
+    "num_heads": ("num_attention_heads", 64),
+    "intermediate_size": ("intermediate_size", 16384),
+    "embedding_size": ("embedding_size", 128),
+    "num_groups": ("num_hidden_groups", 1),
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "activation": ("hidden_act", "gelu_new"),
+}
 OURS, THEIRS = "encoder/layers", "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
 ENCODER = (
-    *embeddings("embeddings", "albert.embeddings"),
+    *bert.embeddings("embeddings", "albert.embeddings"),
     *dense("projection", "albert.encoder.embedding_hidden_mapping_in"),
     *dense(f"{OURS}/attention/query", f"{THEIRS}.attention.query"),
     *dense(f"{OURS}/attention/key", f"{THEIRS}.attention.key"),
@@ -48,50 +60,26 @@ def table(sentence_order: bool) -> Table:
 def models(objective: MaskedLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m, v = objective.model, objective.vocabulary
-    config = encoder_config(m) | {
-        "model_type": "albert",
-        "embedding_size": m.embedding_size,
-        "num_hidden_groups": m.num_groups,
+    config = bert.encoder_config("albert", m, v, FIELDS) | {
         "inner_group_num": 1,
         "classifier_dropout_prob": m.dropout,
-        "pad_token_id": symbol(v, "pad"),
-        "bos_token_id": symbol(v, "cls"),
-        "eos_token_id": symbol(v, "sep"),
+        "bos_token_id": token_id(v, "cls"),
+        "eos_token_id": token_id(v, "sep"),
     }
-    architecture, auto_class = (
-        ("AlbertForPreTraining", "AutoModelForPreTraining") if objective.input_format == "sentence-order"
-        else ("AlbertForMaskedLM", "AutoModelForMaskedLM")
-    )
-    return (TransformersModel(architecture, auto_class, config, table(objective.input_format == "sentence-order")),)
+    has_pairs = objective.input_format == "sentence-order"
+    name = "ForPreTraining" if has_pairs else "ForMaskedLM"
+    return (TransformersModel(f"Albert{name}", f"AutoModel{name}", config, table(has_pairs)),)
 
 
 def read_objective(source: Source) -> MaskedLM:
     """Read masked language modelling with an ALBERT, and its sentence order if the folder has a pooler."""
-    source.require("inner_group_num", 1)
-    # Missing fields default as in the Transformers class: to ALBERT-xxlarge.
-    sizes = dict(
-        vocab_size=source.number("vocab_size", 30000),
-        hidden_size=source.number("hidden_size", 4096),
-        num_heads=source.number("num_attention_heads", 64),
-        intermediate_size=source.number("intermediate_size", 16384),
-        embedding_size=source.number("embedding_size", 128),
-        num_groups=source.number("num_hidden_groups", 1),
-        dropout=source.number("hidden_dropout_prob", 0.0),
-        attention_dropout=source.number("attention_probs_dropout_prob", 0.0),
-        activation=activation(source, default="gelu_new"),
-    )
+    source.require(inner_group_num=1)
     sentence_order = source.has_tensor("pooler.weight") or source.has_tensor("sop_classifier.classifier.weight")
-    model = Albert(**(read_encoder(source) | sizes))
     return MaskedLM(
-        model=model, input_format="sentence-order" if sentence_order else "document", whole_word=True, longest_ngram=3,
+        model=Albert(**bert.read_encoder(source, FIELDS)),
+        input_format="sentence-order" if sentence_order else "document", whole_word=True, longest_ngram=3,
         max_predictions=20,
     )
 
 
-FAMILY = Family(
-    model_type="albert",
-    template=Albert.template,
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-)
+FAMILY = Family("albert", models, read_objective, bert.text_heads("Albert", "albert.pooler"))

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+FIELDS: Fields = {
+    "vocab_size": ("vocab_size", 30522),
+    "hidden_size": ("hidden_size", 768),
+    "num_layers": ("num_hidden_layers", 12),
+    "num_heads": ("num_attention_heads", 12),
+    "intermediate_size": ("intermediate_size", 3072),
+    "max_positions": ("max_position_embeddings", 512),
+    "type_vocab_size": ("type_vocab_size", 2),
+    "activation": ("hidden_act", "gelu"),
+    "dropout": ("hidden_dropout_prob", 0.1),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+    "init_std": ("initializer_range", 0.02),
+}
+"""Fields shared by BERT and its successors."""
 
 
 def embeddings(ours: str, theirs: str) -> tuple[Entry, ...]:
@@ -42,14 +59,13 @@ MLM_HEAD = (
     *norm("mlm_head/norm", "cls.predictions.transform.LayerNorm"),
     Entry(("mlm_head/bias",), "cls.predictions.bias"),
 )
-POOLER = dense("pooler", "bert.pooler.dense")
-NSP_HEAD = dense("nsp_head", "cls.seq_relationship")
+NSP_HEAD = (*dense("pooler", "bert.pooler.dense"), *dense("nsp_head", "cls.seq_relationship"))
 
 
 def table(next_sentence: bool) -> Table:
     """Return the table of BertForPreTraining, or of BertForMaskedLM without next-sentence prediction."""
     return Table(
-        entries=(*ENCODER, *MLM_HEAD, *(POOLER + NSP_HEAD if next_sentence else ())),
+        entries=(*ENCODER, *MLM_HEAD, *(NSP_HEAD if next_sentence else ())),
         prefix="bert.",
         ties={
             "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -64,21 +80,28 @@ def table(next_sentence: bool) -> Table:
     )
 
 
-def encoder_config(model: Encoder) -> dict[str, object]:
-    """Return the fields of config.json shared by BERT and its successors."""
+def text_heads(name: str, pooler: str) -> dict[str, Head]:
+    """Return the heads of classes like BERT's.
+
+    Args:
+        name: beginning of the class names.
+        pooler: name of the dense layer before a classifier of texts.
+    """
     return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "intermediate_size": model.intermediate_size,
-        "max_position_embeddings": model.max_positions,
-        "type_vocab_size": model.type_vocab_size,
-        "hidden_act": model.activation,
-        "hidden_dropout_prob": model.dropout,
-        "attention_probs_dropout_prob": model.attention_dropout,
-        "layer_norm_eps": model.norm_eps,
-        "initializer_range": model.init_std,
+        "SequenceClassification": Head(f"{name}ForSequenceClassification", dense=pooler),
+        "MultipleChoice": Head(f"{name}ForMultipleChoice", dense=pooler),
+        "TokenClassification": Head(f"{name}ForTokenClassification"),
+        "QuestionAnswering": Head(f"{name}ForQuestionAnswering", "qa_outputs"),
+    }
+
+
+def encoder_config(
+    model_type: str, model: Encoder, vocabulary: Vocabulary | None, fields: Fields = FIELDS
+) -> dict[str, Any]:
+    """Return the config.json of BERT or a successor."""
+    return to_config(model, fields) | {
+        "model_type": model_type,
+        "pad_token_id": token_id(vocabulary, "pad"),
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
     }
@@ -86,39 +109,16 @@ def encoder_config(model: Encoder) -> dict[str, object]:
 
 def models(objective: MaskedLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    config = encoder_config(objective.model) | {
-        "model_type": "bert",
-        "pad_token_id": symbol(objective.vocabulary, "pad"),
-    }
-    architecture, auto_class = (
-        ("BertForPreTraining", "AutoModelForPreTraining") if objective.input_format == "next-sentence"
-        else ("BertForMaskedLM", "AutoModelForMaskedLM")
-    )
-    return (TransformersModel(architecture, auto_class, config, table(objective.input_format == "next-sentence")),)
+    config = encoder_config("bert", objective.model, objective.vocabulary)
+    has_pairs = objective.input_format == "next-sentence"
+    name = "ForPreTraining" if has_pairs else "ForMaskedLM"
+    return (TransformersModel(f"Bert{name}", f"AutoModel{name}", config, table(has_pairs)),)
 
 
-def read_encoder(source: Source) -> dict[str, Any]:
-    """Read the fields of `Encoder` from the config.json of BERT or a successor.
-
-    Missing fields default to bert-base-uncased.
-    """
-    source.require("position_embedding_type", "absolute")
-    source.require("is_decoder", False)
-    source.require("add_cross_attention", False)
-    return dict(
-        vocab_size=source.number("vocab_size", 30522),
-        hidden_size=source.number("hidden_size", 768),
-        num_layers=source.number("num_hidden_layers", 12),
-        num_heads=source.number("num_attention_heads", 12),
-        intermediate_size=source.number("intermediate_size", 3072),
-        max_positions=source.number("max_position_embeddings", 512),
-        type_vocab_size=source.number("type_vocab_size", 2),
-        activation=activation(source),
-        dropout=source.number("hidden_dropout_prob", 0.1),
-        attention_dropout=source.number("attention_probs_dropout_prob", 0.1),
-        norm_eps=source.number("layer_norm_eps", 1e-12),
-        init_std=source.number("initializer_range", 0.02),
-    )
+def read_encoder(source: Source, fields: Fields = FIELDS) -> dict[str, Any]:
+    """Read the fields of `Encoder` from the config.json of BERT or a successor."""
+    source.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    return source.read(fields)
 
 
 def read_objective(source: Source) -> MaskedLM:
@@ -129,10 +129,4 @@ def read_objective(source: Source) -> MaskedLM:
     return MaskedLM(model=model, input_format="next-sentence" if next_sentence else "document")
 
 
-FAMILY = Family(
-    model_type="bert",
-    template=Bert.template,
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-)
+FAMILY = Family("bert", models, read_objective, text_heads("Bert", "bert.pooler.dense"))

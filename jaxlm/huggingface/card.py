@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping
 
 from jaxlm.huggingface.family import TransformersModel
+from jaxlm.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelCard:
-    """Facts of a model card that the parameters do not show; unknown ones are omitted."""
+    """Rows of a model card that the parameters do not show; unknown ones are omitted."""
 
     steps: int | None = None
     """Number of training steps."""
@@ -31,35 +32,34 @@ class ModelCard:
 
 
 def render(
-    card: ModelCard, model_type: str, objective_name: str, models: tuple[TransformersModel, ...], parameters: int,
-    name: str,
+    card: ModelCard, objective: Objective, models: tuple[TransformersModel, ...], parameters: int, name: str
 ) -> str:
     """Render the card as Markdown with the hub's YAML header.
 
     Args:
-        card: facts of the training.
-        model_type: Transformers family.
-        objective_name: class of the objective.
+        card: rows about the training.
+        objective: objective or task of the model.
         models: the exported models; the first one is the main one.
         parameters: number of exported parameters.
         name: name of the folder, used as title and in the example.
     """
-    main = models[0]
+    main, m = models[0], objective.model
+    model_type = main.config["model_type"]
     header = ["---", "library_name: transformers", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
               f"- {model_type}", "---"]
     rows: list[tuple[str, object]] = [
         ("Family", f"{model_type} ({', '.join(model.architecture for model in models)})"),
-        ("Objective", objective_name),
+        ("Objective", type(objective).__name__),
         ("Labels", ", ".join(main.config.get("id2label", {}).values())),
         ("Parameters", f"{parameters:,}"),
-        ("Layers, width, heads", layers_width_heads(main)),
+        ("Layers, width, heads", f"{m.num_layers}, {m.hidden_size}, {m.num_heads}"),
         ("Training steps", "" if card.steps is None else f"{card.steps:,}"),
         *card.settings.items(),
         ("Started from", card.derived_from),
         ("Data", card.data_source),
         ("Data fingerprint", f"`{card.data_fingerprint}`" if card.data_fingerprint else ""),
         ("Tokenizer", card.tokenizer),
-        ("Written by", f"jaxlm {version()}"),
+        ("Written by", f"jaxlm {importlib.metadata.version('jaxlm')}"),
     ]
     lines = [*header, "", f"# {name}", ""]
     lines += [f"Trained with jaxlm and saved as a Transformers {main.architecture}.", "", "| | |", "|---|---|"]
@@ -67,7 +67,7 @@ def render(
     lines += ["", "## Held-out evaluation", ""]
     if card.metrics:
         lines += ["| metric | value |", "|---|---|"]
-        lines += [f"| {cell(key)} | {number(value)} |" for key, value in card.metrics.items()]
+        lines += [f"| {cell(key)} | {decimal(value)} |" for key, value in card.metrics.items()]
         if "eval_loss" in card.metrics:
             lines += [
                 "", "Losses are means in nats per prediction, over documents that training did not see; `eval_loss` is "
@@ -89,23 +89,7 @@ def render(
     return "\n".join(lines)
 
 
-def version() -> str:
-    """Return the installed version of jaxlm."""
-    try:
-        return importlib.metadata.version("jaxlm")
-    except importlib.metadata.PackageNotFoundError:
-        return "(a source checkout)"
-
-
-def layers_width_heads(model: TransformersModel) -> str:
-    """Return the numbers of layers, hidden units and heads, or "" if config.json does not have all three."""
-    keys = (("num_hidden_layers", "num_layers", "n_layer"), ("hidden_size", "d_model", "n_embd"),
-            ("num_attention_heads", "num_heads", "n_head"))
-    found = [next((model.config[key] for key in names if key in model.config), None) for names in keys]
-    return "" if None in found else ", ".join(map(str, found))
-
-
-def number(value: float) -> str:
+def decimal(value: float) -> str:
     """Format a metric with four decimals or, if large, four significant digits."""
     return f"{value:.4f}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:.4g}"
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.bert import text_heads
+from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.objectives.masked_lm import MaskedLM
 
+FIELDS: Fields = {
+    "vocab_size": ("vocab_size", 30522),
+    "hidden_size": ("dim", 768),
+    "num_layers": ("n_layers", 6),
+    "num_heads": ("n_heads", 12),
+    "intermediate_size": ("hidden_dim", 3072),
+    "max_positions": ("max_position_embeddings", 512),
+    "activation": ("activation", "gelu"),
+    "dropout": ("dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.1),
+    "init_std": ("initializer_range", 0.02),
+}
 OURS, THEIRS = "encoder/layers", "distilbert.transformer.layer.{layer}"
 TABLE = Table(
     entries=(
@@ -42,20 +55,10 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
             f"DistilBERT's class in Transformers has norms with epsilon {NORM_EPS} and no segment types; a model with "
             "others cannot be exported."
         )
-    config = {
+    config = to_config(m, FIELDS) | {
         "model_type": "distilbert",
-        "vocab_size": m.vocab_size,
-        "dim": m.hidden_size,
-        "n_layers": m.num_layers,
-        "n_heads": m.num_heads,
-        "hidden_dim": m.intermediate_size,
-        "max_position_embeddings": m.max_positions,
         "sinusoidal_pos_embds": False,
-        "activation": m.activation,
-        "dropout": m.dropout,
-        "attention_dropout": m.attention_dropout,
-        "initializer_range": m.init_std,
-        "pad_token_id": symbol(objective.vocabulary, "pad"),
+        "pad_token_id": token_id(objective.vocabulary, "pad"),
         "tie_word_embeddings": True,
     }
     return (TransformersModel("DistilBertForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
@@ -63,26 +66,8 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
 
 def read_objective(source: Source) -> MaskedLM:
     """Read masked language modelling with a DistilBERT; the folder does not know its teacher."""
-    source.require("sinusoidal_pos_embds", False)
-    model = Distilbert(
-        vocab_size=source.number("vocab_size", 30522),
-        hidden_size=source.number("dim", 768),
-        num_layers=source.number("n_layers", 6),
-        num_heads=source.number("n_heads", 12),
-        intermediate_size=source.number("hidden_dim", 3072),
-        max_positions=source.number("max_position_embeddings", 512),
-        activation=activation(source, "activation"),
-        dropout=source.number("dropout", 0.1),
-        attention_dropout=source.number("attention_dropout", 0.1),
-        init_std=source.number("initializer_range", 0.02),
-    )
-    return MaskedLM(model=model, input_format="document")
+    source.require(sinusoidal_pos_embds=False)
+    return MaskedLM(model=Distilbert(**source.read(FIELDS)), input_format="document")
 
 
-FAMILY = Family(
-    model_type="distilbert",
-    template=Distilbert.template,
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-)
+FAMILY = Family("distilbert", models, read_objective, text_heads("DistilBert", "pre_classifier"))

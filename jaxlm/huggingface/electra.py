@@ -6,18 +6,26 @@ A folder of only one of the networks can be imported too; the other network is t
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.bert import embeddings, encoder_config, layers, read_encoder
-from jaxlm.huggingface.family import Family, Source, TransformersModel, read_config, symbol
+from jaxlm.huggingface import bert
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, read_config
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.huggingface.weights import Weights
-from jaxlm.models.electra import PUBLISHED, Electra, ElectraEncoder, Network
+from jaxlm.models.electra import PUBLISHED, Electra, Network
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 
+FIELDS: Fields = bert.FIELDS | {
+    "embedding_size": ("embedding_size", 128),
+    "hidden_size": ("hidden_size", 256),
+    "num_heads": ("num_attention_heads", 4),
+    "intermediate_size": ("intermediate_size", 1024),
+}
+"""Fields of one network."""
 GENERATOR = "generator"
 # Fields that both networks must share: the shapes of the embeddings, and those that Electra has only once.
 COMMON = ("vocab_size", "embedding_size", "max_positions", "type_vocab_size", "activation", "norm_eps")
@@ -33,46 +41,44 @@ MLM_HEAD = (
     *norm("generator/mlm_head/norm", "generator_predictions.LayerNorm"),
     Entry(("generator/mlm_head/bias",), "generator_lm_head.bias"),
 )
-IGNORED = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
+_SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
+HEADS = bert.text_heads("Electra", "") | {
+    "SequenceClassification": Head("ElectraForSequenceClassification", "classifier.out_proj", "classifier.dense"),
+    "MultipleChoice": Head("ElectraForMultipleChoice", dense="sequence_summary.summary", config=_SUMMARY),
+}
 
 
 def table(model: Electra, network: Network) -> Table:
     """Return the table of ElectraForPreTraining (the discriminator) or ElectraForMaskedLM (the generator)."""
-    encoder = model.discriminator if network == "discriminator" else model.generator
-    entries = layers(f"{network}/encoder", "electra.encoder")
-    if encoder.embedding_width != encoder.hidden_size:
-        entries = (*dense(f"{network}/projection", "electra.embeddings_project"), *entries)
-    if network == "discriminator":
-        entries = (*embeddings("embeddings", "electra.embeddings"), *entries, *RTD_HEAD)
-        return Table(entries=entries, prefix="electra.", ignored=IGNORED, heads=("rtd_head",))
-    path = "embeddings" if model.share_embeddings else "generator/embeddings"
+    is_generator = network == "generator"
+    path = "generator/embeddings" if is_generator and not model.share_embeddings else "embeddings"
+    projection = dense(f"{network}/projection", "electra.embeddings_project")
     return Table(
-        entries=(*embeddings(path, "electra.embeddings"), *entries, *MLM_HEAD),
+        entries=(
+            *bert.embeddings(path, "electra.embeddings"),
+            *(projection if getattr(model, network).has_projection else ()),
+            *bert.layers(f"{network}/encoder", "electra.encoder"),
+            *(MLM_HEAD if is_generator else RTD_HEAD),
+        ),
         prefix="electra.",
-        ties={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-        ignored=IGNORED,
-        heads=("generator/mlm_head",),
+        ties={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"} if is_generator else {},
+        ignored=("electra.embeddings.position_ids", "electra.embeddings.token_type_ids"),
+        heads=("generator/mlm_head" if is_generator else "rtd_head",),
     )
 
 
 def models(objective: ReplacedTokens) -> tuple[TransformersModel, TransformersModel]:
     """Return the Transformers models of the discriminator and the generator."""
-    m = objective.model
-
-    def config(encoder: ElectraEncoder) -> dict[str, object]:
-        return encoder_config(encoder) | {
-            "model_type": "electra",
-            "embedding_size": encoder.embedding_size,
-            "pad_token_id": symbol(objective.vocabulary, "pad"),
-        }
-
+    m, v = objective.model, objective.vocabulary
     return (
         TransformersModel(
-            "ElectraForPreTraining", "AutoModelForPreTraining", config(m.discriminator), table(m, "discriminator"),
+            "ElectraForPreTraining", "AutoModelForPreTraining",
+            bert.encoder_config("electra", m.discriminator, v, FIELDS), table(m, "discriminator"),
             pipeline_tag="feature-extraction",
         ),
         TransformersModel(
-            "ElectraForMaskedLM", "AutoModelForMaskedLM", config(m.generator), table(m, "generator"), GENERATOR
+            "ElectraForMaskedLM", "AutoModelForMaskedLM", bert.encoder_config("electra", m.generator, v, FIELDS),
+            table(m, "generator"), GENERATOR,
         ),
     )
 
@@ -90,24 +96,22 @@ def stored_models(objective: ReplacedTokens, source: Source) -> tuple[Transforme
 
 def read_objective(source: Source) -> ReplacedTokens:
     """Read replaced-token detection from a folder of one or both networks."""
-    discriminator = read_network(source)
+    discriminator, folder, share = bert.read_encoder(source, FIELDS), source.folder / GENERATOR, True
     if is_generator(source):  # the missing discriminator gets the same shape
-        generator, share = discriminator, True
-    elif (source.folder / GENERATOR).is_dir():
-        generator_folder = source.folder / GENERATOR
-        with Weights(generator_folder) as weights:
-            other = Source(generator_folder, read_config(generator_folder), weights.shapes)
-        other.require("model_type", "electra")
-        generator = read_network(other)
+        generator = discriminator
+    elif folder.is_dir():
+        other = Source(folder, read_config(folder), ())
+        other.require(model_type="electra")
+        generator = bert.read_encoder(other, FIELDS)
         for key in COMMON:
             if discriminator[key] != generator[key]:
                 raise UserError(
-                    f"{generator_folder} holds a generator whose {key} is {generator[key]!r}, but the discriminator's "
-                    f"is {discriminator[key]!r}; the two must share it to train together."
+                    f"{folder} holds a generator whose {key} is {generator[key]!r}, but the discriminator's is "
+                    f"{discriminator[key]!r}; the two must share it to train together."
                 )
-        share = same_embeddings(source, other)
+        share = same_embeddings(source.folder, folder)
     else:
-        generator, share = default_generator(discriminator), True
+        generator = default_generator(discriminator)
     shape = {f"generator_{key}": generator[key] for key in SHAPE}
     model = Electra(**discriminator, **shape, share_embeddings=share)
     # ELECTRA-large masks a quarter of the tokens, which config.json does not record.
@@ -116,46 +120,26 @@ def read_objective(source: Source) -> ReplacedTokens:
     return ReplacedTokens(model=model, two_segments=model.type_vocab_size > 1, mask_rate=mask_rate)
 
 
-def read_network(source: Source) -> dict[str, Any]:
-    """Read the fields of Electra from the config.json of one network."""
-    sizes = dict(
-        embedding_size=source.number("embedding_size", 128),
-        hidden_size=source.number("hidden_size", 256),
-        num_heads=source.number("num_attention_heads", 4),
-        intermediate_size=source.number("intermediate_size", 1024),
-    )
-    return read_encoder(source) | sizes
-
-
-def default_generator(discriminator: dict[str, object]) -> dict[str, int]:
+def default_generator(discriminator: dict[str, Any]) -> dict[str, int]:
     """Return the published generator for a discriminator of this shape, or one of a quarter of its width."""
-    layers, width = int(discriminator["num_layers"]), int(discriminator["hidden_size"])
-    embedding = discriminator["embedding_size"]
-    published = [g for n, e, h, g in PUBLISHED.values() if (n, e, h) == (layers, embedding, width)]
+    layers, embedding, width = (discriminator[name] for name in ("num_layers", "embedding_size", "hidden_size"))
     quarter = max(1, width // 4)
-    hidden = published[0] if published else quarter // 64 * 64 or quarter
+    # Reversed, because small comes before small++, whose discriminator has the same shape.
+    published = {sizes[:3]: sizes[3] for sizes in reversed(PUBLISHED.values())}
+    hidden = published.get((layers, embedding, width), quarter // 64 * 64 or quarter)
     return dict(num_layers=layers, hidden_size=hidden, num_heads=max(1, hidden // 64), intermediate_size=4 * hidden)
 
 
-def same_embeddings(source: Source, other: Source) -> bool:
+def same_embeddings(*folders: Path) -> bool:
     """Return whether two networks have equal embeddings, as networks trained together have by default."""
-    names = [entry.theirs for entry in embeddings("", "electra.embeddings")]
-    with Weights(source.folder) as ours, Weights(other.folder) as theirs:
-        for name in names:
-            first, second = (
-                next((n for n in (name, name.removeprefix("electra.")) if n in weights.shapes), None)
-                for weights in (ours, theirs)
-            )
-            if first is None or second is None or not np.array_equal(ours.read(first), theirs.read(second)):
-                return False
-    return True
+    names = [entry.theirs for entry in bert.embeddings("", "embeddings")]
+    first, second = (
+        {name: weights.read(stored) for name in names for stored in weights.shapes if stored.endswith(name)}
+        for weights in map(Weights, folders)
+    )
+    return len(first) == len(second) == len(names) and all(np.array_equal(first[name], second[name]) for name in names)
 
 
 FAMILY = Family(
-    model_type="electra",
-    template=ElectraEncoder.template,
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-    stored_models=stored_models,
+    "electra", models, read_objective, HEADS, text_params="discriminator", stored_models=stored_models
 )

@@ -27,7 +27,7 @@ def family_of(objective: Any) -> Family:
             f"{type(objective).__name__} with the model {type(objective.model).__name__} has no class in Transformers, "
             "so it cannot be exported."
         )
-    return _load(system.family)
+    return _module(system.family).FAMILY
 
 
 def family_named(model_type: str, where: str, architecture: str = "") -> Family:
@@ -41,7 +41,7 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     Raises:
         UserError: jaxlm does not have the family.
     """
-    families = {family.model_type: family for family in (_load(system.family) for system in systems.importable())}
+    families = {family.model_type: family for family in (_module(s.family).FAMILY for s in systems.importable())}
     if model_type not in families:
         raise UserError(
             f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {', '.join(families)}."
@@ -52,11 +52,9 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
 def writer_of(objective: Any) -> Callable[..., None] | None:
     """Return the function (folder, objective, params, tokenizer) that writes an objective in its own format, if any."""
     system = systems.system_of(objective)
-    if system is None or not system.writer:
-        return None
-    return importlib.import_module(f"jaxlm.huggingface.{system.writer}").write
+    return _module(system.writer).write if system and system.writer else None
 
 
-def _load(module: str) -> Family:
-    """Import the family's module, so that only the families in use are imported."""
-    return importlib.import_module(f"jaxlm.huggingface.{module}").FAMILY
+def _module(name: str) -> Any:
+    """Import a module of this package, so that only the families in use are imported."""
+    return importlib.import_module(f"jaxlm.huggingface.{name}")

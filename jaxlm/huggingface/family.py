@@ -6,15 +6,18 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
 from jaxlm.paths import reading
-from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-Number = TypeVar("Number", int, float)
+Fields = Mapping[str, tuple[str, Any]]
+"""Field of our model → its key in config.json and the default of the Transformers class.
+
+Transformers omits default values from the file.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,22 @@ class TransformersModel:
     """Task of the model on the hub."""
 
 
+class Head(NamedTuple):
+    """Transformers class of a task and its head.
+
+    Attributes:
+        architecture: class name.
+        classifier: name of the classifier layer.
+        dense: name of the layer before it; "" if there is none.
+        config: fields of config.json that determine the head. An import accepts any value in place of null.
+    """
+
+    architecture: str
+    classifier: str = "classifier"
+    dense: str = ""
+    config: Mapping[str, Any] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """Transformers folder during import: the content of its config.json and the names of its tensors."""
@@ -45,24 +64,36 @@ class Source:
     config: Mapping[str, Any]
     names: Collection[str]
 
-    def number(self, key: str, default: Number) -> Number:
-        """Return a number of config.json in the type of `default`, which replaces a missing or null value."""
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """Return the values of our fields."""
+        return {ours: self.value(*theirs) for ours, theirs in fields.items()}
+
+    def value(self, key: str, default: Any) -> Any:
+        """Return a number of config.json, or our name of an activation.
+
+        Args:
+            key: key in config.json.
+            default: replaces a missing or null value. A number is returned in its type; a string means an activation.
+        """
         value = self.config.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or type(default)(value) != value:
-            kind = "whole number" if isinstance(default, int) else "number"
-            raise UserError(f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a {kind}.")
+        if isinstance(default, str):
+            self.require(**{key: tuple(ACTIVATIONS)})
+            return ACTIVATIONS[value]
+        if not isinstance(value, (int, float)) or type(default)(value) != value:
+            raise UserError(f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a number like {default}.")
         return type(default)(value)
 
-    def require(self, key: str, *allowed: Any) -> None:
-        """Raise UserError if config.json sets `key` to anything but null and the `allowed` values."""
-        value = self.config.get(key)
-        if value is not None and value not in allowed:
-            raise UserError(
-                f"{self.folder / 'config.json'}: {key} is {value!r}, which jaxlm does not support; only models with "
-                f"{' or '.join(map(repr, allowed))} can be imported."
-            )
+    def require(self, **values: Any) -> None:
+        """Raise UserError if config.json sets a key to anything but null and its value here, or one of a tuple."""
+        for key, value in values.items():
+            allowed, found = value if isinstance(value, tuple) else (value,), self.config.get(key)
+            if found is not None and found not in allowed:
+                raise UserError(
+                    f"{self.folder / 'config.json'}: {key} is {found!r}, which jaxlm does not support; only models "
+                    f"with {' or '.join(map(repr, allowed))} can be imported."
+                )
 
     def has_tensor(self, ending: str) -> bool:
         """Return whether a tensor has this name, with or without a prefix."""
@@ -75,8 +106,6 @@ class Family:
 
     model_type: str
     """Value of `model_type` in config.json."""
-    template: Template
-    """Special symbols that the exported tokenizer adds to a text."""
     models: Callable[[Any], tuple[TransformersModel, ...]]
     """Maps an objective, whose vocabulary may be None, to the models that its parameters fill."""
     read_objective: Callable[[Source], Any]
@@ -84,8 +113,10 @@ class Family:
 
     It raises UserError for values that the model does not support.
     """
-    max_length: Callable[[Any], int]
-    """Maps an objective to the maximum sequence length of its model, for the tokenizer."""
+    heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)
+    """Heads of the fine-tuned classes by task, as in the names of auto classes ("SequenceClassification")."""
+    text_params: str = ""
+    """Subtree of the pretraining parameters that a task has at its root; "" if both have the same paths."""
     stored_models: Callable[[Any, Source], tuple[TransformersModel, ...]] | None = None
     """Maps an objective and its folder to the models in the folder, where that may be fewer than `models(objective)`.
 
@@ -100,16 +131,15 @@ ACTIVATIONS = {
 }
 
 
-def activation(source: Source, key: str = "hidden_act", default: str = "gelu") -> str:
-    """Return our name of the activation in config.json."""
-    source.require(key, *ACTIVATIONS)
-    return ACTIVATIONS[source.config.get(key) or default]
+def to_config(model: Any, fields: Fields) -> dict[str, Any]:
+    """Return the fields of a model as config.json has them; `Source.read` is the inverse."""
+    return {theirs: getattr(model, ours) for ours, (theirs, _) in fields.items()}
 
 
-def symbol(vocabulary: Vocabulary | None, name: str) -> int | None:
-    """Return the id of a special symbol as in config.json: null if the vocabulary lacks it."""
-    number = -1 if vocabulary is None else getattr(vocabulary, name)
-    return None if number < 0 else int(number)
+def token_id(vocabulary: Vocabulary | None, role: str) -> int | None:
+    """Return the id of a special token as in config.json: null if the vocabulary lacks it."""
+    found = -1 if vocabulary is None else getattr(vocabulary, role)
+    return None if found < 0 else int(found)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

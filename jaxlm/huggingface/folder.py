@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import get, paths, put, subtrees, within
 from jaxlm.types import Params
+
+RELATIVE_LENGTH = 512
+"""Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""
 
 
 def export_folder(
@@ -56,8 +59,8 @@ def export_folder(
         objective: objective or task of the parameters.
         params: parameters.
         tokenizer: tokenizer of the model.
-        card: facts for README.md.
-        max_length: longest text, with special symbols, for the tokenizer; by default the model's maximum.
+        card: rows of README.md.
+        max_length: longest text, with special tokens, for the tokenizer; by default the model's maximum.
         vectors: if given, the folder is also one of sentence-transformers.
         shard_bytes: maximum size of a weight file.
 
@@ -67,25 +70,18 @@ def export_folder(
     """
     out = local_folder(out, "Transformers folders").absolute()
     if write := writer_of(objective):
-        with without_empty_folders(out.parent), _new_folder(out) as temporary:
+        with _new_folder(out) as temporary:
             write(temporary, objective, params, tokenizer)
         return out
     family = family_of(objective)
-    vocabulary = tokenizer.vocabulary
     if objective.vocabulary is None:
-        objective = dataclasses.replace(objective, vocabulary=vocabulary)
+        objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
     models = family.models(objective)
     template = _template(objective)
-    _check_params(params, template, models)
-    rows = models[0].config["vocab_size"]
-    if vocabulary.size > rows:
-        raise UserError(
-            f"{vocabulary.name} has {vocabulary.size} ids but the model only {rows} rows; give the tokenizer that the "
-            "model was trained with."
-        )
-    exported = {path for model in models for entry in model.table.tensors(template) for path in entry.ours}
-    parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
-    with without_empty_folders(out.parent), _new_folder(out) as temporary:
+    exported = _exported_paths(params, template, models)
+    _check_rows(out, tokenizer.vocabulary, models[0].config["vocab_size"])
+    longest = objective.model.max_length or RELATIVE_LENGTH
+    with _new_folder(out) as temporary:
         for model in models:
             folder = temporary / model.folder
             folder.mkdir(exist_ok=True)
@@ -94,64 +90,60 @@ def export_folder(
             if model.generation_config is not None:
                 _write_json(folder / "generation_config.json", model.generation_config)
             write_weights(folder, model.table.to_transformers(params), shard_bytes)
-            export_tokenizer(tokenizer, folder, family.template, max_length or family.max_length(objective))
+            export_tokenizer(tokenizer, folder, objective.text_template, max_length or longest)
         if vectors is not None:
-            write_vectors(temporary, objective, vectors._replace(
-                length=min(filter(None, (vectors.length, max_length, family.max_length(objective))))))
-        left_out = listed([name for model in models for name in model.table.private if name in params])
-        card = dataclasses.replace(card, settings={**card.settings, "Left out, without a counterpart there": left_out})
-        text = render(card, family.model_type, type(objective).__name__, models, parameters, out.name)
+            length = min(filter(None, (vectors.length, max_length, longest)))
+            write_vectors(temporary, objective, vectors._replace(length=length))
+        private = listed([name for model in models for name in model.table.private if name in params])
+        card = dataclasses.replace(card, settings={**card.settings, "Left out, without a counterpart there": private})
+        parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
+        text = render(card, objective, models, parameters, out.name)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
-def import_folder(hf_dir: str | os.PathLike[str], *, family: str | None = None, seed: int = 0) -> PretrainedModel:
+def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> PretrainedModel:
     """Read a folder that Transformers saved; config.json tells its family.
 
     Weights in half precision become float32.
 
     Args:
         hf_dir: folder to read.
-        family: required family ("bert"); any by default.
         seed: seed of the heads that the folder lacks.
 
     Raises:
-        UserError: the folder is missing, damaged or of another family, its configuration is not supported, it has no
+        UserError: the folder is missing or damaged, its family or configuration is not supported, it has no
             safetensors weights, or tensors are missing, unknown or of another shape.
     """
     folder = local_folder(hf_dir, "Transformers folders")
     config = read_config(folder)
+    shapes = Weights(folder).shapes
     with reading(folder / "config.json"):
         architecture = next(iter(config.get("architectures") or [""]))
-    found = family_named(config["model_type"], str(folder), architecture)
-    if family not in (None, found.model_type):
-        raise UserError(f"{folder} holds a model of the family {found.model_type!r}; {family!r} is required here.")
-    with Weights(folder) as weights:
-        with reading(folder / "config.json"):
-            source = Source(folder, config, weights.shapes)
-            objective = found.read_objective(source)
-        tokenizer = Tokenizer.load(folder)
-        _check_tokenizer(folder, objective, tokenizer.vocabulary)
-        objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
-        template = _template(objective)
-        params: Params = {}
-        for model in found.stored_models(objective, source) if found.stored_models else found.models(objective):
-            with _open_weights(model, folder, weights) as model_weights:
-                _merge(params, model_weights, model, template)
-    fresh = sorted(set(paths(template)) - set(paths(params)))
-    for path, leaf in _initialize(objective, fresh, seed).items():
-        put(params, path, leaf)
-    params = _reorder(params, template)
-    return PretrainedModel(objective, params, tokenizer, tuple(subtrees(fresh, paths(params))), str(folder))
-
-
-def is_transformers_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a folder has the config.json of a Transformers model of any family."""
-    try:
-        read_config(Path(path))
-    except UserError:
-        return False
-    return True
+        family = family_named(config["model_type"], str(folder), architecture)
+        source = Source(folder, config, shapes)
+        objective = family.read_objective(source)
+    tokenizer = Tokenizer.load(folder)
+    _check_tokenizer(folder, objective, tokenizer.vocabulary)
+    objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
+    template = _template(objective)
+    params: dict[str, np.ndarray] = {}
+    for model in family.stored_models(objective, source) if family.stored_models else family.models(objective):
+        if not (folder / model.folder).is_dir():
+            continue
+        weights = Weights(folder / model.folder)
+        new = model.table.from_transformers(weights.shapes, weights.read, template, str(weights.folder))
+        for path in new.keys() & params.keys():
+            if not np.array_equal(params[path], new[path], equal_nan=True):
+                raise UserError(f"{weights.folder} has {path} that differs from the other model's; both must share it.")
+        params |= new
+    fresh = sorted(set(paths(template)) - params.keys())
+    initialized = subtrees(fresh, params)
+    params |= _initialize(objective, fresh, seed)
+    nested: Params = {}
+    for path in paths(template):
+        put(nested, path, params[path])
+    return PretrainedModel(objective, nested, tokenizer, tuple(initialized), str(folder))
 
 
 def _template(objective: Objective) -> Params:
@@ -159,27 +151,34 @@ def _template(objective: Objective) -> Params:
     return jax.eval_shape(objective.init, jax.random.key(0))
 
 
-def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:
-    """Raise UserError if the tokenizer does not belong to the model.
+def _check_rows(folder: Path, vocabulary: Vocabulary, rows: int) -> None:
+    """Raise UserError if the tokenizer has more ids than the embedding rows.
 
-    The tokenizer may have fewer ids than the embedding has rows: published embeddings are often padded, and rows
-    without a token are never generated.
+    It may have fewer: published embeddings are often padded, and rows without a token are never generated.
     """
-    rows = objective.model.vocab_size
     if vocabulary.size > rows:
         raise UserError(
             f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; replace it by the "
             "tokenizer that the model was trained with."
         )
+
+
+def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:
+    """Raise UserError if the tokenizer does not belong to the model."""
+    _check_rows(folder, vocabulary, objective.model.vocab_size)
     if objective.model.for_vocabulary(dataclasses.replace(vocabulary, preserve_rows=True)) != objective.model:
         raise UserError(
-            f"{folder}: its tokenizer and config.json differ in the id of a symbol that the model depends on "
+            f"{folder}: its tokenizer and config.json differ in the id of a special token that the model depends on "
             "(padding); replace it by the tokenizer that the model was trained with."
         )
 
 
-def _check_params(params: Params, template: Params, models: tuple[TransformersModel, ...]) -> None:
-    """Raise UserError if the parameters do not fit the objective, or the tables do not cover them."""
+def _exported_paths(params: Params, template: Params, models: tuple[TransformersModel, ...]) -> set[str]:
+    """Return the paths of the parameters that the models have.
+
+    Raises:
+        UserError: the parameters do not fit the objective, or the tables do not cover them.
+    """
     shapes = {path: tuple(get(template, path).shape) for path in paths(template)}
     actual = {path: tuple(np.shape(get(params, path))) for path in paths(params)}
     differing = sorted(path for path in {*shapes, *actual} if shapes.get(path) != actual.get(path))
@@ -193,30 +192,7 @@ def _check_params(params: Params, template: Params, models: tuple[TransformersMo
             f"This model cannot be exported: its configuration and {models[0].architecture} of Transformers differ in "
             f"{listed(sorted(named ^ wanted))}."
         )
-
-
-@contextlib.contextmanager
-def _open_weights(model: TransformersModel, folder: Path, main: Weights) -> Iterator[Weights | None]:
-    """Open the weights of a model, in the folder or its subfolder; None if the subfolder is missing."""
-    if not model.folder:
-        yield main
-    elif not (folder / model.folder).is_dir():
-        yield None
-    else:
-        with Weights(folder / model.folder) as weights:
-            yield weights
-
-
-def _merge(params: Params, weights: Weights | None, model: TransformersModel, template: Params) -> None:
-    """Read a model into `params`; parameters shared with another model must be equal."""
-    if weights is None:
-        return
-    new = model.table.from_transformers(weights.shapes, weights.read, template, str(weights.folder))
-    filled = set(paths(params))
-    for path in paths(new):
-        if path in filled and not np.array_equal(get(params, path), get(new, path), equal_nan=True):
-            raise UserError(f"{weights.folder} has {path} that differs from the other model's; both must share it.")
-        put(params, path, get(new, path))
+    return named
 
 
 def _initialize(objective: Objective, wanted: list[str], seed: int) -> dict[str, np.ndarray]:
@@ -231,14 +207,6 @@ def _initialize(objective: Objective, wanted: list[str], seed: int) -> dict[str,
     return {path: np.asarray(leaf) for path, leaf in jax.jit(chosen)(jax.random.key(seed)).items()}
 
 
-def _reorder(params: Params, template: Params) -> Params:
-    """Return the parameters with their dicts in the order of the template."""
-    ordered: Params = {}
-    for path in paths(template):
-        put(ordered, path, get(params, path))
-    return ordered
-
-
 @contextlib.contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `out` that is renamed to `out` on success and removed on failure."""
@@ -246,19 +214,17 @@ def _new_folder(out: Path) -> Iterator[Path]:
         raise UserError(f"{out} is there already and is not a folder; choose another name.")
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
-    temporary = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)
-        yield temporary
-        os.rename(temporary, out)  # replaces an empty folder, and fails on any other
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{out} could not be written ({error}); free some space or choose another folder.") from error
-    finally:
-        if temporary is not None:
+    temporary = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    with without_empty_folders(out.parent):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            os.rename(temporary, out)  # replaces an empty folder, and fails on any other
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"{out} could not be written ({error}); free some space or choose another folder."
+            ) from error
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 

@@ -5,11 +5,27 @@ Its Conv1D matrices are [in, out] like ours, so none is transposed; query, key a
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxlm.errors import UserError
-from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, embedding, norm
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
+
+FIELDS: Fields = {
+    "vocab_size": ("vocab_size", 50257),
+    "hidden_size": ("n_embd", 768),
+    "num_layers": ("n_layer", 12),
+    "num_heads": ("n_head", 12),
+    "max_positions": ("n_positions", 1024),
+    "dropout": ("resid_pdrop", 0.1),
+    "attention_dropout": ("attn_pdrop", 0.1),
+    "norm_eps": ("layer_norm_epsilon", 1e-5),
+    "init_std": ("initializer_range", 0.02),
+}
+"""Fields shared with GPT-1."""
+ACTIVATION: Fields = {"activation": ("activation_function", "gelu_new")}
 
 
 def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
@@ -20,25 +36,28 @@ def conv1d(ours: tuple[str, ...], theirs: str) -> tuple[Entry, ...]:
     )
 
 
-LAYER = "decoder/layers"
-ATTENTION = f"{LAYER}/attention"
-ENTRIES = (
-    *embedding("embeddings/word", "transformer.wte"),
-    *embedding("embeddings/position", "transformer.wpe"),
-    *norm(f"{LAYER}/attention_norm", "transformer.h.{layer}.ln_1"),
-    *conv1d((f"{ATTENTION}/query", f"{ATTENTION}/key", f"{ATTENTION}/value"), "transformer.h.{layer}.attn.c_attn"),
-    *conv1d((f"{ATTENTION}/out",), "transformer.h.{layer}.attn.c_proj"),
-    *norm(f"{LAYER}/mlp_norm", "transformer.h.{layer}.ln_2"),
-    *conv1d((f"{LAYER}/mlp/wi",), "transformer.h.{layer}.mlp.c_fc"),
-    *conv1d((f"{LAYER}/mlp/wo",), "transformer.h.{layer}.mlp.c_proj"),
-    *norm("decoder/final_norm", "transformer.ln_f"),
-)
+def layers(theirs: str) -> tuple[Entry, ...]:
+    """Return the entries of the layers, shared with GPT-1."""
+    attention = "decoder/layers/attention"
+    return (
+        *norm("decoder/layers/attention_norm", f"{theirs}.ln_1"),
+        *conv1d((f"{attention}/query", f"{attention}/key", f"{attention}/value"), f"{theirs}.attn.c_attn"),
+        *conv1d((f"{attention}/out",), f"{theirs}.attn.c_proj"),
+        *norm("decoder/layers/mlp_norm", f"{theirs}.ln_2"),
+        *conv1d(("decoder/layers/mlp/wi",), f"{theirs}.mlp.c_fc"),
+        *conv1d(("decoder/layers/mlp/wo",), f"{theirs}.mlp.c_proj"),
+    )
 
 
 def table(num_layers: int) -> Table:
     """Return the table of GPT2LMHeadModel."""
     return Table(
-        entries=ENTRIES,
+        entries=(
+            *embedding("embeddings/word", "transformer.wte"),
+            *embedding("embeddings/position", "transformer.wpe"),
+            *layers("transformer.h.{layer}"),
+            *norm("decoder/final_norm", "transformer.ln_f"),
+        ),
         prefix="transformer.",
         ties={"lm_head.weight": "transformer.wte.weight"},
         # Causal masks, stored as buffers in older files.
@@ -46,76 +65,69 @@ def table(num_layers: int) -> Table:
     )
 
 
+def special_token_ids(objective: CausalLM) -> dict[str, int | None]:
+    """Return the ids of special tokens, for config.json and generation_config.json."""
+    eos = token_id(objective.vocabulary, "eos")
+    # In the plain stream each text follows an end token, which is then the begin token too. With isolated documents
+    # no token is predicted from it.
+    bos = eos if objective.plain_stream else None
+    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": token_id(objective.vocabulary, "pad")}
+
+
+def decoder(objective: CausalLM, architecture: str, table: Table, config: dict[str, Any]) -> TransformersModel:
+    """Return the Transformers model of a GPT.
+
+    Args:
+        objective: the objective.
+        architecture: class.
+        table: table of names.
+        config: fields of config.json that GPT-1 and GPT-2 do not share.
+    """
+    ids = special_token_ids(objective)
+    shared = to_config(objective.model, FIELDS) | {"embd_pdrop": objective.model.dropout, "tie_word_embeddings": True}
+    return TransformersModel(
+        architecture, "AutoModelForCausalLM", shared | ids | config, table, generation_config=ids,
+        pipeline_tag="text-generation",
+    )
+
+
+def read_decoder(source: Source, fields: Fields) -> dict[str, Any]:
+    """Read the fields of a GPT."""
+    found = source.read(fields)
+    # One rate here covers dropout after the embeddings and on the residual branches.
+    source.require(tie_word_embeddings=True, embd_pdrop=found["dropout"])
+    return found
+
+
+def is_plain_stream(source: Source) -> bool:
+    """Return whether a begin token stands before each text; see `special_token_ids`."""
+    return source.config.get("bos_token_id") is not None
+
+
 def models(objective: CausalLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    m, v = objective.model, objective.vocabulary
+    m = objective.model
     if m.stack.band is not None:
         raise UserError(
             f"layers with banded attention over {m.stack.band} tokens have no class in Transformers; only a GPT-3 "
             "trained with objective.model.band 0 can be exported, as a GPT-2."
         )
-    eos = symbol(v, "eos")
-    # In the plain stream a text follows an end symbol, so that symbol is GPT-2's begin symbol too. With isolated
-    # documents no token is predicted from it.
-    bos = eos if objective.plain_stream else None
-    symbols = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": symbol(v, "pad")}
-    config = {
-        "model_type": "gpt2",
-        "vocab_size": m.vocab_size,
-        "n_positions": m.max_positions,
-        "n_embd": m.hidden_size,
-        "n_layer": m.num_layers,
-        "n_head": m.num_heads,
-        "n_inner": m.intermediate_size,
-        "activation_function": m.activation,
-        "resid_pdrop": m.dropout,
-        "embd_pdrop": m.dropout,
-        "attn_pdrop": m.attention_dropout,
-        "layer_norm_epsilon": m.norm_eps,
-        "initializer_range": m.init_std,
-        "scale_attn_weights": True,
-        "tie_word_embeddings": True,
-        **symbols,
+    config = to_config(m, ACTIVATION) | {
+        "model_type": "gpt2", "n_inner": m.intermediate_size, "scale_attn_weights": True,
     }
-    generation = symbols if symbols["pad_token_id"] is not None else symbols | {"pad_token_id": eos}
-    return (
-        TransformersModel(
-            "GPT2LMHeadModel", "AutoModelForCausalLM", config, table(m.num_layers), generation_config=generation,
-            pipeline_tag="text-generation",
-        ),
-    )
+    return (decoder(objective, "GPT2LMHeadModel", table(m.num_layers), config),)
 
 
 def read_objective(source: Source) -> CausalLM:
     """Read causal language modelling with a GPT-2."""
-    source.require("scale_attn_weights", True)
-    source.require("scale_attn_by_inverse_layer_idx", False)
-    source.require("add_cross_attention", False)
-    source.require("tie_word_embeddings", True)
-    # One rate here covers dropout after the embeddings and on the residual branches.
-    dropout = source.number("resid_pdrop", 0.1)
-    source.require("embd_pdrop", dropout)
-    hidden, layers = source.number("n_embd", 768), source.number("n_layer", 12)
-    model = Gpt2(
-        vocab_size=source.number("vocab_size", 50257),
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=source.number("n_head", 12),
-        intermediate_size=source.number("n_inner", 4 * hidden),
-        max_positions=source.number("n_positions", 1024),
-        activation=activation(source, "activation_function", "gelu_new"),
-        dropout=dropout,
-        attention_dropout=source.number("attn_pdrop", 0.1),
-        norm_eps=source.number("layer_norm_epsilon", 1e-5),
-        init_std=source.number("initializer_range", 0.02),
-    )
-    return CausalLM(model=model, plain_stream=source.config.get("bos_token_id") is not None)
+    source.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    fields = read_decoder(source, {**FIELDS, **ACTIVATION})
+    model = Gpt2(**fields, intermediate_size=source.value("n_inner", 4 * fields["hidden_size"]))
+    return CausalLM(model=model, plain_stream=is_plain_stream(source))
 
 
-FAMILY = Family(
-    model_type="gpt2",
-    template=Gpt2.template,
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-)
+FAMILY = Family("gpt2", models, read_objective, heads={
+    "SequenceClassification": Head("GPT2ForSequenceClassification", "score"),
+    "TokenClassification": Head("GPT2ForTokenClassification"),
+    "QuestionAnswering": Head("GPT2ForQuestionAnswering", "qa_outputs"),
+})

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config
+from jaxlm.huggingface.gpt2 import is_plain_stream, special_token_ids
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.tokenizers.template import Template
 
+FIELDS: Fields = {
+    "vocab_size": ("vocab_size", 320),
+    "hidden_size": ("hidden_size", 256),
+    "num_heads": ("num_attention_heads", 12),
+    "head_dim": ("attention_head_size", 64),
+    "intermediate_size": ("feed_forward_size", 512),
+    "local_chunk_size": ("local_attn_chunk_length", 64),
+    "lsh_chunk_size": ("lsh_attn_chunk_length", 64),
+    "num_hashes": ("num_hashes", 1),
+    # With the seed Transformers draws the same rotations as here, each time.
+    "hash_seed": ("hash_seed", 0),
+    "activation": ("hidden_act", "relu"),
+    "dropout": ("hidden_dropout_prob", 0.05),
+    "attention_dropout": ("local_attention_probs_dropout_prob", 0.05),
+    "lsh_attention_dropout": ("lsh_attention_probs_dropout_prob", 0.0),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+    "init_std": ("initializer_range", 0.02),
+    "position_init_std": ("axial_norm_std", 1.0),
+}
+FIXED = {"is_decoder": True, "axial_pos_embds": True, "tie_word_embeddings": False}
 PROJECTIONS = {"local": {"query": "query", "key": "key", "value": "value"},
                "lsh": {"query": "query_key", "value": "value"}}
 BUFFERS = ("mask_value_float16", "mask_value_float32", "self_mask_value_float16", "self_mask_value_float32")
@@ -64,94 +83,53 @@ def table(model: Reformer) -> Table:
 
 def models(objective: CausalLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    m, v = objective.model, objective.vocabulary
-    eos = symbol(v, "eos")
-    symbols = {"bos_token_id": eos if objective.plain_stream else None, "eos_token_id": eos,
-               "pad_token_id": symbol(v, "pad")}
-    config = {
+    m, ids = objective.model, special_token_ids(objective)
+    config = to_config(m, FIELDS) | FIXED | ids | {
         "model_type": "reformer",
-        "is_decoder": True,
-        "vocab_size": m.vocab_size,
-        "hidden_size": m.hidden_size,
         "attn_layers": layer_types(m),
-        "num_attention_heads": m.num_heads,
-        "attention_head_size": m.head_dim,
-        "feed_forward_size": m.intermediate_size,
-        "hidden_act": m.activation,
-        "axial_pos_embds": True,
         "axial_pos_shape": list(m.axial_shape),
         "axial_pos_embds_dim": list(m.axial_widths),
-        "axial_norm_std": m.position_init_std,
         "max_position_embeddings": m.max_positions,
-        "local_attn_chunk_length": m.local_chunk_size,
-        "lsh_attn_chunk_length": m.lsh_chunk_size,
-        "num_hashes": m.num_hashes,
         "num_buckets": list(m.buckets) if len(m.buckets) > 1 else m.buckets[0],
-        # With the seed Transformers draws the same rotations as here, each time.
-        "hash_seed": m.hash_seed,
-        "hidden_dropout_prob": m.dropout,
-        "local_attention_probs_dropout_prob": m.attention_dropout,
-        "lsh_attention_probs_dropout_prob": m.lsh_attention_dropout,
-        "layer_norm_eps": m.norm_eps,
-        "initializer_range": m.init_std,
-        "tie_word_embeddings": False,
-        **symbols,
     }
-    # Their cache keeps the buckets of the whole prompt, so the continuation would depend on where the prompt ends.
-    generation = symbols | {"use_cache": False}
     return (
         TransformersModel(
-            "ReformerModelWithLMHead", "AutoModelForCausalLM", config, table(m), generation_config=generation,
-            pipeline_tag="text-generation",
+            "ReformerModelWithLMHead", "AutoModelForCausalLM", config, table(m),
+            # Their cache keeps the buckets of the whole prompt, so the continuation would depend on where it ends.
+            generation_config=ids | {"use_cache": False}, pipeline_tag="text-generation",
         ),
     )
 
 
 def read_objective(source: Source) -> CausalLM:
     """Read causal language modelling with a Reformer."""
-    source.require("is_decoder", True)
-    source.require("axial_pos_embds", True)
-    source.require("tie_word_embeddings", False)
-    for kind in ("local", "lsh"):
-        source.require(f"{kind}_num_chunks_before", 1)
-        source.require(f"{kind}_num_chunks_after", 0)
-    layers = _read_list(source, "attn_layers", ["local", "lsh"] * 3)
+    source.require(**FIXED)
+    for kind in PROJECTIONS:
+        source.require(**{f"{kind}_num_chunks_before": 1, f"{kind}_num_chunks_after": 0})
+    fields = source.read(FIELDS)
+    layers = source.config.get("attn_layers") or ["local", "lsh"] * 3
     if set(layers) - set(PROJECTIONS):
         raise UserError(f"{source.folder / 'config.json'}: attn_layers may only have local and lsh layers.")
     period = next(n for n in range(1, len(layers) + 1) if layers == layers[:n] * (len(layers) // n))
-    chunk = source.number("lsh_attn_chunk_length", 64)
-    shape = _read_list(source, "axial_pos_shape", [64, 64])
-    buckets = source.config.get("num_buckets")
-    if buckets is None:
-        buckets = default_buckets(shape[0] * shape[1], chunk)
-    elif isinstance(buckets, list):
-        buckets = _read_list(source, "num_buckets", [2])
-    else:
-        buckets = [source.number("num_buckets", 0)]
+    rows, columns = _read_pair(source, "axial_pos_shape", [64, 64])
+    buckets = source.config.get("num_buckets") or default_buckets(rows * columns, fields["lsh_chunk_size"])
     model = Reformer(
-        vocab_size=source.number("vocab_size", 320),
-        hidden_size=source.number("hidden_size", 256),
+        **fields,
         num_layers=len(layers),
         attention_types=tuple(layers[:period]),
-        num_heads=source.number("num_attention_heads", 12),
-        head_dim=source.number("attention_head_size", 64),
-        intermediate_size=source.number("feed_forward_size", 512),
-        axial_shape=tuple(shape),
-        axial_widths=tuple(_read_list(source, "axial_pos_embds_dim", [64, 192])),
-        local_chunk_size=source.number("local_attn_chunk_length", 64),
-        lsh_chunk_size=chunk,
-        num_hashes=source.number("num_hashes", 1),
-        buckets=tuple(buckets),
-        hash_seed=source.number("hash_seed", 0),
-        activation=activation(source, default="relu"),
-        dropout=source.number("hidden_dropout_prob", 0.05),
-        attention_dropout=source.number("local_attention_probs_dropout_prob", 0.05),
-        lsh_attention_dropout=source.number("lsh_attention_probs_dropout_prob", 0.0),
-        norm_eps=source.number("layer_norm_eps", 1e-12),
-        init_std=source.number("initializer_range", 0.02),
-        position_init_std=source.number("axial_norm_std", 1.0),
+        axial_shape=(rows, columns),
+        axial_widths=_read_pair(source, "axial_pos_embds_dim", [64, 192]),
+        buckets=tuple(buckets) if isinstance(buckets, list) else (source.value("num_buckets", 0),),
     )
-    return CausalLM(model=model, plain_stream=source.config.get("bos_token_id") is not None)
+    return CausalLM(model=model, plain_stream=is_plain_stream(source))
+
+
+def _read_pair(source: Source, key: str, default: list[int]) -> tuple[int, int]:
+    """Read a list of two whole numbers."""
+    value = source.config.get(key) or default
+    if not isinstance(value, list) or [type(number) for number in value] != [int, int]:
+        raise UserError(f"{source.folder / 'config.json'}: {key} is {value!r}; it must be two whole numbers.")
+    return value[0], value[1]
 
 
 def default_buckets(length: int, chunk: int) -> list[int]:
@@ -165,20 +143,4 @@ def default_buckets(length: int, chunk: int) -> list[int]:
     return [2**power]
 
 
-def _read_list(source: Source, key: str, default: list[Any]) -> list[Any]:
-    """Read a list of config.json with items of the default's type, and of its length if that is two."""
-    value = source.config.get(key)
-    value = default if value is None else value
-    fits = isinstance(value, list) and value and all(type(item) is type(default[0]) for item in value)
-    if not fits or (len(default) == 2 and len(value) != 2):
-        raise UserError(f"{source.folder / 'config.json'}: {key} is {value!r}, which jaxlm does not support.")
-    return value
-
-
-FAMILY = Family(
-    model_type="reformer",
-    template=Template(),
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-)
+FAMILY = Family("reformer", models, read_objective)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface.bert import embeddings, encoder_config, layers, read_encoder
-from jaxlm.huggingface.family import Family, Source, TransformersModel, symbol
+from jaxlm.huggingface import bert
+from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
 
 TABLE = Table(
     entries=(
-        *embeddings("embeddings", "roberta.embeddings"),
-        *layers("encoder", "roberta.encoder"),
+        *bert.embeddings("embeddings", "roberta.embeddings"),
+        *bert.layers("encoder", "roberta.encoder"),
         *dense("mlm_head/dense", "lm_head.dense"),
         *norm("mlm_head/norm", "lm_head.layer_norm"),
         Entry(("mlm_head/bias",), "lm_head.bias"),
@@ -30,34 +30,31 @@ TABLE = Table(
     # Pair tasks have no counterpart in the class.
     private=("pooler", "nsp_head", "sop_head"),
 )
+HEADS = bert.text_heads("Roberta", "roberta.pooler.dense") | {
+    "SequenceClassification": Head("RobertaForSequenceClassification", "classifier.out_proj", "classifier.dense"),
+}
 
 
 def models(objective: MaskedLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m, v = objective.model, objective.vocabulary
-    config = encoder_config(m) | {
-        "model_type": "roberta",
+    config = bert.encoder_config("roberta", m, v) | {
         "max_position_embeddings": m.max_positions + m.first_position,
         "pad_token_id": m.padding_id,
-        "bos_token_id": symbol(v, "bos"),
-        "eos_token_id": symbol(v, "eos"),
+        "bos_token_id": token_id(v, "bos"),
+        "eos_token_id": token_id(v, "eos"),
     }
     return (TransformersModel("RobertaForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
 
 
 def read_objective(source: Source) -> MaskedLM:
     """Read masked language modelling with a RoBERTa."""
-    padding = source.number("pad_token_id", 1)
-    fields = read_encoder(source) | dict(vocab_size=source.number("vocab_size", 50265), padding_id=padding)
+    padding = source.value("pad_token_id", 1)
+    fields = bert.read_encoder(source, bert.FIELDS | {"vocab_size": ("vocab_size", 50265)})
     # Their table starts with a row for each id up to padding, which no position uses.
     fields["max_positions"] -= padding + 1
-    return MaskedLM(model=Roberta(**fields), input_format="full-sentences", short_rate=0.0)
+    model = Roberta(**fields, padding_id=padding)
+    return MaskedLM(model=model, input_format="full-sentences", short_rate=0.0)
 
 
-FAMILY = Family(
-    model_type="roberta",
-    template=Roberta.template,
-    models=models,
-    read_objective=read_objective,
-    max_length=lambda objective: objective.model.max_positions,
-)
+FAMILY = Family("roberta", models, read_objective, HEADS)

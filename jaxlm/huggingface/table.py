@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.errors import UserError
-from jaxlm.trees import get, put, within
+from jaxlm.trees import get, within
 from jaxlm.types import Params
 
 Shape = tuple[int, ...]
@@ -134,8 +134,8 @@ class Table:
 
     def from_transformers(
         self, stored: Mapping[str, Shape], read: Callable[[str], np.ndarray], template: Params, where: str
-    ) -> Params:
-        """Return the float32 parameters of a file, without the heads that it lacks.
+    ) -> dict[str, np.ndarray]:
+        """Return the float32 parameters of a file by path, without the heads that it lacks.
 
         Args:
             stored: shape of every tensor in the file, by name.
@@ -146,96 +146,65 @@ class Table:
         Raises:
             UserError: tensors are missing, unknown, of another shape, or untied.
         """
-        tensors = self.tensors(template)
-        wanted = self.tensor_shapes(template)
-        found = self._current_names(stored, wanted, where)
-        self._check_shapes(found, stored, wanted, where)
-        missing = self._missing_heads(found, tensors, where)
-        params: Params = {}
-        for entry in tensors:
-            if any(within(path, head) for path in entry.ours for head in missing):
+        found = self._find(stored, template, where)
+        params: dict[str, np.ndarray] = {}
+        for entry in self.tensors(template):
+            if entry.theirs not in found:
                 continue
-            array = self._read_tied(entry.theirs, found, read, where)
+            first, *others = found[entry.theirs]
+            array = read(first)
+            for other in others:
+                if not np.array_equal(array, read(other), equal_nan=True):
+                    raise UserError(
+                        f"{where} has {other} that differs from {first}; this model ties them, so a checkpoint with "
+                        "separate weights cannot be imported."
+                    )
             for path, leaf in zip(entry.ours, entry.to_ours(array, entry.our_shapes(template)), strict=True):
                 if entry.layer is None:
-                    put(params, path, leaf)
+                    params[path] = leaf
                     continue
-                if entry.layer == 0:
-                    put(params, path, np.empty(get(template, path).shape, np.float32))
-                get(params, path)[entry.layer] = leaf
+                if path not in params:
+                    params[path] = np.empty(get(template, path).shape, np.float32)
+                params[path][entry.layer] = leaf
         return params
 
-    def current_name(self, name: str, known: Collection[str]) -> str:
+    def _find(self, stored: Mapping[str, Shape], template: Params, where: str) -> dict[str, list[str]]:
+        """Return the stored names of each tensor in the file, of which a tied tensor may have several.
+
+        Raises:
+            UserError: tensors are unknown, of another shape, or missing.
+        """
+        wanted = self.tensor_shapes(template)
+        known = {*wanted, *self.ties, *self.ignored}
+        found: dict[str, list[str]] = {}
+        for original in stored:
+            name = self._current_name(original, known)
+            if name not in self.ignored:
+                found.setdefault(self.ties.get(name, name), []).append(original)
+        if unknown := [original for name in found.keys() - wanted.keys() for original in found[name]]:
+            raise UserError(
+                f"{where} has {listed(sorted(unknown))}, which this model lacks; remove tensors that are not part of "
+                "the pretraining model (such as the head of a task) or choose a folder without them."
+            )
+        wrong = [f"{original} {list(stored[original])} instead of {list(wanted[name])}"
+                 for name, originals in found.items() for original in originals
+                 if tuple(stored[original]) != wanted[name]]
+        if wrong:
+            raise UserError(f"{where} does not fit its config.json: it has {listed(wrong)}.")
+        # A head may be missing as a whole; one that lacks only some of its tensors is damaged.
+        head = {entry.theirs: next((head for head in self.heads if within(entry.ours[0], head)), None)
+                for entry in self.tensors(template)}
+        present = {None, *(head[name] for name in found)}
+        if damaged := [name for name in wanted if name not in found and head[name] in present]:
+            raise UserError(f"{where} lacks {listed(damaged)}; it is damaged, or its config.json is of another model.")
+        return found
+
+    def _current_name(self, name: str, known: Collection[str]) -> str:
         """Return the table's name of a stored tensor: old endings replaced, a missing prefix added."""
         for old, new in self.old_endings.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
         return self.prefix + name if name not in known and self.prefix + name in known else name
-
-    def _current_names(self, stored: Collection[str], wanted: Collection[str], where: str) -> dict[str, str]:
-        """Return the table's name → the stored name of all tensors that are not ignored."""
-        known = {*wanted, *self.ties, *self.ignored}
-        found: dict[str, str] = {}
-        for original in stored:
-            name = self.current_name(original, known)
-            if name in found:
-                raise UserError(f"{where} has {name} twice, as {found[name]} and as {original}; remove one of them.")
-            found[name] = original
-        return {name: original for name, original in found.items() if name not in self.ignored}
-
-    def _check_shapes(
-        self, found: Mapping[str, str], stored: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str
-    ) -> None:
-        """Raise UserError for unknown tensors and for wrong shapes."""
-        firsts = {name: self.ties.get(name, name) for name in found}
-        unknown = [found[name] for name, first in firsts.items() if first not in wanted]
-        if unknown:
-            raise UserError(
-                f"{where} has {listed(unknown)}, which this model lacks; remove tensors that are not part of the "
-                "pretraining model (such as the head of a task) or choose a folder without them."
-            )
-        wrong = [
-            f"{found[name]} {list(stored[found[name]])} instead of {list(wanted[first])}"
-            for name, first in firsts.items() if tuple(stored[found[name]]) != wanted[first]
-        ]
-        if wrong:
-            raise UserError(f"{where} does not fit its config.json: it has {listed(wrong)}.")
-
-    def _missing_heads(self, found: Collection[str], tensors: list[Entry], where: str) -> list[str]:
-        """Return the heads to initialize; a head that lacks only some of its tensors is damaged."""
-        missing: dict[str, list[str]] = {}  # our subtree → Transformers names
-        present: set[str] = set()
-        for entry in tensors:
-            heads = {next((h for h in self.heads if within(path, h)), "") for path in entry.ours}
-            if any(name in found for name in self._tied_names(entry.theirs)):
-                present |= heads
-            else:
-                for head in heads:
-                    missing.setdefault(head, []).append(entry.theirs)
-        damaged = [name for head, names in missing.items() if head == "" or head in present for name in names]
-        if damaged:
-            raise UserError(
-                f"{where} lacks {listed(damaged)}; it is damaged, or its config.json is of another model."
-            )
-        return list(missing)
-
-    def _tied_names(self, name: str) -> list[str]:
-        """Return all names that a tensor may have."""
-        return [name, *(second for second, first in self.ties.items() if first == name)]
-
-    def _read_tied(
-        self, name: str, found: Mapping[str, str], read: Callable[[str], np.ndarray], where: str
-    ) -> np.ndarray:
-        """Read a tensor, and check that its tied copies are equal."""
-        originals = [found[n] for n in self._tied_names(name) if n in found]
-        array = read(originals[0])
-        for other in originals[1:]:
-            if not np.array_equal(array, read(other), equal_nan=True):
-                raise UserError(
-                    f"{where} has {other} that differs from {originals[0]}; this model ties them, so a checkpoint "
-                    "with separate weights cannot be imported."
-                )
-        return array
 
 
 def listed(names: list[str], max_names: int = 4) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy, which safetensors then gives out)
 import numpy as np
@@ -35,79 +33,41 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, Path] = {}
-        self._open: dict[Path, Any] = {}
-        self._stack = contextlib.ExitStack()
         self.shapes: dict[str, tuple[int, ...]] = {}
-        try:
-            self._open_files()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Weights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all files."""
-        self._open.clear()
-        self._stack.close()
+        self._files: dict[str, Path] = {}
+        for file in self._shards():
+            with reading(file), safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - it is no dict
+                    self._files[name], self.shapes[name] = file, tuple(tensors.get_slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor as float32; tensors of other than floating-point numbers raise UserError."""
         file = self._files[name]
-        with reading(file):
-            stored = self._open[file].get_slice(name).get_dtype()
+        with reading(file), safe_open(file, framework="numpy") as tensors:
+            stored = tensors.get_slice(name).get_dtype()
             if stored not in FLOATS:
                 raise UserError(f"{file}: {name} is stored as {stored}; only floating-point weights can be read.")
-            array = self._open[file].get_tensor(name)
-        return array.astype(np.float32, copy=False)
+            return tensors.get_tensor(name).astype(np.float32, copy=False)
 
-    def _open_files(self) -> None:
-        """Open the single file or all shards, and collect the shapes."""
+    def _shards(self) -> list[Path]:
+        """Return the single file, or all shards that the index names."""
         if (self.folder / SINGLE).is_file():
-            names = self._names_in(self.folder / SINGLE)
-            self._files = dict.fromkeys(names, self.folder / SINGLE)
-        elif (self.folder / INDEX).is_file():
-            self._files = self._read_index()
-        else:
-            pickles = sorted(path.name for pattern in UNSAFE for path in self.folder.glob(pattern))
-            if pickles:
-                raise UserError(
-                    f"{self.folder} has its weights in {pickles[0]} only, a format that is never opened here since it "
-                    "can run code; save the model again with Transformers as safetensors (`model.save_pretrained`)."
-                )
-            raise UserError(f"{self.folder} has no {SINGLE} (or {INDEX}); is it a folder that Transformers saved?")
-        for name, file in self._files.items():
-            with reading(file):
-                self.shapes[name] = tuple(self._open[file].get_slice(name).get_shape())
-
-    def _names_in(self, file: Path) -> list[str]:
-        """Open a file, if not yet open, and return its tensor names."""
-        if file not in self._open:
-            with reading(file):
-                self._open[file] = self._stack.enter_context(safe_open(file, framework="numpy"))
-        return list(self._open[file].keys())
-
-    def _read_index(self) -> dict[str, Path]:
-        """Return the file of every tensor in the index."""
+            return [self.folder / SINGLE]
         file = self.folder / INDEX
-        with reading(file):
-            mapping = json.loads(file.read_text(encoding="utf-8"))["weight_map"].items()
-        files: dict[str, Path] = {}
-        for name, shard in mapping:
-            # An untrusted index must not lead to files outside its folder.
-            if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-                raise UserError(f"{file} names the shard {shard!r}; a shard is a .safetensors file beside the index.")
-            if not (self.folder / shard).is_file():
-                raise UserError(f"{self.folder} lacks the shard {shard} that {INDEX} names; copy the folder again.")
-            if name not in self._names_in(self.folder / shard):
-                raise UserError(f"{self.folder / shard} lacks {name}, which {INDEX} assigns to it; copy both again.")
-            files[name] = self.folder / shard
-        return files
+        if file.is_file():
+            with reading(file):
+                names = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
+                # An untrusted index must not lead to files outside its folder.
+                if any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
+                    raise UserError(f"{file} names shards that are no .safetensors files beside it; copy it again.")
+            return [self.folder / name for name in sorted(names)]
+        pickles = sorted(path.name for pattern in UNSAFE for path in self.folder.glob(pattern))
+        if pickles:
+            raise UserError(
+                f"{self.folder} has its weights in {pickles[0]} only, a format that is never opened here since it "
+                "can run code; save the model again with Transformers as safetensors (`model.save_pretrained`)."
+            )
+        raise UserError(f"{self.folder} has no {SINGLE} (or {INDEX}); is it a folder that Transformers saved?")
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES) -> None:
@@ -124,10 +84,8 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard
             size = 0
         shards[-1][name] = array
         size += nbytes
-    if len(shards) == 1:
-        files = [SINGLE]
-    else:
-        files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [SINGLE]
     for file, shard in zip(files, shards, strict=True):
         # Copy shard by shard: transposed views take no memory until then.
         ready = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in shard.items()}

@@ -23,7 +23,7 @@ vectors = KeyedVectors.load_word2vec_format("{NAME}")
 
 
 def write(folder: Path, objective: SkipGram, params: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Write the vectors of all words, without special symbols and [UNK], and a README.md on how to load them."""
+    """Write the vectors of all words, without special tokens and [UNK], and a README.md on how to load them."""
     vectors = np.asarray(objective.model.vectors(params), np.float32)
     v = tokenizer.vocabulary
     words = [(i, piece) for i, piece in enumerate(v.pieces)

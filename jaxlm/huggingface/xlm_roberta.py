@@ -1,11 +1,11 @@
-"""XLM-R's names in Transformers: XLMRobertaForMaskedLM, XLMRobertaModel. Its tensors are named as RoBERTa's."""
+"""XLM-R in Transformers: XLMRobertaForMaskedLM, XLMRobertaModel. Its tensors are named like RoBERTa's."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from jaxlm.huggingface import roberta
-from jaxlm.huggingface.family import Source, TransformersModel
+from jaxlm.huggingface.family import Family, Source, TransformersModel
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.objectives.masked_lm import MaskedLM
 
@@ -18,11 +18,10 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
 
 
 def read_objective(source: Source) -> MaskedLM:
-    """Return the objective of a Transformers folder."""
+    """Read masked language modelling with an XLM-R."""
     objective = roberta.read_objective(source)
     return dataclasses.replace(objective, model=XlmRoberta(**vars(objective.model)))
 
 
-FAMILY = dataclasses.replace(
-    roberta.FAMILY, model_type="xlm-roberta", models=models, read_objective=read_objective
-)
+HEADS = {task: head._replace(architecture=f"XLM{head.architecture}") for task, head in roberta.HEADS.items()}
+FAMILY = Family("xlm-roberta", models, read_objective, HEADS)

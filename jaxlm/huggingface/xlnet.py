@@ -5,16 +5,29 @@ Its attention matrices are [hidden, heads, head_dim], including the output's.
 
 from __future__ import annotations
 
-from jaxlm.huggingface.family import Family, Source, TransformersModel, activation, symbol
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
 
+FIELDS: Fields = {
+    "vocab_size": ("vocab_size", 32000),
+    "hidden_size": ("d_model", 1024),
+    "num_layers": ("n_layer", 24),
+    "num_heads": ("n_head", 16),
+    "intermediate_size": ("d_inner", 4096),
+    "activation": ("ff_activation", "gelu"),
+    "dropout": ("dropout", 0.1),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+    "init_std": ("initializer_range", 0.02),
+}
+FIXED = {"attn_type": "bi", "untie_r": True, "tie_word_embeddings": True}
 OURS, THEIRS = "layers", "transformer.layer.{layer}"
 VECTORS = {
     "content_bias": "r_w_bias", "position_bias": "r_r_bias", "segment_bias": "r_s_bias", "segment": "seg_embed",
 }
 MATRICES = {"query": "q", "key": "k", "value": "v", "position": "r", "out": "o"}
+_SUMMARY = {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"}
 
 
 def table(model: Xlnet) -> Table:
@@ -40,66 +53,35 @@ def table(model: Xlnet) -> Table:
 
 def models(objective: PermutationLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    m, v = objective.model, objective.vocabulary
-    symbols = {f"{name}_token_id": symbol(v, name) for name in ("pad", "bos", "eos")}
-    config = {
-        "model_type": "xlnet",
-        "vocab_size": m.vocab_size,
-        "d_model": m.hidden_size,
-        "n_layer": m.num_layers,
-        "n_head": m.num_heads,
-        "d_inner": m.intermediate_size,
-        "ff_activation": m.activation,
-        "attn_type": "bi",
-        "untie_r": True,
-        "initializer_range": m.init_std,
-        "layer_norm_eps": m.norm_eps,
-        "dropout": m.dropout,
-        "mem_len": objective.memory_length or None,
-        "tie_word_embeddings": True,
-        **symbols,
-    }
-    # Their decoding with memory recomputes only the last two tokens, which gives different logits.
-    generation = symbols | {"use_mems": False}
+    ids = {f"{name}_token_id": token_id(objective.vocabulary, name) for name in ("pad", "bos", "eos")}
+    config = to_config(objective.model, FIELDS) | FIXED | ids
     return (
         TransformersModel(
-            "XLNetLMHeadModel", "AutoModelForCausalLM", config, table(m), generation_config=generation,
-            pipeline_tag="text-generation",
+            "XLNetLMHeadModel", "AutoModelForCausalLM",
+            config | {"model_type": "xlnet", "mem_len": objective.memory_length or None}, table(objective.model),
+            # Their decoding with memory recomputes only the last two tokens, which gives different logits.
+            generation_config=ids | {"use_mems": False}, pipeline_tag="text-generation",
         ),
     )
 
 
 def read_objective(source: Source) -> PermutationLM:
     """Read permutation language modelling with an XLNet."""
-    source.require("attn_type", "bi")
-    source.require("untie_r", True)
-    source.require("same_length", False)
-    source.require("clamp_len", -1)
-    source.require("bi_data", False)
-    source.require("tie_word_embeddings", True)
-    hidden, heads = source.number("d_model", 1024), source.number("n_head", 16)
-    source.require("d_head", hidden // heads)
-    dropout = source.number("dropout", 0.1)
-    model = Xlnet(
-        vocab_size=source.number("vocab_size", 32000),
-        hidden_size=hidden,
-        num_layers=source.number("n_layer", 24),
-        num_heads=heads,
-        intermediate_size=source.number("d_inner", 4096),
-        activation=activation(source, "ff_activation"),
-        dropout=dropout,
-        attention_dropout=dropout,  # config.json has one rate
-        norm_eps=source.number("layer_norm_eps", 1e-12),
-        init_std=source.number("initializer_range", 0.02),
-    )
-    return PermutationLM(model=model, memory_length=source.number("mem_len", PermutationLM.memory_length))
+    source.require(**FIXED, same_length=False, clamp_len=-1, bi_data=False)
+    fields = source.read(FIELDS)
+    source.require(d_head=fields["hidden_size"] // fields["num_heads"])
+    model = Xlnet(**fields, attention_dropout=fields["dropout"])  # config.json has one rate
+    return PermutationLM(model=model, memory_length=source.value("mem_len", PermutationLM.memory_length))
 
 
-FAMILY = Family(
-    model_type="xlnet",
-    template=Xlnet.template,
-    models=models,
-    read_objective=read_objective,
-    # Relative positions have no maximum; the published models were pretrained at this length.
-    max_length=lambda objective: 512,
-)
+def _head(architecture: str, classifier: str, dense: str = "") -> Head:
+    """Return the head of a fine-tuned class, whose texts have no memory."""
+    return Head(architecture, classifier, dense, (_SUMMARY if dense else {}) | {"mem_len": None})
+
+
+FAMILY = Family("xlnet", models, read_objective, heads={
+    "SequenceClassification": _head("XLNetForSequenceClassification", "logits_proj", "sequence_summary.summary"),
+    "MultipleChoice": _head("XLNetForMultipleChoice", "logits_proj", "sequence_summary.summary"),
+    "TokenClassification": _head("XLNetForTokenClassification", "classifier"),
+    "QuestionAnswering": _head("XLNetForQuestionAnsweringSimple", "qa_outputs"),
+})

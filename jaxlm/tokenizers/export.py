@@ -29,13 +29,13 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
     """
     vocabulary = tokenizer.vocabulary
     vocabulary.require(*template.needs, purpose="an export for this model")
-    names = {role: tokenizer.piece(number) for role in ROLES if (number := getattr(vocabulary, role)) >= 0}
+    names = {role: tokenizer.piece(token_id) for role in ROLES if (token_id := getattr(vocabulary, role)) >= 0}
     if template.symbols:  # the published GPT-1 has no padding token
         names.setdefault("pad", template.symbols[0])
-    facts = tokenizer.to_json()
-    facts["post_processor"] = _post_processor(template, tokenizer, names)
+    tokenizer_json = tokenizer.to_json()
+    tokenizer_json["post_processor"] = _post_processor(template, tokenizer, names)
     roles = {f"{role}_token": piece for role, piece in names.items()}
-    others = [token["content"] for token in facts["added_tokens"]
+    others = [token["content"] for token in tokenizer_json["added_tokens"]
               if token["special"] and token["content"] not in names.values()]
     symbols: dict[str, Any] = roles | ({"additional_special_tokens": others} if others else {})
     config = {
@@ -45,12 +45,12 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
         "clean_up_tokenization_spaces": False, "model_input_names": list(template.inputs), **symbols,
         "added_tokens_decoder": {
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}
-            for token in facts["added_tokens"]
+            for token in tokenizer_json["added_tokens"]
         },
     }
     folder = epath.Path(folder)
     for name, value in (
-        ("tokenizer.json", facts), ("tokenizer_config.json", config), ("special_tokens_map.json", symbols),
+        ("tokenizer.json", tokenizer_json), ("tokenizer_config.json", config), ("special_tokens_map.json", symbols),
     ):
         write_whole(folder / name, json.dumps(value, ensure_ascii=False, indent=1).encode())
 
@@ -60,17 +60,15 @@ def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, s
         byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
         return byte_level if tokenizer.is_byte_level else None
 
-    def described(sequence: str) -> list[dict[str, Any]]:
-        found = []
-        for name, segment in parts(sequence):
-            kind = "Sequence" if name.startswith("$") else "SpecialToken"
-            content = name[1:] if kind == "Sequence" else names.get(name, name)
-            found.append({kind: {"id": content, "type_id": segment}})
-        return found
+    def pieces(sequence: str) -> list[dict[str, Any]]:
+        return [
+            {"Sequence": {"id": name[1:], "type_id": segment}} if name.startswith("$") else
+            {"SpecialToken": {"id": names.get(name, name), "type_id": segment}} for name, segment in parts(sequence)
+        ]
 
     used = sorted({name for name, _ in parts(template.pair) if not name.startswith("$")})
     special = {names.get(name, name): symbol_id(tokenizer.vocabulary, name) for name in used}
     return {
-        "type": "TemplateProcessing", "single": described(template.single or "$A"), "pair": described(template.pair),
-        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in special.items()},
+        "type": "TemplateProcessing", "single": pieces(template.single or "$A"), "pair": pieces(template.pair),
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in special.items()},
     }

@@ -11,13 +11,12 @@ import functools
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
 from jaxlm.tokenizers import sentencepiece_json
 from jaxlm.tokenizers.sentencepiece_json import added_token
 
@@ -52,44 +51,37 @@ class Definition:
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all fields except the name."""
-        facts = json.dumps([self.kind, dict(self.symbols)], sort_keys=True).encode()
-        return hashlib.sha256(facts + b"\n" + self.data).hexdigest()
+        fields = json.dumps([self.kind, dict(self.symbols)], sort_keys=True).encode()
+        return hashlib.sha256(fields + b"\n" + self.data).hexdigest()
 
 
-def read(path: epath.Path, lowercase: bool | None) -> Definition:
+def read(path: epath.Path) -> Definition:
     """Read the tokenizer at `path`, a file or folder in any of the formats of `Tokenizer.load`."""
     if not path.exists():
         raise UserError(f"there is no tokenizer at {path}; give a tokenizer's file or folder.")
     file = _find(path) if path.is_dir() else path
     name = file.name.removesuffix(".gz")
-    if name == MARKER:
-        return _read_saved(file.parent)
-    if name in _MERGES + _BYTE_BPE_VOCAB:
-        return _read_byte_bpe(file.parent)
-    if name.endswith(".model"):
-        return _read_sentencepiece(file, lowercase)
-    if name.endswith(".json"):
-        return _read_json(file)
-    if name.endswith(".txt"):
-        return _read_wordpiece(file, lowercase)
-    raise UserError(
-        f"{path} is not a known tokenizer file; give a SentencePiece .model, a vocab.txt, a tokenizer.json, or a "
-        "folder with a tokenizer in it."
-    )
+    readers = {MARKER: _read_saved, **dict.fromkeys((*_MERGES, *_BYTE_BPE_VOCAB), _read_byte_bpe)}
+    kinds = {"model": _read_sentencepiece, "json": _read_json, "txt": _read_wordpiece}
+    reader = readers.get(name) or kinds.get(name.rpartition(".")[2])
+    if reader is None:
+        raise UserError(
+            f"{path} is not a known tokenizer file; give a SentencePiece .model, a vocab.txt, a tokenizer.json, or a "
+            "folder with a tokenizer in it."
+        )
+    return reader(file)
 
 
 def _find(folder: epath.Path) -> epath.Path:
     """Return the file that defines the tokenizer of a folder."""
     found = _first(folder, MARKER, f"tokenizer/{MARKER}", "tokenizer.json", "vocab.txt", *_MERGES, "spiece.model",
                    "sentencepiece.bpe.model", "tokenizer.model")
-    models = [found] if found else sorted(folder.glob("*.model"))
-    if len(models) > 1:
-        names = ", ".join(file.name for file in models)
-        raise UserError(f"{folder} has several SentencePiece models ({names}); give the path of one of them.")
-    if not models:
+    models = [found] if found else list(folder.glob("*.model"))
+    if len(models) != 1:
         raise UserError(
-            f"{folder} has no tokenizer in it; give a folder with tokenizer.json, vocab.txt, spiece.model, or "
-            "merges.txt (or vocab.bpe) and vocab.json (or encoder.json)."
+            f"{folder} has {'several tokenizers' if models else 'no tokenizer'} in it; give a folder with "
+            "tokenizer.json, vocab.txt, merges.txt (or vocab.bpe) and vocab.json (or encoder.json), or the path of a "
+            "SentencePiece .model."
         )
     return models[0]
 
@@ -99,88 +91,70 @@ def _first(folder: epath.Path, *names: str) -> epath.Path | None:
 
 
 def _read_bytes(path: epath.Path) -> bytes:
-    with reading(path):
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.name.endswith(".gz") else data
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.name.endswith(".gz") else data
 
 
 def _read_lines(path: epath.Path) -> list[str]:
-    with reading(path):
-        return [line.removesuffix("\r") for line in _read_bytes(path).decode().removesuffix("\n").split("\n")]
-
-
-def _read_object(path: epath.Path) -> dict[str, Any]:
-    with reading(path):
-        value = json.loads(_read_bytes(path))
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object; is it the right file?")
-    return value
+    return [line.removesuffix("\r") for line in _read_bytes(path).decode().removesuffix("\n").split("\n")]
 
 
 def _read_settings(folder: epath.Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; an empty dictionary if there is none."""
-    path = folder / "tokenizer_config.json"
-    return _read_object(path) if path.exists() else {}
+    """Read the settings of a Transformers folder; an empty dictionary if it has none."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            found = json.loads((folder / name).read_bytes())
+            settings |= {key: value for key, value in found.items() if value is not None}
+    return settings
 
 
-def _read_saved(folder: epath.Path) -> Definition:
-    facts = _read_object(folder / MARKER)
-    data = folder / DATA_FILE[facts["kind"]]
-    definition = Definition(facts["kind"], data.read_bytes(), facts["symbols"], facts["name"])
-    if definition.fingerprint != facts["fingerprint"]:
+def _read_saved(path: epath.Path) -> Definition:
+    saved = json.loads(path.read_bytes())
+    data = path.parent / DATA_FILE[saved["kind"]]
+    definition = Definition(saved["kind"], data.read_bytes(), saved["symbols"], saved["name"])
+    if definition.fingerprint != saved["fingerprint"]:
         raise UserError(f"{data} is not what was saved there; it is damaged or was exchanged, so save it again.")
     return definition
 
 
-def _read_sentencepiece(path: epath.Path, lowercase: bool | None) -> Definition:
-    data = _read_bytes(path)
-    with reading(path):
-        proto = sentencepiece_json.parse(data)
-    symbols, settings = guess_symbols(sentencepiece_json.symbol_pieces(proto)), _read_settings(path.parent)
-    lowercase = settings.get("do_lower_case") if lowercase is None else lowercase
-    if lowercase is None:
+def _read_sentencepiece(path: epath.Path) -> Definition:
+    data, settings = _read_bytes(path), _read_settings(path.parent)
+    proto = sentencepiece_json.parse(data)
+    symbols = guess_symbols(sentencepiece_json.symbol_pieces(proto))
+    if "do_lower_case" not in settings:
         return Definition(SENTENCEPIECE, data, symbols, path.name)
     # ALBERT and XLNet preprocess the text before SentencePiece.
     steps = [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
     steps += [] if settings.get("keep_accents") else [{"type": "NFKD"}, {"type": "StripAccents"}]
-    steps += [{"type": "Lowercase"}] if lowercase else []
-    facts = sentencepiece_json.to_tokenizer_json(proto)
-    facts["normalizer"]["normalizers"][:0] = steps
-    return json_definition(facts, symbols, path.name)
+    steps += [{"type": "Lowercase"}] if settings["do_lower_case"] else []
+    tokenizer_json = sentencepiece_json.to_tokenizer_json(proto)
+    tokenizer_json["normalizer"]["normalizers"][:0] = steps
+    return json_definition(tokenizer_json, symbols, path.name)
 
 
 def _read_json(path: epath.Path) -> Definition:
-    facts = _read_object(path)
-    if not isinstance(facts.get("model"), dict) or "vocab" not in facts["model"]:
-        raise UserError(f"{path} is not a tokenizer.json of the tokenizers library: it has no model with a vocabulary.")
-    special = [token["content"] for token in facts.get("added_tokens") or [] if token.get("special")]
-    symbols = guess_symbols(special) | _configured_symbols(path.parent, set(special))
-    return json_definition(facts, symbols, path.name)
+    tokenizer_json = json.loads(_read_bytes(path))
+    special = [token["content"] for token in tokenizer_json.get("added_tokens") or [] if token.get("special")]
+    symbols = guess_symbols(special) | _configured_symbols(_read_settings(path.parent), set(special))
+    return json_definition(tokenizer_json, symbols, path.name)
 
 
-def json_definition(facts: dict[str, Any], symbols: Mapping[str, str], name: str) -> Definition:
+def json_definition(tokenizer_json: dict[str, Any], symbols: Mapping[str, str], name: str) -> Definition:
     """Return the definition of a `tokenizer.json`.
 
     Truncation, padding and templates are dropped: batches and objectives apply their own.
     """
-    facts = facts | {"truncation": None, "padding": None, "post_processor": None}
-    data = json.dumps(facts, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+    tokenizer_json = tokenizer_json | {"truncation": None, "padding": None, "post_processor": None}
+    data = json.dumps(tokenizer_json, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
     return Definition(JSON, data, symbols, name)
 
 
-def _configured_symbols(folder: epath.Path, pieces: set[str]) -> dict[str, str]:
-    """Read the roles that a Transformers folder assigns to any of `pieces`."""
-    symbols: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if not (folder / name).exists():
-            continue
-        facts = _read_object(folder / name)
-        for role in ROLES:
-            token = facts.get(f"{role}_token")
-            token = token.get("content") if isinstance(token, dict) else token
-            if token in pieces:
-                symbols[role] = token
-    return symbols
+def _configured_symbols(settings: Mapping[str, Any], pieces: Collection[str]) -> dict[str, str]:
+    """Return the roles that a Transformers folder assigns to any of `pieces`."""
+    tokens = {role: settings.get(f"{role}_token") for role in ROLES}
+    names = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+    return {role: name for role, name in names.items() if name in pieces}
 
 
 def guess_symbols(pieces: Iterable[str]) -> dict[str, str]:
@@ -192,24 +166,20 @@ def guess_symbols(pieces: Iterable[str]) -> dict[str, str]:
     return {role: piece for role, piece in symbols.items() if piece is not None}
 
 
-def _read_wordpiece(path: epath.Path, lowercase: bool | None) -> Definition:
+def _read_wordpiece(path: epath.Path) -> Definition:
     pieces = _read_lines(path)
-    vocab = {piece: number for number, piece in enumerate(pieces)}
+    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
     if "[UNK]" not in vocab:
         raise UserError(f"{path} has no line [UNK], so it is not a WordPiece vocabulary (one piece a line).")
-    settings = _read_settings(path.parent)
-    symbols = guess_symbols(vocab)
-    if lowercase is None:
-        lowercase = settings.get("do_lower_case")
-    if lowercase is None:
-        special = set(symbols.values())
-        lowercase = not any(char != char.lower() for piece in pieces if piece not in special for char in piece)
+    settings, symbols = _read_settings(path.parent), guess_symbols(vocab)
+    special = set(symbols.values())
+    is_cased = any(piece != piece.lower() for piece in pieces if piece not in special)
     return json_definition(
         {
             "version": "1.0",
             "added_tokens": [added_token(vocab[piece], piece) for piece in dict.fromkeys(symbols.values())],
             "normalizer": {
-                "type": "BertNormalizer", "clean_text": True, "lowercase": bool(lowercase),
+                "type": "BertNormalizer", "clean_text": True, "lowercase": settings.get("do_lower_case", not is_cased),
                 "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
                 "strip_accents": settings.get("strip_accents"),
             },
@@ -224,20 +194,20 @@ def _read_wordpiece(path: epath.Path, lowercase: bool | None) -> Definition:
     )
 
 
-def _read_byte_bpe(folder: epath.Path) -> Definition:
+def _read_byte_bpe(path: epath.Path) -> Definition:
+    folder = path.parent
     merges_file, vocab_file = _first(folder, *_MERGES), _first(folder, *_BYTE_BPE_VOCAB)
     if not merges_file or not vocab_file:
         raise UserError(
             f"{folder} has only half of a byte-level BPE; add vocab.json (or encoder.json) and merges.txt (or "
             "vocab.bpe)."
         )
-    vocab = _read_object(vocab_file)
+    vocab = json.loads(_read_bytes(vocab_file))
     merges = [line.split(" ") for line in _read_lines(merges_file) if line and not line.startswith("#version")]
     if dictionary := _first(folder, "dict.txt"):
         vocab = _fairseq_order(vocab, dictionary)
     settings = _read_settings(folder)
-    known = [piece for names in _NAMES.values() for piece in names if piece in vocab]
-    symbols = guess_symbols(known) | _configured_symbols(folder, set(vocab))
+    symbols = guess_symbols(vocab) | _configured_symbols(settings, vocab)
     prefix = bool(settings.get("add_prefix_space", False))
     return byte_bpe(vocab, merges, set(symbols.values()), symbols, vocab_file.name, add_prefix_space=prefix)
 
@@ -259,7 +229,7 @@ def byte_bpe(
     """
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     pieces = sorted(special, key=vocab.__getitem__)
-    facts = {
+    tokenizer_json = {
         "version": "1.0",
         "added_tokens": [added_token(vocab[piece], piece, lstrip=piece == "<mask>") for piece in pieces],
         "normalizer": normalizer,
@@ -270,7 +240,7 @@ def byte_bpe(
             "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges,
         },
     }
-    return json_definition(facts, symbols, name)
+    return json_definition(tokenizer_json, symbols, name)
 
 
 def _fairseq_order(vocab: dict[str, int], dictionary: epath.Path) -> dict[str, int]:
@@ -278,7 +248,7 @@ def _fairseq_order(vocab: dict[str, int], dictionary: epath.Path) -> dict[str, i
 
     Each line of dict.txt is `<GPT-2 id> <count>`.
     """
-    piece = {str(number): text for text, number in vocab.items()}
+    piece = {str(token_id): text for text, token_id in vocab.items()}
     names = [line.split(" ")[0] for line in _read_lines(dictionary) if line]
     ordered = ["<s>", "<pad>", "</s>", "<unk>", *(piece.get(name, name) for name in names), "<mask>"]
-    return {text: number for number, text in enumerate(ordered)}
+    return {text: token_id for token_id, text in enumerate(ordered)}

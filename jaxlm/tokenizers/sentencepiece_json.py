@@ -60,10 +60,10 @@ def prefix_lines(text: str) -> str:
     return " " + _line_start.sub("\n ", text) if text else ""
 
 
-def added_token(number: int, content: str, *, lstrip: bool = False) -> dict[str, Any]:
+def added_token(token_id: int, content: str, *, lstrip: bool = False) -> dict[str, Any]:
     """Return a special token as a `tokenizer.json` has it."""
     return {
-        "id": number, "content": content, "single_word": False, "lstrip": lstrip, "rstrip": False,
+        "id": token_id, "content": content, "single_word": False, "lstrip": lstrip, "rstrip": False,
         "normalized": False, "special": True,
     }
 
@@ -75,8 +75,8 @@ def to_tokenizer_json(proto: Any) -> dict[str, Any]:
     if proto.normalizer_spec.add_dummy_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     special = [
-        added_token(number, piece.piece, lstrip=piece.type == _CONTROL)
-        for number, piece in enumerate(proto.pieces) if piece.type in (_CONTROL, _UNKNOWN)
+        added_token(token_id, piece.piece, lstrip=piece.type == _CONTROL)
+        for token_id, piece in enumerate(proto.pieces) if piece.type in (_CONTROL, _UNKNOWN)
     ]
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
@@ -144,24 +144,24 @@ def _unigram(proto: Any) -> dict[str, Any]:
             vocab.append([piece.piece, len(piece.piece.encode()) * max(usual) - 0.1])
         else:
             vocab.append([piece.piece, sum(score.get(char, unknown) for char in piece.piece) - 1.0])
-    unk = next(number for number, piece in enumerate(proto.pieces) if piece.type == _UNKNOWN)
+    unk = next(token_id for token_id, piece in enumerate(proto.pieces) if piece.type == _UNKNOWN)
     return {"type": "Unigram", "unk_id": unk, "vocab": vocab, "byte_fallback": proto.trainer_spec.byte_fallback}
 
 
 def _bpe(proto: Any) -> dict[str, Any]:
     # SentencePiece ranks pieces and merges any two neighbours that form one; `tokenizers` needs the pairs.
-    number = {piece.piece: index for index, piece in enumerate(proto.pieces)}
+    ids = {piece.piece: token_id for token_id, piece in enumerate(proto.pieces)}
     text = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER)}
     merges = []
     for piece, score in text.items():
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in text and right in text:
-                merges.append((-score, number[left], number[right], [left, right]))
+                merges.append((-score, ids[left], ids[right], [left, right]))
     merges.sort(key=lambda merge: merge[:3])
     unk = next(piece.piece for piece in proto.pieces if piece.type == _UNKNOWN)
     return {
         "type": "BPE", "dropout": None, "unk_token": unk, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": proto.trainer_spec.byte_fallback,
-        "ignore_merges": False, "vocab": number, "merges": [pair for *_, pair in merges],
+        "ignore_merges": False, "vocab": ids, "merges": [pair for *_, pair in merges],
     }

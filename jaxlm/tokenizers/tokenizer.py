@@ -29,9 +29,7 @@ from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
-_MAX_IDS = 1 << 24
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
-_sentinel = re.compile(r"<extra_id_(\d+)>")
 # Sentence-final punctuation of any script, with closing quotes and brackets.
 _sentence_end = re.compile(r"""\W*[.!?…。！？｡؟۔।॥։።။។]["'”’»)\]}」』）】]*""")
 # Scripts written without spaces, in which every piece counts as a word.
@@ -77,29 +75,26 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
     def _load_json(self) -> None:
-        facts = json.loads(self._definition.data)
-        numbers = self._plain.get_vocab(with_added_tokens=True)
-        if (largest := max(numbers.values())) >= _MAX_IDS:
-            raise ValueError(f"it has the id {largest:,}")
-        self._pieces = [""] * (largest + 1)
-        for piece, number in numbers.items():
-            self._pieces[number] = piece
-        self._special = {token["content"] for token in facts.get("added_tokens") or [] if token["special"]}
+        definition = json.loads(self._definition.data)
+        vocab = self._plain.get_vocab(with_added_tokens=True)
+        self._pieces = [""] * (max(vocab.values()) + 1)
+        for piece, token_id in vocab.items():
+            self._pieces[token_id] = piece
+        self._special = {token["content"] for token in definition.get("added_tokens") or [] if token["special"]}
         self._special |= set(self._definition.symbols.values())
-        is_byte_level = '"ByteLevel"' in json.dumps([facts.get("pre_tokenizer"), facts.get("decoder")])
-        self._style = "wordpiece" if facts["model"].get("type") in ("WordPiece", "WordLevel") else (
+        is_byte_level = '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])
+        self._style = "wordpiece" if definition["model"].get("type") in ("WordPiece", "WordLevel") else (
             "bytes" if is_byte_level else "marks"
         )
 
     def _make_vocabulary(self) -> Vocabulary:
-        numbers = {piece: number for number, piece in enumerate(self._pieces)}
-        ids = {role: numbers.get(piece, -1) for role, piece in self._definition.symbols.items()}
+        vocab = {piece: token_id for token_id, piece in enumerate(self._pieces)}
+        ids = {role: vocab.get(piece, -1) for role, piece in self._definition.symbols.items()}
         if ids.get("pad", -1) < 0 and ids.get("eos", -1) >= 0:
             ids["pad"] = ids["eos"]  # GPT-2 has no [PAD] and pads with its end-of-text token
-        sentinels = {int(m[1]): numbers[p] for p in self._special if (m := _sentinel.fullmatch(p)) and p in numbers}
-        count = 0
-        while count in sentinels and sentinels[count] == sentinels[0] - count:
-            count += 1
+        symbols = {piece: vocab[piece] for piece in sorted(self._special & vocab.keys())}
+        sentinel = symbols.get("<extra_id_0>", -1)
+        count = next(k for k in itertools.count() if sentinel < 0 or symbols.get(f"<extra_id_{k}>") != sentinel - k)
         special = np.array([piece in self._special for piece in self._pieces])
         start = np.array([_starts_word(piece, self._style) for piece in self._pieces]) & ~special
         end = np.array([bool(_sentence_end.fullmatch(_readable(piece, self._style))) for piece in self._pieces])
@@ -108,28 +103,26 @@ class Tokenizer:
             special[unknown], start[unknown] = False, True
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
-            sentinel=sentinels[0] if count else -1, num_sentinels=count,
-            symbols={piece: numbers[piece] for piece in sorted(self._special & numbers.keys())},
-            name=self._definition.name, pieces=tuple(self._pieces), **ids,
+            sentinel=sentinel, num_sentinels=count, symbols=symbols, name=self._definition.name,
+            pieces=tuple(self._pieces), **ids,
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, lowercase: bool | None = None) -> Tokenizer:
+    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Load a tokenizer.
 
         Args:
             path: a folder written by `save` (or a run folder that has one), a SentencePiece .model (unigram or BPE), a
                 BERT vocab.txt, byte-level BPE files (folder with vocab.json or encoder.json, and merges.txt or
                 vocab.bpe; with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers
-                folder.
-            lowercase: whether to lowercase text, for a vocab.txt or .model. The default is the setting in
-                tokenizer_config.json beside it; without one, a vocab.txt without capital letters means yes.
+                folder. A tokenizer_config.json beside it says whether text is lowercased; without one, a vocab.txt
+                without capital letters means yes.
 
         Raises:
             UserError: there is no tokenizer at `path`, or it is damaged or of an unknown kind.
         """
         with reading(path):
-            return cls(files.read(any_path(path), lowercase))
+            return cls(files.read(any_path(path)))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -164,10 +157,7 @@ class Tokenizer:
             num_threads: threads of SentencePiece, 0 for one per core. The `tokenizers` library reads RAYON_NUM_THREADS.
         """
         if self._processor is None:
-            return [
-                np.array(encoding.ids, np.int32) for group in _groups(texts)
-                for encoding in self._plain.encode_batch_fast(group, add_special_tokens=False)
-            ]
+            return [np.array(encoding.ids, np.int32) for encoding in _encodings(self._plain.encode_batch_fast, texts)]
         segments = [list(self._segments(mend_surrogates(text))) for text in texts]
         encoded = iter(self._processor.encode(
             list(itertools.chain.from_iterable(segments)), num_threads=num_threads or -1, return_type="numpy"
@@ -195,7 +185,7 @@ class Tokenizer:
         """
         return [
             (np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2))
-            for group in _groups(texts) for encoding in self._plain.encode_batch(group, add_special_tokens=False)
+            for encoding in _encodings(self._plain.encode_batch, texts)
         ]
 
     def encode_with_symbols(self, text: str) -> list[int]:
@@ -225,28 +215,28 @@ class Tokenizer:
                 return
             raise UserError(f"{folder} holds another tokenizer; choose another folder, or remove it first.")
         definition = self._definition
-        facts = {
+        saved = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
             "fingerprint": self.fingerprint,
         }
         # The marker comes last, so that a folder with it is complete even after a crash.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)
-        write_whole(folder / MARKER, json.dumps(facts, ensure_ascii=False, indent=1).encode())
+        write_whole(folder / MARKER, json.dumps(saved, ensure_ascii=False, indent=1).encode())
 
     def with_symbols(self, names: Sequence[str]) -> Tokenizer:
         """Append the special tokens that the tokenizer lacks, and return the result."""
         missing = [name for name in names if name not in self.vocabulary.symbols]
         if not missing:
             return self
-        facts = self.to_json()
-        added = [sentencepiece_json.added_token(len(self) + place, name) for place, name in enumerate(missing)]
-        facts["added_tokens"] = [*(facts.get("added_tokens") or []), *added]
-        data = json.dumps(facts, ensure_ascii=False).encode()
+        tokenizer_json = self.to_json()
+        added = [sentencepiece_json.added_token(len(self) + i, name) for i, name in enumerate(missing)]
+        tokenizer_json["added_tokens"] = [*(tokenizer_json.get("added_tokens") or []), *added]
+        data = json.dumps(tokenizer_json, ensure_ascii=False).encode()
         return Tokenizer(dataclasses.replace(self._definition, kind=JSON, data=data))
 
-    def piece(self, number: int) -> str:
+    def piece(self, token_id: int) -> str:
         """Return the piece of an id as in the vocabulary file; `pieces` returns readable ones."""
-        return self._pieces[number]
+        return self._pieces[token_id]
 
     @property
     def is_byte_level(self) -> bool:
@@ -265,9 +255,6 @@ class Tokenizer:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._definition,)
-
 
 def write_whole(path: epath.Path, data: bytes) -> None:
     """Write a file atomically, and create its folder."""
@@ -283,9 +270,11 @@ def write_whole(path: epath.Path, data: bytes) -> None:
         raise UserError(f"{path} cannot be written ({what}); choose another folder.") from error
 
 
-def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> Iterator[Any]:
+    """Yield the encoding of each text, group by group."""
     for start in range(0, len(texts), _GROUP):
-        yield [mend_surrogates(text) for text in texts[start : start + _GROUP]]
+        group = [mend_surrogates(text) for text in texts[start : start + _GROUP]]
+        yield from encode_batch(group, add_special_tokens=False)
 
 
 def mend_surrogates(text: str) -> str:

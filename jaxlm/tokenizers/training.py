@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
 import json
 import math
 import os
@@ -13,31 +14,26 @@ from typing import Any, Literal, get_args
 
 import sentencepiece
 import tokenizers
-from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
 from jaxlm.tokenizers.tokenizer import Tokenizer, byte_of_char
+from jaxlm.tokenizers.vocabulary import SENTINELS, SYMBOL_NAMES
 
 Kind = Literal["unigram", "bpe", "byte-bpe", "bytes", "words"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Normalization = Literal["nmt_nfkc", "identity"]
 NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
 MIN_VOCAB_SIZE = 512
-NUM_SENTINELS = 100
-# `<extra_id_0>` has the highest id, as in T5.
-SENTINELS = tuple(f"<extra_id_{k}>" for k in reversed(range(NUM_SENTINELS)))
-# Ids 0 to 3 of SentencePiece models; the control symbols follow, in the order of Vocabulary.stand_in.
-_FIRST_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", "bos": "<s>", "eos": "</s>"}
-CONTROL_SYMBOLS = ("[CLS]", "[SEP]", "[MASK]", *SENTINELS)
-SYMBOLS = _FIRST_SYMBOLS | {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+CHARACTER_COVERAGE = 0.9995
+"""Share of the text's characters that get a piece; bytes spell the others."""
 # Ids 0 to 3 of byte-level BPE, as in RoBERTa (Liu et al. 2019), where <mask> is the last id.
 _BYTE_BPE_FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 # Every vocabulary has these characters, so that it can spell the name of a special token in a text.
 _ASCII = "".join(map(chr, range(33, 127))) + sentencepiece_json.SPACE
 # The name of a control symbol in the training text ends a piece and is never part of one.
-_BOUNDARY = _FIRST_SYMBOLS["pad"]
+_BOUNDARY = SYMBOL_NAMES["pad"]
 # Excluded from the alphabet: the space, whose mark is in it, and characters that SentencePiece reserves or rejects.
 _NO_PIECE = frozenset(" \t\n\0\u2585") | frozenset(map(chr, range(0xD800, 0xE000)))
 _CHUNK = 2048
@@ -50,10 +46,9 @@ def train_tokenizer(
     texts: Iterable[str],
     folder: str | os.PathLike[str],
     *,
-    kind: str = "unigram",
+    kind: Kind = "unigram",
     vocab_size: int = 8192,
-    character_coverage: float = 0.9995,
-    normalization: str = "nmt_nfkc",
+    normalization: Normalization = "nmt_nfkc",
     symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Train a vocabulary and save it in `folder`, as `Tokenizer.save` does.
@@ -67,37 +62,24 @@ def train_tokenizer(
         kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa; "bytes", single bytes
             (258 ids); or "words", the most frequent words and punctuation marks (all others are [UNK]).
         vocab_size: total number of ids: 7 special tokens, 100 sentinels, 256 bytes, and the pieces of the text.
-        character_coverage: share of the text's characters that get a piece; bytes spell the others.
         normalization: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
         symbols: names of further special tokens that an objective needs, such as "[R]".
 
     Raises:
         UserError: there is no text, or the vocabulary is larger or smaller than the text supports.
     """
-    if kind not in KINDS:
-        raise UserError(f"kind is {kind!r}; choose {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
-    if not 0.98 <= character_coverage <= 1:
-        raise UserError(f"character_coverage is {character_coverage}; choose a share from 0.98 to 1.")
     if plain := [name for name in symbols if not re.fullmatch(r"\[[^\s\[\]]+\]|<[^\s<>]+>", name)]:
         raise UserError(f"the special token {plain[0]!r} has no brackets; write it like [R] or <r>.")
-    folder = epath.Path(folder)
-    if (folder / files.MARKER).exists():
-        raise UserError(f"{folder} holds a tokenizer already; choose another folder, or remove it first.")
-    if normalization == "nmt_nfkc":
-        texts = map(normalize, texts)
-    elif normalization != "identity":
-        raise UserError(f"normalization is {normalization!r}; choose {' or '.join(NORMALIZATIONS)}.")
+    texts = texts if normalization == "identity" else map(normalize, texts)
     chunks = list(_chunks(texts, keep_lines=kind in ("byte-bpe", "bytes")))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
-    if kind == "words":
-        definition = _train_words(chunks, vocab_size, normalization, symbols)
-    elif kind == "bytes":
-        definition = _byte_vocabulary(vocab_size, normalization, symbols)
-    elif kind == "byte-bpe":
-        definition = _train_byte_bpe(chunks, vocab_size, normalization, symbols)
+    if kind in ("unigram", "bpe"):
+        definition = _train_sentencepiece(chunks, kind, vocab_size, normalization, symbols)
     else:
-        definition = _train_sentencepiece(chunks, kind, vocab_size, character_coverage, normalization, symbols)
+        train = {"byte-bpe": _train_byte_bpe, "bytes": _byte_vocabulary, "words": _train_words}[kind]
+        steps = None if normalization == "identity" else {"type": "Sequence", "normalizers": NORMALIZERS}
+        definition = train(chunks, vocab_size, steps, symbols)
     tokenizer = Tokenizer(definition)
     tokenizer.save(folder)
     return tokenizer
@@ -125,17 +107,11 @@ def _chunks(texts: Iterable[str], *, keep_lines: bool) -> Iterator[str]:
 
 
 def _train_byte_bpe(
-    chunks: list[str], vocab_size: int, normalization: str, symbols: Sequence[str]
+    chunks: list[str], vocab_size: int, normalizer: dict[str, Any] | None, symbols: Sequence[str]
 ) -> files.Definition:
     """Train with RoBERTa's layout: four special tokens, 256 bytes, merged pieces, other special tokens, <mask>."""
     last = [name for name in dict.fromkeys((*SENTINELS, *symbols)) if name not in (*_BYTE_BPE_FIRST, "<mask>")]
     last.append("<mask>")
-    fixed = len(_BYTE_BPE_FIRST) + 256 + len(last)
-    if vocab_size <= fixed:
-        raise UserError(
-            f"a vocabulary of {vocab_size} is too small for {fixed} special tokens and bytes; choose a few "
-            "thousand."
-        )
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
@@ -143,77 +119,75 @@ def _train_byte_bpe(
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
     )
     model.train_from_iterator((chunk.encode("utf-8", "replace").decode() for chunk in chunks), trainer)
-    facts = json.loads(model.to_str())["model"]
-    vocab = facts["vocab"] | {name: len(facts["vocab"]) + number for number, name in enumerate(last)}
-    if len(vocab) < vocab_size:
-        raise UserError(
-            f"the text supports a byte-bpe vocabulary of at most {len(vocab)}, not {vocab_size}; choose a smaller "
-            "--data.vocab-size, or give more text."
-        )
+    trained = json.loads(model.to_str())["model"]
+    vocab = trained["vocab"] | {name: len(trained["vocab"]) + i for i, name in enumerate(last)}
+    _check_size("byte-bpe", len(vocab), vocab_size)
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
-        vocab, facts["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
-        normalizer=_normalizer(normalization),
+        vocab, trained["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
+        normalizer=normalizer,
     )
 
 
-def _byte_vocabulary(vocab_size: int, normalization: str, symbols: Sequence[str]) -> files.Definition:
+def _byte_vocabulary(
+    chunks: list[str], vocab_size: int, normalizer: dict[str, Any] | None, symbols: Sequence[str]
+) -> files.Definition:
     """Return padding, </s> and the bytes: the ids of trax's character tokenizer and of reformer-enwik8."""
     special, alphabet = ["<pad>", "</s>", *symbols], byte_of_char()
     pieces = [*special[:2], *sorted(alphabet, key=alphabet.__getitem__), *special[2:]]
-    if vocab_size != len(pieces):
-        raise UserError(f"a vocabulary of bytes has {len(pieces)} ids, not {vocab_size}; set --data.vocab-size to it.")
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    roles, normalizer = files.guess_symbols(special), _normalizer(normalization)
+    _check_size("bytes", len(pieces), vocab_size)
+    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
+    roles = files.guess_symbols(special)
     return files.byte_bpe(vocab, [], special, roles, "the vocabulary of bytes", normalizer=normalizer)
 
 
 def _train_words(
-    chunks: list[str], vocab_size: int, normalization: str, symbols: Sequence[str]
+    chunks: list[str], vocab_size: int, normalizer: dict[str, Any] | None, symbols: Sequence[str]
 ) -> files.Definition:
     """Return the special tokens, then the words by frequency, equally frequent ones in alphabetical order."""
-    special = list(dict.fromkeys((*_FIRST_SYMBOLS.values(), *CONTROL_SYMBOLS, *symbols)))
+    special = list(dict.fromkeys((*SYMBOL_NAMES.values(), *SENTINELS, *symbols)))
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
     counts = collections.Counter(word for chunk in chunks for word, _ in splitter.pre_tokenize_str(chunk))
     words = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
-    if len(special) + len(words) < vocab_size or vocab_size <= len(special):
-        raise UserError(
-            f"a vocabulary of words has {len(special)} special tokens and, for this text, at most {len(words)} words, "
-            f"so it cannot have {vocab_size} ids; choose another --data.vocab-size, or give more text."
-        )
-    vocab = {word: number for number, word in enumerate([*special, *words][:vocab_size])}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=_FIRST_SYMBOLS["unk"]))
+    pieces = [*special, *words][:max(vocab_size, len(special))]
+    _check_size("words", len(pieces), vocab_size)
+    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=SYMBOL_NAMES["unk"]))
     model.pre_tokenizer = splitter
     model.add_special_tokens(special)
-    parts = json.loads(model.to_str()) | {"normalizer": _normalizer(normalization)}
-    return files.json_definition(parts, SYMBOLS, f"the vocabulary of {vocab_size} words")
+    parts = json.loads(model.to_str()) | {"normalizer": normalizer}
+    return files.json_definition(parts, SYMBOL_NAMES, f"the vocabulary of {vocab_size} words")
 
 
-def _normalizer(normalization: str) -> dict[str, Any] | None:
-    """Return the normalizer of a `tokenizer.json`."""
-    return {"type": "Sequence", "normalizers": NORMALIZERS} if normalization == "nmt_nfkc" else None
+def _check_size(kind: str, size: int, vocab_size: int) -> None:
+    """Raise UserError unless training gave the number of ids that was asked for."""
+    if size != vocab_size:
+        raise UserError(
+            f"a vocabulary of {kind} has {size} ids for this text, not {vocab_size}; choose another --data.vocab-size, "
+            "or give more text."
+        )
 
 
 def _train_sentencepiece(
-    lines: list[str], kind: str, vocab_size: int, character_coverage: float, normalization: str,
-    symbols: Sequence[str],
+    lines: list[str], kind: str, vocab_size: int, normalization: str, symbols: Sequence[str]
 ) -> files.Definition:
-    alphabet = _replace_rare_characters(lines, character_coverage)
-    # A symbol of an objective may be one of the four at the front.
-    control = [name for name in dict.fromkeys((*CONTROL_SYMBOLS, *symbols)) if name not in _FIRST_SYMBOLS.values()]
-    fixed = len(_FIRST_SYMBOLS) + len(control) + 256
-    if vocab_size < fixed + len(alphabet):
+    """Train with the layout of `Vocabulary.stand_in`, then 256 bytes and the pieces."""
+    alphabet = _replace_rare_characters(lines)
+    first = dict(itertools.islice(SYMBOL_NAMES.items(), 4))  # SentencePiece's own; a symbol of an objective may be one
+    control = [name for name in dict.fromkeys((*SYMBOL_NAMES.values(), *SENTINELS, *symbols))
+               if name not in first.values()]
+    least = len(first) + len(control) + 256 + len(alphabet)
+    if vocab_size < least:
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small for {fixed} special tokens and bytes and the "
-            f"{len(alphabet)} characters of the text; choose at least {fixed + len(alphabet)}, better a few thousand"
-            + (", or lower character_coverage." if len(alphabet) > len(_ASCII) else ".")
+            f"a vocabulary of {vocab_size} is too small for the {least} special tokens, bytes and characters of the "
+            "text; choose a few thousand."
         )
     output = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines), model_writer=output, model_type=kind, vocab_size=vocab_size,
-            **{f"{role}_id": number for number, role in enumerate(_FIRST_SYMBOLS)},
-            **{f"{role}_piece": piece for role, piece in _FIRST_SYMBOLS.items()},
+            **{f"{role}_id": token_id for token_id, role in enumerate(first)},
+            **{f"{role}_piece": piece for role, piece in first.items()},
             control_symbols=control, required_chars=alphabet, byte_fallback=True, character_coverage=1.0,
             normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
             max_sentence_length=8 * _CHUNK, seed_sentencepiece_size=min(1_000_000, _SEEDS * max(vocab_size, 8192)),
@@ -234,10 +208,10 @@ def _train_sentencepiece(
         for piece in text_pieces:
             piece.score = round(piece.score / step) * step
     model = proto.SerializeToString(deterministic=True)
-    return files.Definition(files.SENTENCEPIECE, model, SYMBOLS, f"the {kind} vocabulary of {vocab_size}")
+    return files.Definition(files.SENTENCEPIECE, model, SYMBOL_NAMES, f"the {kind} vocabulary of {vocab_size}")
 
 
-def _replace_rare_characters(lines: list[str], character_coverage: float) -> str:
+def _replace_rare_characters(lines: list[str]) -> str:
     """Replace all characters outside the vocabulary's alphabet by boundaries, in place, and return the alphabet.
 
     SentencePiece's own `character_coverage` would also drop characters of `required_chars`.
@@ -248,14 +222,14 @@ def _replace_rare_characters(lines: list[str], character_coverage: float) -> str
     total, covered = counts.total(), counts[" "]
     alphabet = set(_ASCII)
     for char, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if covered >= character_coverage * total:
+        if covered >= CHARACTER_COVERAGE * total:
             break
         if char not in _NO_PIECE:
             alphabet.add(char)
             covered += count
     others = str.maketrans({char: _BOUNDARY for char in counts if char not in alphabet and char != " "})
-    for number, line in enumerate(lines):
-        lines[number] = line.translate(others)
+    for i, line in enumerate(lines):
+        lines[i] = line.translate(others)
     # A line of boundaries keeps the alphabet below full coverage, where SentencePiece would stop counting.
     lines += [_BOUNDARY * 100] * (1 + total // 10_000_000)
     return "".join(sorted(alphabet))

@@ -13,10 +13,17 @@ import numpy as np
 
 from jaxlm.errors import UserError
 
+SYMBOL_NAMES = {
+    "pad": "[PAD]", "unk": "[UNK]", "bos": "<s>", "eos": "</s>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
+}
+"""Role → special token of vocabularies trained by jaxlm, in the order of their ids."""
+SENTINELS = tuple(f"<extra_id_{k}>" for k in reversed(range(100)))
+"""The sentinels that follow; `<extra_id_0>` has the highest id, as in T5."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The vocabulary facts that objectives need.
+    """Size, special tokens, word starts and sentence ends of a tokenizer.
 
     Attributes:
         size: number of ids, including special tokens.
@@ -53,15 +60,15 @@ class Vocabulary:
     is_stand_in: bool = False
 
     @functools.cached_property
-    def _facts(self) -> tuple[object, ...]:
+    def _key(self) -> tuple[object, ...]:
         values = [getattr(self, item.name) for item in dataclasses.fields(self)]
         return tuple(v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self._facts == other._facts
+        return isinstance(other, Vocabulary) and self._key == other._key
 
     def __hash__(self) -> int:  # jit reuses a compiled step for an equal vocabulary
-        return hash(self._facts)
+        return hash(self._key)
 
     @functools.cached_property
     def random_ids(self) -> tuple[int, int]:
@@ -79,7 +86,7 @@ class Vocabulary:
         """Raise UserError unless every role in `symbols` ("mask", "sep", "sentinel", ...) has a token."""
         missing = [symbol for symbol in symbols if getattr(self, symbol) < 0]
         if missing:
-            names = ", ".join(SYMBOL_NAMES.get(symbol, symbol) for symbol in missing)
+            names = ", ".join(SYMBOL_NAMES.get(symbol, "<extra_id_0>") for symbol in missing)
             raise UserError(
                 f"{self.name} has no {names}, which {purpose} needs; choose a tokenizer that has it, "
                 "or train one with `jaxlm tokenizer train`, which adds every symbol."
@@ -111,23 +118,15 @@ class Vocabulary:
     def stand_in(cls, size: int, symbols: Sequence[str] = ()) -> Vocabulary:
         """Return a synthetic vocabulary for uses that need only shapes (plans, benchmarks, parameter counts).
 
-        It has the layout of `jaxlm tokenizer train`: pad 0, unk 1, bos 2, eos 3, cls 4, sep 5, mask 6, then 100
-        sentinels (`<extra_id_0>` last), then `symbols`, then text.
+        It has the layout of `jaxlm tokenizer train`: `SYMBOL_NAMES`, `SENTINELS`, then `symbols`, then text.
         """
-        sentinels = min(100, max(0, size - 16))
-        names = ("[PAD]", "[UNK]", "<s>", "</s>", "[CLS]", "[SEP]", "[MASK]",
-                 *(f"<extra_id_{k}>" for k in reversed(range(sentinels))), *symbols)
-        first_text = len(names)
-        special = (np.arange(size) < first_text) & (np.arange(size) != 1)
+        sentinels = SENTINELS[-min(len(SENTINELS), size - 16):] if size > 16 else ()
+        names = (*SYMBOL_NAMES.values(), *sentinels, *symbols)
+        special = (np.arange(size) < len(names)) & (np.arange(size) != 1)
         return cls(
-            size=size, special=special, word_start=~special, sentence_end=np.zeros(size, bool), pad=0,
-            unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinel=6 + sentinels, num_sentinels=sentinels,
-            symbols={name: number for number, name in enumerate(names)}, name=f"a stand-in vocabulary of {size}",
+            size=size, special=special, word_start=~special, sentence_end=np.zeros(size, bool),
+            **{role: token_id for token_id, role in enumerate(SYMBOL_NAMES)},
+            sentinel=6 + len(sentinels), num_sentinels=len(sentinels),
+            symbols={name: token_id for token_id, name in enumerate(names)}, name=f"a stand-in vocabulary of {size}",
             is_stand_in=True,
         )
-
-
-SYMBOL_NAMES = {
-    "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
-    "bos": "<s>", "eos": "</s>", "sentinel": "<extra_id_0>",
-}

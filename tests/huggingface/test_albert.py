@@ -73,7 +73,7 @@ def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int
 
 @pytest.mark.parametrize("architecture", ["AlbertForPreTraining", "AlbertForMaskedLM"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_import_gives_their_logits_and_export_their_tensors(name, architecture, tmp_path, vocab_file):
+def test_imported_logits_and_exported_tensors(name, architecture, tmp_path, vocab_file):
     theirs = torch_albert(name, architecture)
     source = save_torch(theirs, tmp_path / "hf", vocab_file)
     imported = import_folder(source)
@@ -89,7 +89,7 @@ def test_import_gives_their_logits_and_export_their_tensors(name, architecture, 
 
 
 @pytest.mark.parametrize("sentence_order", [True, False])
-def test_export_gives_our_logits(sentence_order, tmp_path, tokenizer: Tokenizer):
+def test_exported_logits(sentence_order, tmp_path, tokenizer: Tokenizer):
     model = Albert(
         embedding_size=12, hidden_size=32, num_layers=4, num_groups=2, num_heads=2, intermediate_size=48,
         max_positions=40,
@@ -115,7 +115,7 @@ def test_export_gives_our_logits(sentence_order, tmp_path, tokenizer: Tokenizer)
     jax.tree.map(np.testing.assert_array_equal, imported.params, params)
 
 
-def test_heads_that_a_class_has_no_place_for_stay_behind(tmp_path, tokenizer: Tokenizer):
+def test_heads_without_a_counterpart_are_left_out(tmp_path, tokenizer: Tokenizer):
     """Next sentence on an ALBERT and sentence order on a BERT are exported as masked language models."""
     small = dict(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40)
     for number, objective in enumerate((
@@ -128,7 +128,7 @@ def test_heads_that_a_class_has_no_place_for_stay_behind(tmp_path, tokenizer: To
         assert read_json(out / "config.json")["architectures"][0].endswith("ForMaskedLM")
 
 
-def test_a_model_of_repeated_inner_layers_is_refused(tmp_path, vocab_file):
+def test_repeated_inner_layers_are_refused(tmp_path, vocab_file):
     CONFIGS["inner"] = CONFIGS["shared"] | dict(inner_group_num=2)
     source = save_torch(torch_albert("inner"), tmp_path / "hf", vocab_file)
     del CONFIGS["inner"]

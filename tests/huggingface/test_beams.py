@@ -10,8 +10,11 @@ import torch
 import transformers
 
 from jaxlm.huggingface import import_folder
-from jaxlm.huggingface.families import family_named
 from jaxlm.inference.generate import Settings, continuations, generate
+from jaxlm.models.gpt1 import Gpt1
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.t5 import T5
+from jaxlm.models.xlnet import Xlnet
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.training import train_tokenizer
 
@@ -27,6 +30,7 @@ SMALL = {
 }
 CLASSES = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel", "xlnet": "XLNetLMHeadModel",
            "t5": "T5ForConditionalGeneration"}
+TEMPLATES = {"gpt2": Gpt2.template, "openai-gpt": Gpt1.template, "xlnet": Xlnet.template, "t5": T5.template}
 
 
 @pytest.fixture(scope="module", params=SMALL)
@@ -45,7 +49,7 @@ def sides(request, tmp_path_factory):
             is_out = name.endswith((".wo.weight", ".o.weight"))
             parameter.add_(torch.randn_like(parameter) * (0.6 if is_out else spread))
     model.save_pretrained(folder)
-    export(tokenizer, folder, family_named(family, "").template, 64)
+    export(tokenizer, folder, TEMPLATES[family], 64)
     return family, model, import_folder(folder)
 
 

@@ -78,7 +78,7 @@ def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
-def test_import_gives_their_logits(name, architecture, tmp_path, vocab_file):
+def test_imported_logits(name, architecture, tmp_path, vocab_file):
     model = torch_bert(name, architecture)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
     assert not imported.fresh
@@ -90,7 +90,7 @@ def test_import_gives_their_logits(name, architecture, tmp_path, vocab_file):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("next_sentence", [True, False])
-def test_export_gives_our_logits(name, next_sentence, tmp_path, tokenizer):
+def test_exported_logits(name, next_sentence, tmp_path, tokenizer):
     objective = our_objective(name, tokenizer, next_sentence)
     params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
@@ -134,7 +134,7 @@ def test_masked_lm_class_loads_a_pretraining_export(tmp_path, tokenizer):
     assert np.abs(real(logits, inputs) - real(torch_outputs(model, inputs).logits.numpy(), inputs)).max() < TOLERANCE
 
 
-def test_config_survives_the_round_trip(tmp_path, tokenizer):
+def test_round_trip_of_the_configuration(tmp_path, tokenizer):
     objective = our_objective("gelu_new", tokenizer)
     changed = dataclasses.replace(objective.model, dropout=0.25, attention_dropout=0.0, init_std=0.01)
     objective = dataclasses.replace(objective, model=changed)
@@ -147,7 +147,7 @@ def test_config_survives_the_round_trip(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
-def test_every_tensor_comes_back(architecture, tmp_path, vocab_file):
+def test_round_trip_of_all_tensors(architecture, tmp_path, vocab_file):
     source = save_torch(torch_bert("gelu", architecture), tmp_path / "hf", vocab_file)
     imported = import_folder(source)
     out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
@@ -192,7 +192,7 @@ def rewrite(source: Path, change) -> Path:
     return source
 
 
-def test_old_names_second_names_and_buffers_are_understood(tmp_path, vocab_file):
+def test_old_names_tied_names_and_buffers_are_read(tmp_path, vocab_file):
     source = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file)
     expected = import_folder(source).params
 
@@ -213,7 +213,7 @@ def test_untied_decoder_is_refused(tmp_path, vocab_file):
     source = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file)
     word, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
     rewrite(source, lambda tensors: tensors.update({decoder: tensors[word] + 1}))
-    with pytest.raises(UserError, match=r"cls\.predictions\.decoder\.weight that differs"):
+    with pytest.raises(UserError, match=r"(decoder|word_embeddings)\.weight that differs"):
         import_folder(source)
 
 
@@ -223,14 +223,14 @@ def test_untied_decoder_is_refused(tmp_path, vocab_file):
         ("position_embedding_type", "relative_key", "position_embedding_type is 'relative_key'"),
         ("hidden_act", "silu", "hidden_act is 'silu'"),
         ("is_decoder", True, "is_decoder is True"),
-        ("hidden_size", "wide", "hidden_size is 'wide'; it must be a whole number"),
+        ("hidden_size", "wide", "hidden_size is 'wide'; it must be a number like 768"),
         ("hidden_size", 64, r"does not fit its config.json.*position_embeddings.weight \[40, 32\] instead of"),
         ("num_attention_heads", 5, "not divisible"),
         ("num_hidden_layers", 3, r"lacks bert\.encoder\.layer\.2\.attention\.self\.query\.weight.* more"),
         ("num_hidden_layers", 1, r"has bert\.encoder\.layer\.1\..* more, which this model lacks"),
     ],
 )
-def test_configurations_that_cannot_be_followed(key, value, message, tmp_path, vocab_file):
+def test_unsupported_configurations_are_refused(key, value, message, tmp_path, vocab_file):
     source = save_torch(torch_bert("gelu"), tmp_path / "hf", vocab_file)
     config = read_json(source / "config.json") | {key: value}
     (source / "config.json").write_text(json.dumps(config))

@@ -82,7 +82,7 @@ def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_import_gives_their_logits(name, tmp_path, vocab_file):
+def test_imported_logits(name, tmp_path, vocab_file):
     theirs = torch_distilbert(name)
     imported = import_folder(save_torch(theirs, tmp_path / "hf", vocab_file))
     assert not imported.fresh
@@ -217,7 +217,7 @@ def test_sinusoids_are_refused(tmp_path, vocab_file):
 
 
 @pytest.mark.parametrize("changes", [dict(norm_eps=1e-5), dict(type_vocab_size=2)])
-def test_refuses_what_their_class_cannot_follow(changes, tmp_path, tokenizer):
+def test_models_that_their_class_cannot_hold_are_refused(changes, tmp_path, tokenizer):
     model = Distilbert(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48, **changes)
     objective = Distillation(model=model).bind(tokenizer.vocabulary, 33)
     with pytest.raises(UserError, match="epsilon"):

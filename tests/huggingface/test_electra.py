@@ -91,7 +91,7 @@ def check(objective: ReplacedTokens, params, network: str, theirs: torch.nn.Modu
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_export_gives_our_logits(name, tmp_path, tokenizer):
+def test_exported_logits(name, tmp_path, tokenizer):
     objective = objective_of(name, tokenizer)
     params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
@@ -109,7 +109,7 @@ def test_export_gives_our_logits(name, tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_import_gives_their_logits(name, tmp_path, tokenizer, vocab_file):
+def test_imported_logits(name, tmp_path, tokenizer, vocab_file):
     wanted = objective_of(name, tokenizer).model
     discriminator, generator = (torch_electra(wanted, network) for network in ("discriminator", "generator"))
     if wanted.share_embeddings:
@@ -123,7 +123,7 @@ def test_import_gives_their_logits(name, tmp_path, tokenizer, vocab_file):
 
 
 @pytest.mark.parametrize("name", ["both project", "only the discriminator projects"])
-def test_round_trip_gives_back_every_number(name, tmp_path, tokenizer):
+def test_round_trip_of_all_parameters(name, tmp_path, tokenizer):
     objective = objective_of(name, tokenizer, dropout=0.25, attention_dropout=0.0, init_std=0.01)
     params = random_params(objective, 2)
     imported = import_folder(export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard()))

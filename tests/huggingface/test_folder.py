@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, bert, export_folder, import_folder, is_transformers_folder
+from jaxlm.huggingface import ModelCard, bert, export_folder, import_folder
 from jaxlm.huggingface import folder as folder_module
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
@@ -63,7 +63,7 @@ def test_exported_folder_is_complete_and_its_tokenizer_agrees(tmp_path, params, 
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
-def test_longest_text_is_the_one_trained_on(tmp_path, params, tokenizer):
+def test_maximum_length_is_that_of_training(tmp_path, params, tokenizer):
     out = export_folder(tmp_path / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard(), max_length=17)
     assert transformers.AutoTokenizer.from_pretrained(out).model_max_length == 17
 
@@ -147,7 +147,7 @@ def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_belong_together_is_not_exported(tmp_path, params, tokenizer):
+def test_mismatched_parts_are_refused(tmp_path, params, tokenizer):
     wider = MaskedLM(model=dataclasses.replace(SMALL, hidden_size=32))
     with pytest.raises(UserError, match=r"do not fit this objective.* more differ"):
         export_folder(tmp_path / "out", wider, params, tokenizer, ModelCard())
@@ -189,15 +189,15 @@ def test_shards_of_transformers_are_read(tmp_path, source, vocab_file):
     jax.tree.map(np.testing.assert_array_equal, import_folder(sharded).params, import_folder(source).params)
     broken = next(iter(sorted(sharded.glob("model-*.safetensors"))))
     broken.unlink()
-    with pytest.raises(UserError, match=f"lacks the shard {broken.name}"):
+    with pytest.raises(UserError, match=f"{broken.name} does not exist"):
         import_folder(sharded)
 
 
 @pytest.mark.parametrize("shard", ["../copy/model.safetensors", "/etc/passwd", "pytorch_model.bin", 7])
-def test_an_index_cannot_lead_elsewhere(shard, copy):
+def test_an_index_cannot_name_files_outside_its_folder(shard, copy):
     (copy / "model.safetensors").rename(copy / "other.safetensors")
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": shard}}))
-    with pytest.raises(UserError, match="names the shard"):
+    with pytest.raises(UserError, match=r"names shards that are no \.safetensors|cannot be read"):
         import_folder(copy)
 
 
@@ -222,7 +222,7 @@ def test_damaged_weights(copy):
             import_folder(copy)
 
 
-def test_tensors_of_whole_numbers_are_not_weights(copy):
+def test_integer_tensors_are_refused(copy):
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(copy / "model.safetensors")
@@ -232,7 +232,7 @@ def test_tensors_of_whole_numbers_are_not_weights(copy):
         import_folder(copy)
 
 
-def test_half_a_head_is_damage(copy):
+def test_half_a_head_is_refused(copy):
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(copy / "model.safetensors")
@@ -242,10 +242,7 @@ def test_half_a_head_is_damage(copy):
         import_folder(copy)
 
 
-def test_other_families_and_other_folders(copy, tmp_path):
-    with pytest.raises(UserError, match="'bert'; 't5' is required"):
-        import_folder(copy, family="t5")
-    assert is_transformers_folder(copy) and not is_transformers_folder(tmp_path)
+def test_other_families_and_other_folders(copy):
     for content, message in [
         ({"model_type": "llama"}, "family 'llama'; jaxlm imports these families: .*bert"),
         ({"objective": {}, "train": {}}, "is a run of jaxlm; once it has a checkpoint, `jaxlm export`"),
@@ -273,7 +270,7 @@ def test_fine_tuned_heads_are_named(tmp_path, vocab_file):
         import_folder(folder)
 
 
-def test_padded_embeddings_keep_rows_that_no_token_has(tmp_path, vocab_file, tokenizer):
+def test_padded_embeddings_keep_their_spare_rows(tmp_path, vocab_file, tokenizer):
     model = torch_bert("gelu", vocab_size=len(VOCAB) + 6)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
     assert imported.objective.vocabulary == imported.tokenizer.vocabulary
@@ -289,7 +286,7 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(tmp_path, vocab_file):
         import_folder(save_torch(model, tmp_path / "hf", vocab_file))
 
 
-def test_published_weights_come_back_exactly(tmp_path):
+def test_round_trip_of_published_weights(tmp_path):
     from safetensors.numpy import load_file
 
     imported = import_folder(minilm())

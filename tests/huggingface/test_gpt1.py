@@ -14,7 +14,6 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.gpt1 import FAMILY
 from jaxlm.inference.generate import generate
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.layers.stack import unstack
@@ -49,12 +48,12 @@ def save(name: str, tokenizer: Tokenizer, folder, **changes):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, config.n_positions)
+    export(tokenizer, folder, Gpt1.template, config.n_positions)
     return model, folder
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_logits_both_ways(name, tmp_path, tokenizer):
+def test_logits_in_both_directions(name, tmp_path, tokenizer):
     model, folder = save(name, tokenizer, tmp_path / "hf")
     imported = import_folder(folder)
     objective, params = imported.objective, imported.params
@@ -117,7 +116,7 @@ def test_greedy_continuations_are_theirs(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(("key", "value"), [("afn", "silu"), ("embd_pdrop", 0.3), ("n_layer", "two")])
-def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
+def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     _, folder = save("a", tokenizer, tmp_path / "hf")
     (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {key: value}))
     with pytest.raises(UserError, match=key):
@@ -125,7 +124,7 @@ def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("changes", [dict(intermediate_size=100), dict(activation="gelu")])
-def test_refuses_what_their_class_cannot_follow(changes, tmp_path, tokenizer):
+def test_models_that_their_class_cannot_hold_are_refused(changes, tmp_path, tokenizer):
     model = Gpt1(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=128, vocab_size=tokenizer.vocabulary.size)
     objective = CausalLM(model=dataclasses.replace(model, **changes), vocabulary=tokenizer.vocabulary)
     with pytest.raises(UserError, match="four times as wide"):

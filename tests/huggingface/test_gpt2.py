@@ -89,7 +89,7 @@ BATCHES = [(7, False), (7, True), (33, True)]
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_import_gives_their_logits(name, tmp_path, tokenizer):
+def test_imported_logits(name, tmp_path, tokenizer):
     model = torch_gpt2(name, tokenizer)
     imported = import_folder(save_torch(model, tmp_path / "hf", tokenizer))
     assert not imported.fresh
@@ -99,7 +99,7 @@ def test_import_gives_their_logits(name, tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_export_loads_with_our_logits(name, tmp_path, tokenizer):
+def test_exported_logits(name, tmp_path, tokenizer):
     objective = our_objective(name, tokenizer)
     params = random_params(objective)
     export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(steps=3))
@@ -147,7 +147,7 @@ def test_older_files(tmp_path, tokenizer):
     ("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True), ("scale_attn_weights", False),
     ("activation_function", "silu"), ("embd_pdrop", 0.3), ("n_layer", "two"),
 ])
-def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
+def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     folder = save_torch(torch_gpt2("a", tokenizer), tmp_path / "hf", tokenizer)
     config = read_json(folder / "config.json")
     (folder / "config.json").write_text(json.dumps(config | {key: value}))
@@ -193,7 +193,7 @@ def test_exported_generation_settings(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("plain_stream", [False, True])
-def test_a_text_begins_after_an_end_symbol_only_where_that_was_trained(plain_stream, tmp_path, tokenizer):
+def test_the_begin_token_is_that_of_the_plain_stream(plain_stream, tmp_path, tokenizer):
     objective = dataclasses.replace(our_objective("a", tokenizer), plain_stream=plain_stream)
     export_folder(tmp_path / "out", objective, random_params(objective), tokenizer, ModelCard())
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

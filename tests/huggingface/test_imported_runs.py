@@ -79,7 +79,7 @@ def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, cap
         pytest.param("electra", "[MASK]", "generator", marks=pytest.mark.slow), ("t5", None, "lm_head"),
     ],
 )
-def test_what_lacks_the_head_that_answers_is_not_asked(kept, mask, lacks, tmp_path, vocab_file, text, capsys):
+def test_models_without_an_output_head_do_not_answer(kept, mask, lacks, tmp_path, vocab_file, text, capsys):
     if kept == "bert":
         folder = save_torch(torch_bert("gelu").bert, tmp_path / "hf", vocab_file)
     elif kept == "electra":
@@ -107,7 +107,7 @@ def test_what_lacks_the_head_that_answers_is_not_asked(kept, mask, lacks, tmp_pa
         assert main([command[0], str(run), command[1]]) == 0
 
 
-def test_how_an_import_is_trained_may_change_but_not_what_it_is(padded_bert, text, capsys):
+def test_training_options_of_an_import_may_change_but_not_its_architecture(padded_bert, text, capsys):
     _, run = padded_bert
     training = ["pretrain", str(run), "--data.source", str(text), *TRAINING]
     for flag, value in (

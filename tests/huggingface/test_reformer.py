@@ -66,12 +66,12 @@ def save(sizes: dict, tokenizer: Tokenizer, folder, **changes):
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter) * (0.15 if name != "lm_head.bias" else 0.0))
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, math.prod(config.axial_pos_shape))
+    export(tokenizer, folder, Reformer.template, math.prod(config.axial_pos_shape))
     return model, folder
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_logits_both_ways(name, tmp_path, tokenizer):
+def test_logits_in_both_directions(name, tmp_path, tokenizer):
     model, folder = save(SIZES[name], tokenizer, tmp_path / "hf")
     imported = import_folder(folder)
     objective, params = imported.objective, imported.params
@@ -190,7 +190,7 @@ def test_default_numbers_of_buckets_are_theirs(length, chunk):
     [("axial_pos_embds", False), ("lsh_num_chunks_before", 2), ("local_num_chunks_after", 1), ("is_decoder", False),
      ("attn_layers", ["full"]), ("num_buckets", "many"), ("axial_pos_shape", [8, 1.5]), ("axial_pos_shape", [8])],
 )
-def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
+def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     _, folder = save(SIZES["a"], tokenizer, tmp_path / "hf")
     (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {key: value}))
     with pytest.raises(UserError, match=key):

@@ -18,7 +18,6 @@ from jaxlm.cli import main
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.roberta import FAMILY
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.roberta import Roberta
@@ -59,7 +58,7 @@ def torch_roberta(
 
 def save(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> Path:
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, 40)
+    export(tokenizer, folder, Roberta.template, 40)
     return folder
 
 
@@ -79,7 +78,7 @@ def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_import_gives_their_logits(name, tokenizer, tmp_path):
+def test_imported_logits(name, tokenizer, tmp_path):
     theirs = torch_roberta(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
     assert not imported.fresh
@@ -97,7 +96,7 @@ def test_import_gives_their_logits(name, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("special", ["byte-bpe", "wordpiece"])
-def test_export_gives_our_logits(special, tokenizer, tmp_path, vocab_file):
+def test_exported_logits(special, tokenizer, tmp_path, vocab_file):
     """With padding id 1, as published, and with 0; positions start after it."""
     own = tokenizer if special == "byte-bpe" else Tokenizer.load(vocab_file)
     model = Roberta(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33, init_std=0.01)
@@ -160,11 +159,11 @@ def test_separate_output_matrix_is_refused(tokenizer, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.decoder.weight"] = tensors["roberta.embeddings.word_embeddings.weight"] + 1
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"lm_head\.decoder\.weight that differs"):
+    with pytest.raises(UserError, match=r"weight that differs from .*weight; this model ties them"):
         import_folder(folder)
 
 
-def test_another_padding_symbol_is_refused(tokenizer, tmp_path):
+def test_another_padding_token_is_refused(tokenizer, tmp_path):
     """Positions start after its id, so a wrong one would shift them all."""
     folder = save(torch_roberta("gelu", tokenizer), tmp_path / "hf", tokenizer)
     config = read_json(folder / "config.json")

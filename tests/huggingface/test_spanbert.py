@@ -47,7 +47,7 @@ def exported(objective, tokenizer, tmp_path_factory):
     return params, export_folder(tmp_path_factory.mktemp("spanbert") / "out", objective, params, tokenizer, ModelCard())
 
 
-def test_the_encoder_is_berts_and_the_private_head_stays_behind(objective, exported, tokenizer):
+def test_export_is_a_bert_without_the_private_head(objective, exported, tokenizer):
     params, out = exported
     assert not any("sbo" in name or "offset" in name for name in load_file(out / "model.safetensors"))
     inputs = batch(objective.model, 21, True)
@@ -66,7 +66,7 @@ def test_the_encoder_is_berts_and_the_private_head_stays_behind(objective, expor
     np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
 
 
-def test_a_bert_is_what_a_spanbert_begins_from(objective, exported):
+def test_a_spanbert_is_initialized_from_a_bert(objective, exported):
     """An import is a BERT; --init-from loads its weights into a SpanBERT, whose own head is fresh."""
     params, out = exported
     imported = import_folder(out)
@@ -172,7 +172,7 @@ def test_random_tokens_follow_the_corpus():
         (dict(boundary_weight=-1.0), "boundary_weight is -1.0"), (dict(short_rate=2.0), "short_rate is 2.0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         SpanBoundary(**changes)
 

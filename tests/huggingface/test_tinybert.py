@@ -101,7 +101,7 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
     assert float(total_loss(terms)) == pytest.approx(of_hidden + of_scores, rel=1e-4)
 
 
-def test_text_is_berts():
+def test_rows_are_berts():
     """Pairs and masks by BERT's code; empty rows have no weight."""
     objective = student()
     tokens = np.random.default_rng(0).integers(107, 160, (8, objective.row_format(LENGTH).length)).astype(np.int32)
@@ -175,7 +175,7 @@ def test_published_sizes(size, published, pooler):
         (1, dict(max_positions=25), "25 positions and the student 32"),
     ],
 )
-def test_teachers_that_do_not_suit(layers, changes, words):
+def test_unsuitable_teachers_are_refused(layers, changes, words):
     loaded = PretrainedModel(MaskedLM(model=Bert(**(SIZES | dict(num_layers=2, hidden_size=24) | changes))).bind(
         VOCABULARY, LENGTH), teacher().params)
     with pytest.raises(UserError, match=words) as error:

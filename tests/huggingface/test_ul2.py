@@ -37,7 +37,7 @@ def tokenizer_of(text: Path, folder: Path, **settings) -> Tokenizer:
     return train_tokenizer([text.read_text()], folder, kind="bpe", **settings)
 
 
-def test_export_loads_and_answers_alike(text, tmp_path):
+def test_exported_model_generates_the_same_text(text, tmp_path):
     tokenizer = tokenizer_of(text, tmp_path / "own", vocab_size=512, symbols=MODES)
     objective = MixtureOfDenoisers(model=MODEL).bind(tokenizer.vocabulary, 32)
     params = random_params(objective, 3)
@@ -61,7 +61,7 @@ def test_export_loads_and_answers_alike(text, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, imported.params, params)
 
 
-def test_a_t5_is_trained_further_with_symbols_that_it_lacked(text, tmp_path):
+def test_continued_pretraining_adds_missing_special_tokens(text, tmp_path):
     """`--init-from`: the new symbols take spare rows of the embedding (U-PaLM, Tay et al. 2022)."""
     tokenizer = tokenizer_of(text, tmp_path / "own", vocab_size=600)
     objective = SpanCorruption(model=MODEL).bind(tokenizer.vocabulary, 32)

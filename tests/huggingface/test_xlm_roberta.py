@@ -24,7 +24,6 @@ from jaxlm.cli import main
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.xlm_roberta import FAMILY
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.objectives.base import Params
@@ -48,7 +47,7 @@ ODD_TEXTS = ("", "  two  spaces ", "ｆｕｌｌ ﬁ Ⅳ é", "日本 🙂 ჯ",
 
 
 def train(texts: list[str], vocab_size: int) -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece model with the symbols of XLM-R's: <unk> 0, <s> 1, </s> 2."""
+    """Train a SentencePiece model with the special tokens of XLM-R's: <unk> 0, <s> 1, </s> 2."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, vocab_size=vocab_size, hard_vocab_limit=False,
@@ -58,7 +57,7 @@ def train(texts: list[str], vocab_size: int) -> sentencepiece.SentencePieceProce
 
 
 def their_tokenizer(processor: sentencepiece.SentencePieceProcessor) -> transformers.XLMRobertaTokenizer:
-    """Transformers' own class with fairseq's ids: <s>, <pad>, </s>, <unk>, the pieces, <mask>."""
+    """Return Transformers' tokenizer with fairseq's ids: <s>, <pad>, </s>, <unk>, the pieces, <mask>."""
     proto = sentencepiece_json.parse(processor.serialized_model_proto())
     pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]
     symbols = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
@@ -74,7 +73,7 @@ def peer() -> transformers.XLMRobertaTokenizer:
 
 
 def torch_model(peer, architecture: str = "XLMRobertaForMaskedLM") -> torch.nn.Module:
-    """Random weights; biases and norms too, since zeros and ones would hide a mix-up."""
+    """Return a model with random weights; zero biases and unit norms would hide a mix-up."""
     torch.manual_seed(0)
     config = transformers.XLMRobertaConfig(
         vocab_size=len(peer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -89,7 +88,7 @@ def torch_model(peer, architecture: str = "XLMRobertaForMaskedLM") -> torch.nn.M
 
 @pytest.fixture
 def folder(peer, tmp_path) -> Path:
-    """As `save_pretrained` of model and tokenizer leaves it."""
+    """A folder that `save_pretrained` of model and tokenizer wrote."""
     torch_model(peer).save_pretrained(tmp_path / "hf")
     peer.save_pretrained(tmp_path / "hf")
     return tmp_path / "hf"
@@ -101,7 +100,7 @@ def logits(model: XlmRoberta, params: Params, ids: jax.Array, mask: jax.Array) -
 
 
 def difference(objective: MaskedLM, params: Params, theirs: torch.nn.Module, peer) -> float:
-    """Between both sides' logits for sentences of four languages, of different lengths."""
+    """Return the largest difference of logits for sentences of four languages, of different lengths."""
     inputs = dict(peer(list(SENTENCES), padding=True, truncation=True, max_length=POSITIONS, return_tensors="np"))
     assert len(set(inputs["attention_mask"].sum(1))) > 1
     expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
@@ -110,7 +109,7 @@ def difference(objective: MaskedLM, params: Params, theirs: torch.nn.Module, pee
     return float(np.abs(real(ours, inputs) - expected).max())
 
 
-def test_import_gives_their_logits_and_export_their_files(peer, folder, tmp_path):
+def test_imported_logits_and_exported_files(peer, folder, tmp_path):
     imported = import_folder(folder)
     assert imported.fresh == ()
     assert type(imported.objective.model) is XlmRoberta and imported.objective.input_format == "full-sentences"
@@ -135,8 +134,8 @@ def test_import_gives_their_logits_and_export_their_files(peer, folder, tmp_path
         assert imported.tokenizer.decode(ids) == peer.decode(ids)
 
 
-def test_export_gives_our_logits(peer, tmp_path):
-    """Of a model made here, with a vocabulary trained here, whose padding symbol has id 0."""
+def test_exported_logits(peer, tmp_path):
+    """The vocabulary is trained by jaxlm, whose padding token has id 0."""
     texts = [f"{sentence} {a}{b}s {b}{a}ed" for sentence in SENTENCES for a in "abcdefgh" for b in "klmnop"]
     own = train_tokenizer(texts, tmp_path / "own", vocab_size=512)
     model = XlmRoberta(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=POSITIONS)
@@ -153,8 +152,8 @@ def test_export_gives_our_logits(peer, tmp_path):
     assert import_folder(out).objective.model == objective.model
 
 
-def test_a_published_model_is_trained_further(folder, peer, tmp_path, capsys):
-    """`--init-from`, and the answers of the run's export."""
+def test_continued_pretraining_of_a_published_model(folder, peer, tmp_path, capsys):
+    """`--init-from` a Transformers folder, then export and fill-mask."""
     text, run, out = tmp_path / "text.txt", tmp_path / "run", tmp_path / "out"
     text.write_text("\n\n".join(" ".join(order) for order in itertools.permutations(SENTENCES)), encoding="utf-8")
     preset = Path(__file__).parents[2] / "configs" / "xlm_roberta_tiny.py"
@@ -175,17 +174,17 @@ def test_a_published_model_is_trained_further(folder, peer, tmp_path, capsys):
 
 
 def test_the_sentencepiece_model_alone_is_refused(folder, tmp_path):
-    """It has none of fairseq's ids: every piece would be taken for another."""
+    """It has none of fairseq's ids, so every piece would be mistaken for another."""
     model = train([sentence for sentence in SENTENCES for _ in range(4)], 140).serialized_model_proto()
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     (folder / "sentencepiece.bpe.model").write_bytes(model)
-    with pytest.raises(UserError, match="differ in the id of a symbol"):
+    with pytest.raises(UserError, match="differ in the id of a special token"):
         import_folder(folder)
 
 
 def lines(data: Path, language: str) -> Iterator[str]:
-    """Real sentences of a language."""
+    """Yield real sentences of a language."""
     if language in ("en", "fr"):
         with gzip.open(data / "tatoeba_en_fr/train.tsv.gz", "rt", encoding="utf-8") as file:
             for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -200,7 +199,7 @@ def lines(data: Path, language: str) -> Iterator[str]:
 
 
 def test_ids_of_four_languages_are_those_of_sentencepiece_and_transformers(tmp_path):
-    """200 lines of each; the pieces have SentencePiece's ids plus one, since <pad> is fairseq's own."""
+    """200 lines of each language; ids are SentencePiece's plus one, because fairseq adds <pad>."""
     if "JAXLM_DATA" not in os.environ:
         pytest.skip("needs JAXLM_DATA")
     data = Path(os.environ["JAXLM_DATA"])
@@ -209,7 +208,7 @@ def test_ids_of_four_languages_are_those_of_sentencepiece_and_transformers(tmp_p
     peer = their_tokenizer(processor)
     peer.save_pretrained(tmp_path / "hf")
     ours = Tokenizer.load(tmp_path / "hf")
-    export(ours, tmp_path / "out", FAMILY.template, POSITIONS)
+    export(ours, tmp_path / "out", XlmRoberta.template, POSITIONS)
     before, after = (transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("hf", "out"))
     for language, found in texts.items():
         own = [ours.encode(text) for text in found[-200:]]

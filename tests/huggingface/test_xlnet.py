@@ -60,7 +60,7 @@ def torch_xlnet(name: str, tokenizer: Tokenizer, seed: int = 0, **changes) -> tr
 
 def save(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer) -> Path:
     model.save_pretrained(folder)
-    export(tokenizer, folder, FAMILY.template, 40)
+    export(tokenizer, folder, Xlnet.template, 40)
     return folder
 
 
@@ -107,7 +107,7 @@ def compare(model: Xlnet, params, theirs, vocabulary, length: int, memory: int) 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_import_gives_their_logits(name, tokenizer, tmp_path):
+def test_imported_logits(name, tokenizer, tmp_path):
     theirs = torch_xlnet(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
     assert not imported.fresh
@@ -125,7 +125,7 @@ def test_import_gives_their_logits(name, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("is_backward", [0, 1])
-def test_rows_both_ways_are_the_two_halves_of_their_bidirectional_batch(is_backward, tokenizer, tmp_path):
+def test_rows_of_both_directions_are_the_halves_of_their_bidirectional_batch(is_backward, tokenizer, tmp_path):
     """With `bi_data` the second half of a batch has negated distances."""
     theirs = torch_xlnet("a", tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
@@ -264,7 +264,7 @@ def test_tokenizer(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("key, value", [("attn_type", "uni"), ("same_length", True), ("clamp_len", 5), ("d_head", 3)])
-def test_refuses_what_the_model_cannot_follow(key, value, tmp_path, tokenizer):
+def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     folder = save(torch_xlnet("a", tokenizer), tmp_path / "hf", tokenizer)
     (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {key: value}))
     with pytest.raises(UserError, match=key):

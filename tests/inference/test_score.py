@@ -13,11 +13,12 @@ import transformers
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
-from jaxlm.huggingface.families import family_named
 from jaxlm.inference import score as module
 from jaxlm.inference.generate import max_length, prepare_prompts
 from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
 from jaxlm.inference.text import fit_prompts
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.t5 import T5
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ def side(family: str, folder):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder / "hf")
-    export(tokenizer, folder / "hf", family_named(family, "").template, 40)
+    export(tokenizer, folder / "hf", (Gpt2 if family == "gpt2" else T5).template, 40)
     return model, import_folder(folder / "hf")
 
 

@@ -1,4 +1,4 @@
-"""What four families set around their texts."""
+"""Templates of four families."""
 
 from jaxlm.tokenizers.template import Template
 

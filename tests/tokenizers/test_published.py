@@ -1,4 +1,4 @@
-"""Published vocabularies give what the published tokenizers gave, and what Transformers gives after an export."""
+"""Published vocabularies against the ids of the published tokenizers, and against Transformers after an export."""
 
 import gzip
 import json
@@ -64,7 +64,7 @@ def test_roberta_order(data, tmp_path):
     "model", ["albert/spiece.model", "sentencepiece_tests/test_ja_model.model", "seqio/sentencepiece.model"]
 )
 def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tmp_path):
-    """On real text; stacked combining marks and U+2581 in the text are normalised otherwise by `tokenizers`."""
+    """Real text without stacked combining marks and U+2581, which `tokenizers` normalizes differently."""
     tokenizer = Tokenizer.load(data / "tokenizers" / model)
     export(tokenizer, tmp_path, T5 if "seqio" in model else GPT2 if "ja" in model else BERT, 512)
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -78,7 +78,7 @@ def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tm
 
 
 def albert_text(text: str, do_lower_case: bool, keep_accents: bool = False) -> str:
-    """`preprocess_text` of ALBERT's and XLNet's code; `encode_pieces` gives its result to SentencePiece."""
+    """Apply `preprocess_text` of ALBERT's and XLNet's code, whose result goes to SentencePiece."""
     text = " ".join(text.strip().split()).replace("``", '"').replace("''", '"')
     if not keep_accents:
         text = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
@@ -87,8 +87,8 @@ def albert_text(text: str, do_lower_case: bool, keep_accents: bool = False) -> s
 
 @pytest.mark.parametrize("settings", [{"do_lower_case": True}, {"do_lower_case": True, "keep_accents": True},
                                       {"do_lower_case": False}])
-def test_a_folder_may_say_that_letters_are_lowered_first(settings, data, tmp_path):
-    """As ALBERT and XLNet were published: spiece.model, and tokenizer_config.json beside it."""
+def test_lowercasing_of_a_transformers_folder(settings, data, tmp_path):
+    """ALBERT and XLNet are published as spiece.model with tokenizer_config.json beside it."""
     shutil.copy(data / "tokenizers/albert/spiece.model", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.load(tmp_path)
