@@ -51,7 +51,7 @@ def table(sentence_order: bool) -> Table:
             "predictions.decoder.bias": "predictions.bias",
         },
         ignored=("albert.embeddings.position_ids", "albert.embeddings.token_type_ids"),
-        heads=("mlm_head", "pooler", "sop_head"),
+        optional=("mlm_head", "pooler", "sop_head"),
         # Next-sentence prediction has no counterpart in the classes.
         private=() if sentence_order else ("pooler", "nsp_head"),
     )

@@ -42,7 +42,7 @@ TABLE = Table(
     prefix="distilbert.",
     ties={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=("distilbert.embeddings.position_ids",),
-    heads=("mlm_head",),
+    optional=("mlm_head",),
 )
 NORM_EPS = 1e-12  # fixed in the Transformers class
 

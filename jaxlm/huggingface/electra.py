@@ -63,7 +63,7 @@ def table(model: Electra, network: Network) -> Table:
         prefix="electra.",
         ties={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"} if is_generator else {},
         ignored=("electra.embeddings.position_ids", "electra.embeddings.token_type_ids"),
-        heads=("generator/mlm_head" if is_generator else "rtd_head",),
+        optional=("generator/mlm_head" if is_generator else "rtd_head",),
     )
 
 

@@ -26,7 +26,7 @@ TABLE = Table(
         "roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids", "roberta.pooler.dense.weight",
         "roberta.pooler.dense.bias",
     ),
-    heads=("mlm_head",),
+    optional=("mlm_head",),
     # Pair tasks have no counterpart in the class.
     private=("pooler", "nsp_head", "sop_head"),
 )

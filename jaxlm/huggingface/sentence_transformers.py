@@ -12,7 +12,7 @@ from jaxlm.paths import reading
 
 MODES = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
 """Our pooling modes → their names in sentence-transformers."""
-FILES = {"modules": "modules.json", "pooling": "1_Pooling/config.json", "length": "sentence_bert_config.json"}
+MODULES, POOLING, LENGTH = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 
 
 class Vectors(NamedTuple):
@@ -33,13 +33,13 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
     ]
     modes = {f"pooling_mode_{theirs}": ours == vectors.pooling for ours, theirs in MODES.items()}
     contents = {
-        "modules": modules, "pooling": {"word_embedding_dimension": objective.model.hidden_size, **modes},
-        "length": {"max_seq_length": vectors.length, "do_lower_case": False},
+        MODULES: modules, POOLING: {"word_embedding_dimension": objective.model.hidden_size, **modes},
+        LENGTH: {"max_seq_length": vectors.length, "do_lower_case": False},
     }
     for name in names[1:]:
         (folder / name).mkdir()
-    for key, content in contents.items():
-        (folder / FILES[key]).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> Vectors | None:
@@ -48,25 +48,17 @@ def read(folder: Path) -> Vectors | None:
     Raises:
         UserError: jaxlm does not support its modules or its pooling.
     """
-    modules, pooling, length = (folder / FILES[key] for key in FILES)
-    if not modules.is_file():
+    if not (folder / MODULES).is_file():
         return None
-    with reading(modules):
-        types = [str(module["type"]).rpartition(".")[2] for module in json.loads(modules.read_text("utf-8"))]
-    if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UserError(f"{modules} has the modules {', '.join(types)}; jaxlm supports only Pooling and Normalize.")
-    with reading(pooling):
-        config = json.loads(pooling.read_text("utf-8"))
-        found = config.get("pooling_mode") or [
-            name.removeprefix("pooling_mode_") for name, value in config.items()
-            if value is True and name[:5] == "pooli"
-        ]
-        found = [found] if isinstance(found, str) else found
-        matches = [ours for ours, theirs in MODES.items() if found in ([ours], [theirs])]
-    if not matches:
-        raise UserError(f"{pooling} asks for {', '.join(map(str, found))}; jaxlm supports {', '.join(MODES)}.")
-    max_length = None
-    if length.is_file():
-        with reading(length):
-            max_length = json.loads(length.read_text("utf-8")).get("max_seq_length")
-    return Vectors(matches[0], max_length, len(types) == 3)
+    with reading(folder):
+        types = [module["type"].rpartition(".")[2] for module in json.loads((folder / MODULES).read_text("utf-8"))]
+        if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+            raise UserError(f"{folder} has the modules {', '.join(types)}; jaxlm supports only Pooling and Normalize.")
+        pooling = json.loads((folder / POOLING).read_text("utf-8"))
+        length = json.loads((folder / LENGTH).read_text("utf-8")) if (folder / LENGTH).is_file() else {}
+        modes = [name.removeprefix("pooling_mode_") for name, value in pooling.items() if value is True]
+        chosen = pooling.get("pooling_mode") or [mode for mode in modes if mode != "include_prompt"]
+        matches = [ours for ours, theirs in MODES.items() if chosen in (ours, [ours], [theirs])]
+        if not matches:
+            raise UserError(f"{folder / POOLING} asks for {chosen}; jaxlm supports {', '.join(MODES)}.")
+        return Vectors(matches[0], length.get("max_seq_length"), len(types) == 3)

@@ -61,7 +61,7 @@ def table(model: T5) -> Table:
         ties={f"{name}.weight": "shared.weight" for name in tied},
         # The first checkpoints have a relative bias of cross-attention that their own code never reads.
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-        heads=("lm_head",),
+        optional=("lm_head",),
     )
 
 

@@ -110,7 +110,7 @@ class Table:
     """Names of buffers and untrained tensors."""
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Name endings in older files → current ones ("LayerNorm.gamma" → "LayerNorm.weight")."""
-    heads: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     """Our subtrees that a file may lack as a whole, such as "mlm_head"; they are then initialized."""
     private: tuple[str, ...] = ()
     """Our subtrees for training only, without a counterpart in the class.
@@ -135,7 +135,7 @@ class Table:
     def from_transformers(
         self, stored: Mapping[str, Shape], read: Callable[[str], np.ndarray], template: Params, where: str
     ) -> dict[str, np.ndarray]:
-        """Return the float32 parameters of a file by path, without the heads that it lacks.
+        """Return the float32 parameters of a file by path, without the optional subtrees that it lacks.
 
         Args:
             stored: shape of every tensor in the file, by name.
@@ -191,11 +191,11 @@ class Table:
                  if tuple(stored[original]) != wanted[name]]
         if wrong:
             raise UserError(f"{where} does not fit its config.json: it has {listed(wrong)}.")
-        # A head may be missing as a whole; one that lacks only some of its tensors is damaged.
-        head = {entry.theirs: next((head for head in self.heads if within(entry.ours[0], head)), None)
-                for entry in self.tensors(template)}
-        present = {None, *(head[name] for name in found)}
-        if damaged := [name for name in wanted if name not in found and head[name] in present]:
+        # An optional subtree that lacks only some of its tensors is damaged.
+        subtree = {entry.theirs: next((root for root in self.optional if within(entry.ours[0], root)), None)
+                   for entry in self.tensors(template)}
+        present = {None, *(subtree[name] for name in found)}
+        if damaged := [name for name in wanted if name not in found and subtree[name] in present]:
             raise UserError(f"{where} lacks {listed(damaged)}; it is damaged, or its config.json is of another model.")
         return found
 

@@ -28,6 +28,7 @@ from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Defin
 from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
+_MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 # Sentence-final punctuation of any script, with closing quotes and brackets.
@@ -77,7 +78,9 @@ class Tokenizer:
     def _load_json(self) -> None:
         definition = json.loads(self._definition.data)
         vocab = self._plain.get_vocab(with_added_tokens=True)
-        self._pieces = [""] * (max(vocab.values()) + 1)
+        if (largest := max(vocab.values())) >= _MAX_IDS:  # a list of so many pieces may not fit into memory
+            raise ValueError(f"it has the id {largest:,}")
+        self._pieces = [""] * (largest + 1)
         for piece, token_id in vocab.items():
             self._pieces[token_id] = piece
         self._special = {token["content"] for token in definition.get("added_tokens") or [] if token["special"]}

@@ -20,7 +20,7 @@ TABLE = Table(
     ),
     prefix="m.",
     ties={"lm_head.weight": "m.wte.weight"},
-    heads=("head",),
+    optional=("head",),
 )
 
 

@@ -361,6 +361,7 @@ def test_missing_and_damaged_files(tmp_path, trained):
         "latin.txt": r"latin\.txt cannot be read \('utf-8'",
         "added.json": r"added\.json cannot be read \('int' object is not iterable\); is it whole",
         "deep.json": r"deep\.json cannot be read \(maximum recursion depth",
+        "large.json": "it has the id 3,000,000,000",
         "odd.pkl": "not a known tokenizer file",
     }
     (tmp_path / "empty").mkdir()
@@ -370,8 +371,9 @@ def test_missing_and_damaged_files(tmp_path, trained):
     (tmp_path / "other.json").write_text("{}")
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     (tmp_path / "latin.txt").write_bytes("[UNK]\né".encode("latin-1"))
-    bpe = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    bpe = {"type": "BPE", "vocab": {"a": 3_000_000_000}, "merges": []}
     (tmp_path / "added.json").write_text(json.dumps({"model": bpe, "added_tokens": 5}))
+    (tmp_path / "large.json").write_text(json.dumps({"model": bpe}))
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "odd.pkl").write_bytes(pickle.dumps({}))
     for name, message in cases.items():
