@@ -59,9 +59,9 @@ def _pretrain(
     experiment, source = resolved
     t, data, symbols = experiment.train, experiment.data, experiment.objective.symbols
     is_main = jax.process_index() == 0
-    remarks = resume.schedule_remarks(run, experiment)
+    remarks = resume.schedule_remarks(run, experiment)  # before `claim` writes config.json
 
-    # Mesh: its mistakes are cheap to find, those in a corpus are not.
+    # Mesh: first, since its mistakes cost nothing to find and the text may take hours to prepare.
     mesh = make_mesh(experiment.mesh)
     check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
 
@@ -78,13 +78,13 @@ def _pretrain(
     feed = Feed(text, objective, t, data.length, mesh)
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
-    # Program; from here on the folder is this run's.
+    # Program. Nothing is left to refuse, so `claim` writes the run's files.
     frozen = jax.device_put(frozen, shardings(frozen, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, frozen)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, frozen)
     main_first(lambda: resume.claim(run, experiment, tokenizer, metadata), everywhere=False)
 
-    # State: restored, from another model, or fresh.
+    # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints)
     stack.callback(checkpoints.close)
     state, totals = initial_state(program, checkpoints, metadata, source, report)
@@ -109,7 +109,7 @@ def _pretrain(
     progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals)
     evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy)
-    done = checkpoints.steps()[-1]  # fewer where training stopped early
+    done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return evaluation
 
@@ -121,7 +121,7 @@ def initial_state(
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
         return restored[0], Totals(restored[1]["unlogged"])
-    if checkpoints.steps():  # of step 0, which has parameters only
+    if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.begin(params), Totals()
@@ -139,10 +139,10 @@ def initial_state(
 
 
 def unshared(params: Params, source: PretrainedModel) -> str:
-    """Return the end of a line: which parameters only the run has, and which only the source; "" if there are none."""
-    own = set(paths(params))
+    """Return the parameters that only the run or only the pretrained model has, as the end of a line; else ""."""
+    ours = set(paths(params))
     theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
-    lacking, unused = listed(subtrees(own - theirs, own)), listed(subtrees(theirs - own, theirs))
+    lacking, unused = listed(subtrees(ours - theirs, ours)), listed(subtrees(theirs - ours, theirs))
     return (
         (f"; not in it, so from random weights: {lacking}" if lacking else "")
         + (f"; left out, without a place here: {unused}" if unused else "")

@@ -60,16 +60,15 @@ class Program:
             UserError: The batch does not divide over the mesh.
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
-        self.objective, self.mesh = objective, mesh
-        self.train, self._rows = train, train.batch_size
+        self.objective, self.mesh, self.train = objective, mesh, train
         self.learning_rate = make_schedule(optimizer, train.steps)
         self.optimizer = make_optimizer(optimizer, train.steps, objective.model.input_params)
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.frozen = frozen
-        self.train_step = make_train_step(self, train.seed, train.accumulate)
-        self.eval_step = make_eval_step(self, train.seed)
+        self.train_step = make_train_step(self)
+        self.eval_step = make_eval_step(self)
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
@@ -88,12 +87,13 @@ class Program:
         return self.begin(self.init_params(seed))
 
     def _begin(self, params: Params) -> TrainState:
-        memory = self.objective.empty_memory(self._rows)
+        memory = self.objective.empty_memory(self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 
     def empty_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
-        return jax.jit(self.objective.empty_memory, static_argnums=0, out_shardings=self.shardings.memory)(self._rows)
+        rows = self.train.batch_size
+        return jax.jit(self.objective.empty_memory, static_argnums=0, out_shardings=self.shardings.memory)(rows)
 
     @property
     def num_params(self) -> int:
@@ -110,18 +110,16 @@ def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
 
 
-def make_train_step(
-    program: Program, seed: int, num_microbatches: int
-) -> Callable[[TrainState, Batch, Frozen], tuple[TrainState, Terms]]:
+def make_train_step(program: Program) -> Callable[[TrainState, Batch, Frozen], tuple[TrainState, Terms]]:
     """Return the jitted step: corrupt, forward, backward, update. The new state reuses the old state's buffers."""
-    objective, optimizer, mesh = program.objective, program.optimizer, program.mesh
+    objective, optimizer, mesh, t = program.objective, program.optimizer, program.mesh, program.train
 
     def train_step(state: TrainState, batch: Batch, frozen: Frozen) -> tuple[TrainState, Terms]:
         with use_abstract_mesh(mesh.abstract_mesh):
-            example = objective.corrupt(corruption_key(seed, state.step), batch)
-            key = dropout_key(seed, state.step)
+            example = objective.corrupt(corruption_key(t.seed, state.step), batch)
+            key = dropout_key(t.seed, state.step)
             grads, terms, memory = gradients(
-                objective, state.params, example, state.memory, key, frozen, num_microbatches
+                objective, state.params, example, state.memory, key, frozen, t.accumulate
             )
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
@@ -195,9 +193,7 @@ def _gradients(
     return grads, {"loss": Term(value, jnp.ones(()))} | terms, carried
 
 
-def make_eval_step(
-    program: Program, seed: int
-) -> Callable[[Params, Batch, jax.Array, Frozen, Memory], tuple[Terms, Memory]]:
+def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Frozen, Memory], tuple[Terms, Memory]]:
     """Return the jitted step (params, batch, index of the batch, frozen, memory) -> (terms, memory), without dropout.
 
     A batch has the same corruption in each evaluation, so that losses of different steps can be compared.
@@ -207,7 +203,7 @@ def make_eval_step(
     def eval_step(
         params: Params, batch: Batch, index: jax.Array, frozen: Frozen, memory: Memory
     ) -> tuple[Terms, Memory]:
-        key = jax.random.fold_in(corruption_key(seed, EVALUATION_STEP), index)
+        key = jax.random.fold_in(corruption_key(program.train.seed, EVALUATION_STEP), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)
