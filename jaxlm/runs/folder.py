@@ -72,11 +72,13 @@ def _read_metadata(folder: Path, steps: list[int]) -> dict[str, Any]:
     copies = [folder / "checkpoints" / str(step) / "metadata" / "metadata" for step in reversed(steps)]
     for path in (folder / "data.json", *copies):
         try:
+            if not path.is_file():
+                continue
             found = dict(json.loads(path.read_bytes()))
             if found.pop("digest") != digest(found):
                 raise ValueError("it does not match its digest")
             return {name: found[name] for name in METADATA if name in found}
-        except (FileNotFoundError, NotADirectoryError, KeyError):  # a preset is a file, an older run has no digest
+        except KeyError:  # an older run has no digest
             continue
         except (OSError, ValueError, TypeError, RecursionError):
             print(f"{path} is damaged; what it held is taken from a checkpoint, where there is one.", file=sys.stderr)

@@ -39,7 +39,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder; with train.patience that of the lowest held-out loss."""
     folder = local_folder(path, "runs")
-    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)
+    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
     if run.tokenizer is None:
         raise UserError(f"{folder} has no checkpoint and tokenizer: the run has not got as far as its first step.")
     tokenizer = Tokenizer.load(run.tokenizer)

@@ -68,8 +68,9 @@ def _pretrain(
     # Tokenizer and teacher; then the text.
     if run.tokenizer:
         data = dataclasses.replace(data, tokenizer=str(run.tokenizer))
-    pretrained = source.tokenizer.with_symbols(symbols) if source else None
-    tokenizer = pretrained or main_first(lambda: data.prepare_tokenizer(report, symbols))
+    tokenizer = main_first(
+        lambda: source.tokenizer.with_symbols(symbols) if source else data.prepare_tokenizer(report, symbols)
+    )
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
     frozen = experiment.objective.bind(vocabulary, data.length).frozen(load_teacher)
