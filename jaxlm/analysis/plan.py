@@ -200,9 +200,9 @@ def run_vocabulary(config: str) -> Vocabulary | None:
     from jaxlm.tokenizers.tokenizer import Tokenizer
 
     run = RunFolder.read(config)
-    if run.tokenizer is None:
+    if run.tokenizer_folder is None:
         return None
-    return dataclasses.replace(Tokenizer.load(run.tokenizer).vocabulary, preserve_rows=run.is_imported)
+    return dataclasses.replace(Tokenizer.load(run.tokenizer_folder).vocabulary, preserve_rows=run.is_imported)
 
 
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:

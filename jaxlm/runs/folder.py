@@ -62,8 +62,8 @@ class RunFolder:
         return "imported_from" in self.metadata
 
     @property
-    def tokenizer(self) -> Path | None:
-        """Tokenizer that the run's parameters belong to; None while the run may still choose another."""
+    def tokenizer_folder(self) -> Path | None:
+        """Folder of the tokenizer that the parameters belong to; None while the run may still choose another."""
         folder = self.path / "tokenizer"
         return folder if folder.is_dir() and (self.has_begun or self.steps) else None
 

@@ -40,9 +40,9 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder; with train.patience that of the lowest held-out loss."""
     folder = local_folder(path, "runs")
     experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
-    if run.tokenizer is None:
+    if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint and tokenizer: the run has not got as far as its first step.")
-    tokenizer = Tokenizer.load(run.tokenizer)
+    tokenizer = Tokenizer.load(run.tokenizer_folder)
     if run.is_imported:  # `bind` may refuse it for training: a T5 without sentinels can only generate
         objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)
     else:

@@ -66,8 +66,8 @@ def _pretrain(
     check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
 
     # Tokenizer and teacher; then the text.
-    if run.tokenizer:
-        data = dataclasses.replace(data, tokenizer=str(run.tokenizer))
+    if run.tokenizer_folder:
+        data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
     tokenizer = main_first(
         lambda: source.tokenizer.with_symbols(symbols) if source else data.prepare_tokenizer(report, symbols)
     )

@@ -124,6 +124,6 @@ def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata
     if experiment.train.steps > run.newest_step:  # otherwise the run is finished and keeps its configuration
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
-    if run.tokenizer is None:
+    if run.tokenizer_folder is None:
         shutil.rmtree(run.path / "tokenizer", ignore_errors=True)  # left by a start that did no step
         tokenizer.save(run.path / "tokenizer")
