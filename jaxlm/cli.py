@@ -46,11 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         if arguments[0] not in COMMANDS:
-            import difflib
-
-            close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}."
-            raise UserError(f"there is no command {arguments[0]!r}; {hint}")
+            raise UserError(f"there is no command {arguments[0]!r}; the commands are {', '.join(COMMANDS)}.")
         module = importlib.import_module(COMMANDS[arguments[0]][0])
         return module.main(arguments[1:]) or 0
     except UserError as error:

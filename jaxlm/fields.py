@@ -33,8 +33,8 @@ def field(
         path: Folder of this machine, which does not affect the result; neither written to config.json nor read from it.
         range: Interval that a number must lie in, such as "[0, 1)" or "(0, inf)"; see `check_ranges`.
     """
-    given = {"bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path}
-    marks = frozenset(name for name, is_set in given.items() if is_set)
+    flags = {"bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path}
+    marks = frozenset(name for name, is_set in flags.items() if is_set)
     return dataclasses.field(default=default, repr=not bound, metadata={"marks": marks, "range": range})
 
 

@@ -67,7 +67,7 @@ def check_output(
         raise UserError(f"{path} is a folder; {flag} names a file.")
     if not file.absolute().parent.is_dir():
         raise UserError(f"{flag} {path} cannot be written: there is no folder {file.absolute().parent}.")
-    if not file.is_file():  # it is new, or a device such as /dev/null
+    if not file.is_file():  # a new file, or a device such as /dev/null
         return
     if any(file.resolve() == Path(name).resolve() for name in inputs if name):
         raise UserError(f"{flag} {path} would replace the file that is read; choose another.")
@@ -95,7 +95,7 @@ def without_empty_folders(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the first that is not empty
+        with contextlib.suppress(OSError):  # a folder is not empty
             for path in new:
                 path.rmdir()
 

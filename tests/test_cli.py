@@ -113,7 +113,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["show", preset, "--data.source", "gs://bucket/x.txt"], "gs://bucket/x.txt cannot be read (Please install"),
         (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be read"),
         (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
-        (["pretrian", preset], "did you mean pretrain?"),
+        (["pretrian", preset], "there is no command 'pretrian'; the commands are pretrain, show"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing is not a jaxlm run folder"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
         (["tokenizer", "train", preset.parent / "text.txt", broken / "x"], "broken.py is not a folder"),

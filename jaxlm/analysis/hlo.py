@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -177,29 +177,12 @@ class Traffic(NamedTuple):
     asynchronous_bytes: int = 0
 
 
-class Collective(NamedTuple):
-    """One collective of a program.
-
-    Attributes:
-        kind: Opcode.
-        bytes: Bytes of the full array.
-        runs: Number of executions in one run of the program.
-        overlaps: Whether it overlaps with compute.
-    """
-
-    kind: str
-    bytes: int
-    runs: int
-    overlaps: bool
-
-
 def traffic(module: Module) -> dict[str, Traffic]:
     """Return the totals of each kind of collectives, trip counts of loops included, largest first."""
     totals: dict[str, Traffic] = {}
-    for found in collectives(module):
-        item = found.runs, found.runs * found.bytes
-        item += item if found.overlaps else (0, 0)
-        totals[found.kind] = Traffic(*map(sum, zip(totals.get(found.kind, Traffic()), item, strict=True)))
+    for kind, size, runs, overlaps in _collectives(module):
+        item = (runs, runs * size, *((runs, runs * size) if overlaps else (0, 0)))
+        totals[kind] = Traffic(*map(sum, zip(totals.get(kind, Traffic()), item, strict=True)))
     return dict(sorted(totals.items(), key=lambda item: -item[1].bytes))
 
 
@@ -209,14 +192,14 @@ def asynchronous_share(totals: dict[str, Traffic]) -> float | None:
     return sum(item.asynchronous_bytes for item in totals.values()) / size if size else None
 
 
-def collectives(module: Module) -> list[Collective]:
-    """Return every collective of a module once.
+def _collectives(module: Module) -> Iterable[tuple[str, int, int, bool]]:
+    """Return (kind, bytes, runs, whether it overlaps with compute) of every collective of a module once.
 
     A collective overlaps with compute if compute is scheduled between its start and its end, or if the TPU compiler
     fused one of its steps into a computation that has cycles ("asynchronous collective fusion"). The frontend attribute
     async_collective_name is no evidence: the compiler keeps it on collectives that it made synchronous again.
     """
-    found: dict[tuple[str, str], Collective] = {}
+    found: dict[tuple[str, str], tuple[str, int, int, bool]] = {}
     fused_with_compute = {
         called for instructions in module.computations.values() for caller in instructions
         for called in caller.called() if caller.opcode == "fusion" and caller.cycles and "async_collective" in called
@@ -230,15 +213,13 @@ def collectives(module: Module) -> list[Collective]:
             overlaps = name in fused_with_compute or _overlaps(instructions, index)
             # On TPUs a reduce-scatter is a fusion of an all-reduce and slices; all reduce-scatters share one channel.
             scatters = name.startswith("all-reduce-scatter")
-            size = _collective_bytes(kind, instruction)
-            collective = Collective("reduce-scatter" if scatters else kind, size, runs, overlaps)
             channel = None if scatters else re.search(r"channel_id=(\d+)", instruction.attributes)
             # The TPU compiler repeats an asynchronous collective in each of several fusions.
             key = (kind, channel[1]) if channel else (name, instruction.name)
-            if before := found.get(key):
-                collective = before._replace(runs=max(runs, before.runs), overlaps=overlaps or before.overlaps)
-            found[key] = collective
-    return list(found.values())
+            _, size, most_runs, overlapped = found.get(key, ("", _collective_bytes(kind, instruction), 0, False))
+            kind = "reduce-scatter" if scatters else kind
+            found[key] = kind, size, max(runs, most_runs), overlaps or overlapped
+    return found.values()
 
 
 def _overlaps(instructions: list[Instruction], index: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.analysis.recipes import IGNORE, recipe_of, task_inputs
+from jaxlm.analysis.recipes import recipe_of, task_inputs
 from jaxlm.analysis.timing import Side
 from jaxlm.config.experiment import Experiment, OptimizerConfig
 from jaxlm.data.labelled import Arrays
@@ -207,7 +206,6 @@ def fine_tuning(
         steps: Steps in a round.
     """
     device = torch_device()
-    import torch
     import transformers
 
     rows = [task_inputs(task, row) for row in examples]
@@ -215,25 +213,17 @@ def fine_tuning(
         out = export_folder(Path(folder) / "model", task, params, tokenizer, ModelCard())
         config = transformers.AutoConfig.from_pretrained(out)
         model = getattr(transformers, config.architectures[0]).from_pretrained(out)
-    padding = {"input_ids": max(task.vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0, "labels": IGNORE}
-    accepted = inspect.signature(model.forward).parameters
-
-    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
-        longest = max(len(row["input_ids"]) for row in batch)
-        columns = {name: [row[name] for row in batch] for name in batch[0] if name in accepted}
-        for name in set(columns) & set(padding):
-            if isinstance(columns[name][0], list):
-                columns[name] = [values + [padding[name]] * (longest - len(values)) for values in columns[name]]
-        return {name: torch.tensor(values) for name, values in columns.items()}
-
+        hf_tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    labels_tokens = isinstance(rows[0].get("labels"), list)
+    pad = transformers.DataCollatorForTokenClassification if labels_tokens else transformers.DataCollatorWithPadding
     optimizer = experiment.optimizer
     arguments = transformers.TrainingArguments(
         output_dir=str(Path(tempfile.gettempdir()) / "unused"), max_steps=steps,
         per_device_train_batch_size=experiment.train.batch_size,
         learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay, max_grad_norm=optimizer.clip_norm,
         train_sampling_strategy="group_by_length", save_strategy="no", logging_strategy="no", report_to=[],
-        disable_tqdm=True, remove_unused_columns=False, use_cpu=device == "cpu", bf16=task.model.dtype == "bfloat16",
+        disable_tqdm=True, use_cpu=device == "cpu", bf16=task.model.dtype == "bfloat16",
     )
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collate)
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=pad(hf_tokenizer))
     trainer.remove_callback(transformers.PrinterCallback)  # it writes to standard output
     return Side(f"Trainer, {config.architectures[0]}", lambda _: trainer.train())

@@ -27,7 +27,7 @@ TOPOLOGIES = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x
 EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4 or v6e:16x16"
 
 ENVIRONMENT = {
-    # Without a chip there is nothing to lock, and no metadata server of the cloud to query.
+    # Without a chip there is nothing to lock, and no metadata server to query.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
 }
@@ -201,9 +201,9 @@ def run_vocabulary(config: str) -> Vocabulary | None:
     from jaxlm.tokenizers.tokenizer import Tokenizer
 
     run = RunFolder.read(config)
-    if run.tokenizer is None:
+    if run.tokenizer_folder is None:
         return None
-    return dataclasses.replace(Tokenizer.load(run.tokenizer).vocabulary, preserve_rows=run.is_imported)
+    return dataclasses.replace(Tokenizer.load(run.tokenizer_folder).vocabulary, preserve_rows=run.is_imported)
 
 
 def described(objective: Any, vocabulary: Vocabulary | None) -> str:

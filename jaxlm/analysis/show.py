@@ -45,8 +45,8 @@ def show(
         raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
     console = Console(highlight=False)
     run, data = RunFolder.read(folder), experiment.data
-    if run.tokenizer:
-        data = dataclasses.replace(data, tokenizer=str(run.tokenizer))
+    if run.tokenizer_folder:
+        data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
     tokenizer = tokenizer or data.prepare_tokenizer(report, experiment.objective.symbols)
     text = data.open(tokenizer, report)
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)

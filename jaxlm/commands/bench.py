@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     options, flags = parse_options(parser, arguments)
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
-    if options.peer:  # PyTorch needs what jax would otherwise take of a GPU's memory at once
+    if options.peer:  # jax would otherwise reserve most of a GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     resolved = resolve_config(parser, options, flags)
     start_jax()
@@ -49,10 +49,10 @@ def main(arguments: list[str]) -> int:
         require_task(resolved.experiment)
         found = bench.bench_fine_tuning(with_rows(resolved, report=say), has_peer, options.steps, say)
     elif options.generate is not None:
-        named = run_vocabulary(options.config)
-        found = bench.bench_generation(resolved.experiment, options.generate, has_peer, say, named)
+        vocabulary = run_vocabulary(options.config)
+        found = bench.bench_generation(resolved.experiment, options.generate, has_peer, say, vocabulary)
     else:
-        named = run_vocabulary(options.config)
-        found = bench.bench_pretraining(resolved.experiment, has_peer, options.steps, say, named)
+        vocabulary = run_vocabulary(options.config)
+        found = bench.bench_pretraining(resolved.experiment, has_peer, options.steps, say, vocabulary)
     print(json.dumps(found) if options.json else readable(found))
     return 0

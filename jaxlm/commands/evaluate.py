@@ -61,18 +61,13 @@ def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: 
     return evaluate(experiment.objective, model.params, model.tokenizer, experiment.data, size, predictions)
 
 
-REMARKS = {
-    "unlabelled": "without a label and not scored",
-    "unseen": "with a label that training had not seen and scored as wrong",
-}
-
-
 def print_result(result: dict[str, Any]) -> None:
     """Print the metrics on one line, with the number of rows without a label and with a new one."""
     spread = {name: f" ± {value:.4f}" for name, value in result.get("deviations", {}).items()}
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"
-    for name, what in REMARKS.items():
-        counts += f", {result[name]:,} {what}" if name in result else ""
+    for name, remark in (("unlabelled", "without a label and not scored"),
+                         ("unseen", "with a label that training had not seen and scored as wrong")):
+        counts += f", {result[name]:,} {remark}" if name in result else ""
     print(f"{result['task']}, {counts}{seeds}: {figures or 'nothing to score'}")

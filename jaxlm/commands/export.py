@@ -5,7 +5,6 @@ jaxlm export RUN OUT
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxlm.commands.common import Parser, start_jax
@@ -24,18 +23,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--normalize", action="store_true", help="of these vectors, with length 1")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
-    from jaxlm.config.presets import load_config
     from jaxlm.huggingface import ModelCard, export_folder
     from jaxlm.huggingface.sentence_transformers import Vectors
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.training.metrics import last_evaluation
 
-    model = load_run(options.run)
-    step, vocabulary = model.step, model.tokenizer.vocabulary
-    folder = Path(options.run)
-    experiment, metadata = load_config(folder / "config.json"), RunFolder.read(folder).metadata
-    evaluated, evaluation = last_evaluation(folder, up_to=step)
+    model, run = load_run(options.run), RunFolder.read(options.run)
+    step, vocabulary, experiment, metadata = model.step, model.tokenizer.vocabulary, run.experiment, run.metadata
+    evaluated, evaluation = last_evaluation(run.path, up_to=step)
     earlier = bool(evaluation) and evaluated != step
     card = ModelCard(
         steps=step,

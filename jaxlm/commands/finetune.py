@@ -59,9 +59,9 @@ def main(arguments: list[str]) -> int:
         results = []
         for seed, folder in runs:
             train = dataclasses.replace(experiment.train, seed=seed)
-            one = resolved._replace(experiment=dataclasses.replace(experiment, train=train))
+            seeded = resolved._replace(experiment=dataclasses.replace(experiment, train=train))
             try:
-                figures = pretrain(with_rows(one, folder), folder)
+                figures = pretrain(with_rows(seeded, folder), folder)
             except Stopped as stopped:
                 return stopped.exit_code
             if not figures:
@@ -92,9 +92,9 @@ def predictions_of(seed: int, options: argparse.Namespace) -> str | None:
 
 def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of each metric, and the standard deviations (n - 1) as `deviations`."""
-    values = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
+    figures = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
     return results[0] | {
-        "metrics": {name: statistics.fmean(found) for name, found in values.items()},
-        "deviations": {name: statistics.stdev(found) for name, found in values.items()},
+        "metrics": {name: statistics.fmean(values) for name, values in figures.items()},
+        "deviations": {name: statistics.stdev(values) for name, values in figures.items()},
         "seeds": len(results),
     }

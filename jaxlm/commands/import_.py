@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="random seed of heads that the folder lacks (0)")
     options = parser.parse_args(arguments or ["--help"])
     out = local_folder(options.out, "runs")
-    # A run that was killed before it had a configuration leaves its lock behind.
+    # A run that was killed before it wrote its configuration leaves its lock behind.
     if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
     start_jax()
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
             f"{options.hf_dir} holds a fine-tuned {type(imported.objective).__name__}, which needs no import: give it "
             "to `jaxlm evaluate`, or to `jaxlm finetune` as --init-from."
         )
-    # Not more than the model has positions.
+    # At most the number of the model's positions.
     length = min(TextData.length, imported.objective.model.max_length or TextData.length)
     # Defaults of continued pretraining; only the user knows the text.
     experiment = Experiment(

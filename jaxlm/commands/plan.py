@@ -144,8 +144,8 @@ def _estimate_lines(p: SimpleNamespace) -> list[str]:
                      f"{p.kernel_peak_share:.0%} of the peak.")
     lines += ["", f"{'ms':>10}{'share':>8}{'times':>7}  operation"]
     return lines + [
-        f"{one['seconds'] * 1e3:>10,.2f}{one['share']:>8.1%}{one['executions']:>7}  {one['name']}"
-        for one in p.top_operations
+        f"{op['seconds'] * 1e3:>10,.2f}{op['share']:>8.1%}{op['executions']:>7}  {op['name']}"
+        for op in p.top_operations
     ]
 
 

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     out = local_folder(options.out, "tokenizers")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{out} exists and is not empty; choose another folder.")
-    # Found out now, not after minutes of training.
+    # Check this before minutes of training.
     parent = next(folder for folder in (out, *out.parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"{out} cannot be made: {parent} is not a folder that can be written to; choose another.")

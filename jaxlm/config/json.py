@@ -13,7 +13,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
 from jaxlm.parallel.mesh import MeshConfig
 
-# The only classes that a configuration file may name; nothing in it is ever an import path.
+# The only classes that a configuration file may name. Its names are never import paths.
 CLASSES: dict[str, type] = {
     cls.__name__: cls for cls in (Experiment, TextData, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES)
 }
@@ -54,9 +54,9 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         raise UserError(
             f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of jaxlm."
         )
-    given = {name: item for name, item in value.items() if name != "type" and "path" not in marks[name]}
+    fields = {name: item for name, item in value.items() if name != "type" and "path" not in marks[name]}
     try:
-        return cls(**{name: from_json(item, where) for name, item in given.items()})
+        return cls(**{name: from_json(item, where) for name, item in fields.items()})
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where} does not describe a {cls.__name__}: {error}") from error
 

@@ -38,15 +38,12 @@ def load_preset(path: str) -> Experiment:
     return experiment
 
 
-def _hint(given: Path) -> str:
+def _hint(path: Path) -> str:
     """Return a hint at the presets that exist."""
-    folders = [Path("configs"), Path("configs/tasks"), given.parent]
+    folders = [Path("configs"), Path("configs/tasks"), path.parent]
     presets = {preset.stem: str(preset) for folder in folders for preset in sorted(folder.glob("*.py"))}
-    close = [presets[name] for name in difflib.get_close_matches(given.stem, presets, n=3, cutoff=0.5)]
-    names = sorted(Path("configs").glob("*.py"))
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"configs has {', '.join(p.name for p in names)}." if names else "presets are in the project's configs/."
+    close = [presets[name] for name in difflib.get_close_matches(path.stem, presets, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(close)}?" if close else "presets are in the project's configs/."
 
 
 def load_config(path: os.PathLike[str] | str) -> Experiment:

@@ -19,17 +19,15 @@ from jaxlm.errors import UserError
 
 Result = TypeVar("Result")
 
-# Launchers of one process per host or GPU set this to 1: jax must find the other processes, and it is an error if it
-# cannot, instead of several runs of one process each. On a Cloud TPU VM there is no other sign of the workers: only the
-# metadata server knows them.
 CLUSTER = "JAXLM_CLUSTER"
-
-# Seconds to wait for the other processes, 300 by default.
+"""Launchers of one process per host or GPU set this variable to 1: then it is an error if jax cannot find the other
+processes, instead of several runs of one process each. A Cloud TPU VM needs it, since only its metadata server knows
+the workers."""
 JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
-
-# Variables that jax reads in a step of Slurm. The shell of `salloc` is one process whatever SLURM_NTASKS says, and
-# lacks the step's node list.
+"""Seconds to wait for the other processes, 300 by default."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+"""Variables that jax reads in a step of Slurm. The shell of `salloc` is one process, whatever SLURM_NTASKS says, and
+has no node list of a step."""
 
 
 def join_processes() -> None:
@@ -46,10 +44,10 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    seconds, given = _join_seconds(), _given_processes()
+    seconds, processes = _join_seconds(), _processes_from_env()
     who, bind_address = "this process waits for the others of its cluster", None
-    if given:
-        address, count, index = given
+    if processes:
+        address, count, index = processes
         who = f"process {index} of {count} waits at {address} for the others"
         if index == 0:
             _require_free_port(address)
@@ -66,7 +64,7 @@ def join_processes() -> None:
     timer.start()
     try:
         jax.distributed.initialize(
-            *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind_address
+            *(processes or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind_address
         )
     except ValueError as error:
         raise UserError(
@@ -84,7 +82,7 @@ def _join_seconds() -> int:
     return int(seconds)
 
 
-def _given_processes() -> tuple[str, int, int] | None:
+def _processes_from_env() -> tuple[str, int, int] | None:
     """Return the coordinator's HOST:PORT, the number of processes and this one's index; None if jax detects them."""
     env = os.environ
     address = env.get("JAX_COORDINATOR_ADDRESS")
@@ -128,7 +126,7 @@ def _is_one_of_several() -> bool:
     if "OMPI_COMM_WORLD_SIZE" in env:
         return env["OMPI_COMM_WORLD_SIZE"] != "1"
     if all(name in env for name in SLURM_STEP):
-        # Slurm's interactive step is one process, though SLURM_NTASKS is then the job's.
+        # Slurm's interactive step is one process; its SLURM_NTASKS is that of the job.
         return "1" not in (env["SLURM_NTASKS"], env.get("SLURM_STEP_NUM_TASKS"))
     return env.get(CLUSTER, "") not in ("", "0") or "JAX_COORDINATOR_ADDRESS" in env
 

@@ -1,1 +1,1 @@
-"""The folder of a run."""
+"""Run folders: training in them, resuming, loading."""

@@ -41,7 +41,7 @@ class RunFolder:
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """Read the state of a folder."""
         path = Path(path)
-        steps = sorted(int(entry.name) for entry in (path / "checkpoints").glob("*") if entry.name.isdigit())
+        steps = sorted(int(entry.name) for entry in (path / "checkpoints").glob("*") if entry.name.isdecimal())
         metrics = path / "metrics.jsonl"
         has_begun = bool(steps and steps[-1]) or (metrics.exists() and metrics.stat().st_size > 0)
         return cls(path, tuple(steps), has_begun, _read_metadata(path, steps))
@@ -62,8 +62,8 @@ class RunFolder:
         return "imported_from" in self.metadata
 
     @property
-    def tokenizer(self) -> Path | None:
-        """Tokenizer that the run's parameters belong to; None while the run may still choose another."""
+    def tokenizer_folder(self) -> Path | None:
+        """Folder of the tokenizer that the parameters belong to; None while the run may still choose another."""
         folder = self.path / "tokenizer"
         return folder if folder.is_dir() and (self.has_begun or self.steps) else None
 
@@ -72,11 +72,13 @@ def _read_metadata(folder: Path, steps: list[int]) -> dict[str, Any]:
     copies = [folder / "checkpoints" / str(step) / "metadata" / "metadata" for step in reversed(steps)]
     for path in (folder / "data.json", *copies):
         try:
+            if not path.is_file():
+                continue
             found = dict(json.loads(path.read_bytes()))
             if found.pop("digest") != digest(found):
                 raise ValueError("it does not match its digest")
             return {name: found[name] for name in METADATA if name in found}
-        except (FileNotFoundError, NotADirectoryError, KeyError):  # a preset is no folder, an older run has no digest
+        except KeyError:  # an older run has no digest
             continue
         except (OSError, ValueError, TypeError, RecursionError):
             print(f"{path} is damaged; what it held is taken from a checkpoint, where there is one.", file=sys.stderr)
@@ -107,7 +109,7 @@ def create(folder: Path) -> None:
     Raises:
         UserError: The path is a file or reads as a pattern, or the folder holds symbolic links, or files but no run.
     """
-    if glob.has_magic(str(folder.absolute())):  # Orbax would look for its checkpoints in whatever matches
+    if glob.has_magic(str(folder.absolute())):  # Orbax would take it as a pattern
         raise UserError(f"{folder.absolute()} has one of the characters *, ? and [ in it; choose another --run-dir.")
     try:
         if folder.is_file():
@@ -145,7 +147,7 @@ def lock(folder: Path) -> TextIO:
             f"{folder} is in use by another process{f' ({owner})' if owner else ''}; wait for it or choose another "
             "--run-dir."
         ) from None
-    with contextlib.suppress(OSError):  # the number is only a hint, and a full disk has no room for it
+    with contextlib.suppress(OSError):  # the number is only a hint; the disk may be full
         handle.truncate(0)
         handle.write(f"process {os.getpid()}")
         handle.flush()

@@ -1,4 +1,4 @@
-"""Trained models from either kind of folder: a run of jaxlm, or a folder that Transformers saved."""
+"""Loading of trained models: from a run folder or from a Transformers folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest checkpoint of a run folder, or a Transformers folder, onto the default device.
 
     Raises:
-        UserError: it is neither.
+        UserError: The folder is neither.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -32,22 +32,22 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     from jaxlm.huggingface.folder import import_folder  # not needed to train
 
     imported = import_folder(folder)
-    # Once, rather than with every batch that is asked.
+    # Otherwise every call of a jitted function would copy them.
     return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))
 
 
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest readable checkpoint of a run folder; with train.patience that of the lowest held-out loss."""
+    """Load the newest undamaged checkpoint of a run folder; with train.patience that of the lowest held-out loss."""
     folder = local_folder(path, "runs")
-    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)
-    if run.tokenizer is None:
+    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
+    if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint and tokenizer: the run has not got as far as its first step.")
-    tokenizer = Tokenizer.load(run.tokenizer)
-    if run.is_imported:  # it need not be fit for training: a T5 without sentinels can generate
+    tokenizer = Tokenizer.load(run.tokenizer_folder)
+    if run.is_imported:  # `bind` may refuse it for training: a T5 without sentinels can only generate
         objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)
     else:
         objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
-    # The kernel was chosen for the machine that trained.
+    # The attention kernel was chosen for the machine that trained the model.
     objective = dataclasses.replace(objective, model=objective.model.with_execution(attention="auto"))
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
@@ -62,12 +62,12 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
 
 
 def load_teacher(path: str) -> PretrainedModel:
-    """Load a model on the host, with the parameters that its folder holds and none that were initialized."""
+    """Load a model on the host, without parameters that its folder lacks."""
     model = load_model(path)
     params = {name: tree for name, tree in model.params.items() if name not in model.fresh}
     return dataclasses.replace(model, params=jax.device_get(params))
 
 
 def load_shapes(path: str) -> PretrainedModel:
-    """Load a teacher with shapes in place of parameters, for plans."""
+    """Load a teacher with shapes instead of arrays, for plans."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), load_teacher(path))

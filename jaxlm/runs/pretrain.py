@@ -59,17 +59,18 @@ def _pretrain(
     experiment, source = resolved
     t, data, symbols = experiment.train, experiment.data, experiment.objective.symbols
     is_main = jax.process_index() == 0
-    remarks = resume.schedule_remarks(run, experiment)
+    remarks = resume.schedule_remarks(run, experiment)  # before `claim` writes config.json
 
-    # Mesh: its mistakes are cheap to find, those in a corpus are not.
+    # Mesh: first, since its mistakes cost nothing to find and the text may take hours to prepare.
     mesh = make_mesh(experiment.mesh)
     check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
 
     # Tokenizer and teacher; then the text.
-    if run.tokenizer:
-        data = dataclasses.replace(data, tokenizer=str(run.tokenizer))
-    pretrained = source.tokenizer.with_symbols(symbols) if source else None
-    tokenizer = pretrained or main_first(lambda: data.prepare_tokenizer(report, symbols))
+    if run.tokenizer_folder:
+        data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
+    tokenizer = main_first(
+        lambda: source.tokenizer.with_symbols(symbols) if source else data.prepare_tokenizer(report, symbols)
+    )
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
     constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
@@ -78,13 +79,13 @@ def _pretrain(
     feed = Feed(text, objective, t, data.length, mesh)
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
-    # Program; from here on the folder is this run's.
+    # Program. Nothing is left to refuse, so `claim` writes the run's files.
     constants = jax.device_put(constants, shardings(constants, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)
     main_first(lambda: resume.claim(run, experiment, tokenizer, metadata), everywhere=False)
 
-    # State: restored, from another model, or fresh.
+    # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints)
     stack.callback(checkpoints.close)
     state, totals = initial_state(program, checkpoints, metadata, source, report)
@@ -109,7 +110,7 @@ def _pretrain(
     progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals)
     evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy)
-    done = checkpoints.steps()[-1]  # fewer where training stopped early
+    done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return evaluation
 
@@ -121,7 +122,7 @@ def initial_state(
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
         return restored[0], Totals(restored[1]["unlogged"])
-    if checkpoints.steps():  # of step 0, which has parameters only
+    if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.begin(params), Totals()
@@ -139,10 +140,10 @@ def initial_state(
 
 
 def unshared(params: Params, source: PretrainedModel) -> str:
-    """Return the end of a line: which parameters only the run has, and which only the source; "" if there are none."""
-    own = set(paths(params))
+    """Return the parameters that only the run or only the pretrained model has, as the end of a line; else ""."""
+    ours = set(paths(params))
     theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
-    lacking, unused = listed(subtrees(own - theirs, own)), listed(subtrees(theirs - own, theirs))
+    lacking, unused = listed(subtrees(ours - theirs, ours)), listed(subtrees(theirs - ours, theirs))
     return (
         (f"; not in it, so from random weights: {lacking}" if lacking else "")
         + (f"; left out, without a place here: {unused}" if unused else "")

@@ -24,7 +24,7 @@ from jaxlm.training.checksums import checksums
 def check_run(run: RunFolder, resolved: Resolved) -> None:
     """Raise UserError if the folder holds a run that this configuration and pretrained model cannot resume.
 
-    Before the first step everything may change, except for what the parameters of an imported model are and mean.
+    Before the first step everything may change, except for the fields on which imported parameters depend.
     """
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
@@ -99,9 +99,9 @@ def run_metadata(
 
 
 def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
-    """Write configuration, metadata and tokenizer: what makes the folder a run.
+    """Write configuration, metadata and tokenizer, which make the folder a run.
 
-    It comes after everything that can be refused, so that a mistake in a flag leaves no run behind.
+    It is called when everything else has been checked, so that a mistake in a flag leaves no run behind.
 
     Raises:
         UserError: The text, the teacher or the configuration is not that of the run, as after an edit of config.json.
@@ -121,9 +121,9 @@ def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata
         )
     if run.has_begun:
         _refuse(run, differences(saved.get("configuration", {}), metadata["configuration"]))
-    if experiment.train.steps > run.newest_step:  # otherwise nothing will be done, and the run stays as it is
+    if experiment.train.steps > run.newest_step:  # otherwise the run is finished and keeps its configuration
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
-    if run.tokenizer is None:
-        shutil.rmtree(run.path / "tokenizer", ignore_errors=True)  # of a start that did no step
+    if run.tokenizer_folder is None:
+        shutil.rmtree(run.path / "tokenizer", ignore_errors=True)  # left by a start that did no step
         tokenizer.save(run.path / "tokenizer")

@@ -1,4 +1,4 @@
-"""Asynchronous checkpoints through Orbax: the newest and the best are kept, unreadable ones are passed over."""
+"""Asynchronous Orbax checkpoints: the newest and the best are kept, damaged ones are skipped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _NewestAndBest:
         self.losses: Mapping[int, float] = {}
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]  # in the order in which they were saved
+        steps = [checkpoint.step for checkpoint in checkpoints]  # in order of saving
         best = min(self.losses.keys() & set(steps), key=self.losses.__getitem__, default=None)
         return [step == best or step in steps[-self.keep:] for step in steps]
 
@@ -61,7 +61,7 @@ class Checkpoints:
         self.folder, self._policy = folder.absolute(), _NewestAndBest(keep)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
-            # A save that was killed leaves a temporary folder, which nothing mistakes for a checkpoint.
+            # A killed save leaves a temporary folder.
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=not read_only,
             read_only=read_only,
@@ -110,9 +110,9 @@ class Checkpoints:
         if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES:
             raise self._write_error("no space is left")
         try:
-            if step in self.manager.all_steps():  # `restore` could not read it, so that training came here again
+            if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
                 self.manager.delete(step)
-            # Forced, since Orbax skips steps below one that could not be read.
+            # Without `force` Orbax skips steps below a damaged one.
             self.manager.save(step, args=args, force=True)
         except Exception as error:
             raise self._write_error(_first_line(error)) from error
@@ -135,8 +135,8 @@ class Checkpoints:
     ) -> tuple[TrainState, dict[str, Any]] | None:
         """Return (state, metadata) of the newest checkpoint that can be read, on this run's mesh.
 
-        None if only an imported, parameters-only checkpoint exists. What is passed over is reported, and stays until
-        its step is saved again or newer checkpoints take its place.
+        None if only an imported, parameters-only checkpoint exists. Damaged checkpoints are reported; they stay until
+        their step is saved again or newer checkpoints replace them.
 
         Raises:
             UserError: There are checkpoints of training and none can be read.

@@ -54,7 +54,7 @@ def train(
         for step in range(first + 1, t.steps + 1):
             state, terms = program.train_step(state, next(batches), program.constants)
             log.add(step, terms)
-            if change := feed.change_at(step):  # here, so that it follows the line of the step before
+            if change := feed.change_at(step):  # after the line of the step before
                 log.progress.note(change)
 
             stopping = stop(step)
@@ -73,7 +73,7 @@ def train(
             if saving:
                 with log.paused():
                     try:
-                        # A copy, since the next steps add to the sums while the checkpoint is written.
+                        # A copy: the next steps add to the sums while the checkpoint is being written.
                         unlogged = {"unlogged": dict(log.totals.sums)}
                         checkpoints.save(state, step, metadata | unlogged, losses)
                     except FloatingPointError:
@@ -187,10 +187,10 @@ class StepLog:
         """Return the error for a loss, a gradient or a state that is not finite."""
         with contextlib.suppress(UserError):
             self._checkpoints.wait()
-        kept, folder = max(self._checkpoints.steps(), default=0), self._checkpoints.folder
+        newest, folder = max(self._checkpoints.steps(), default=0), self._checkpoints.folder
         return NotFinite(
             f"{what} of step {step:,} is not finite; "
-            + (f"the newest checkpoint is of step {kept:,}, in {folder / str(kept)}" if kept
+            + (f"the newest checkpoint is of step {newest:,}, in {folder / str(newest)}" if newest
                else f"no checkpoint had been saved yet in {folder}")
             + ". Begin another run with a lower optimizer.learning_rate or more optimizer.warmup_steps."
         )

@@ -72,16 +72,15 @@ class Program:
             UserError: The batch does not divide over the mesh.
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
-        self.objective, self.mesh = objective, mesh
-        self.train, self._rows = train, train.batch_size
+        self.objective, self.mesh, self.train = objective, mesh, train
         self.learning_rate = make_schedule(optimizer, train.steps)
         self.optimizer = make_optimizer(optimizer, train.steps, objective.model.input_params)
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.constants = constants
-        self.train_step = make_train_step(self, train.seed, train.accumulate)
-        self.eval_step = make_eval_step(self, train.seed)
+        self.train_step = make_train_step(self)
+        self.eval_step = make_eval_step(self)
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
@@ -100,13 +99,13 @@ class Program:
         return self.begin(self.init_params(seed))
 
     def _begin(self, params: Params) -> TrainState:
-        memory = initial_memory(self.objective, self._rows)
+        memory = initial_memory(self.objective, self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 
     def empty_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
         return jax.jit(
-            lambda: initial_memory(self.objective, self._rows), out_shardings=self.shardings.memory
+            lambda: initial_memory(self.objective, self.train.batch_size), out_shardings=self.shardings.memory
         )()
 
     @property
@@ -128,18 +127,16 @@ def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
 
 
-def make_train_step(
-    program: Program, seed: int, num_microbatches: int
-) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
+def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
     """Return the jitted step: corrupt, forward, backward, update. The new state reuses the old state's buffers."""
-    optimizer, mesh = program.optimizer, program.mesh
+    optimizer, mesh, t = program.optimizer, program.mesh, program.train
 
     def train_step(state: TrainState, batch: Batch, constants: Constants) -> tuple[TrainState, Terms]:
         objective = with_constants(program.objective, constants)
         with use_abstract_mesh(mesh.abstract_mesh):
-            example = objective.corrupt(corruption_key(seed, state.step), batch)
-            key = dropout_key(seed, state.step)
-            grads, terms, memory = gradients(objective, state.params, example, state.memory, key, num_microbatches)
+            example = objective.corrupt(corruption_key(t.seed, state.step), batch)
+            key = dropout_key(t.seed, state.step)
+            grads, terms, memory = gradients(objective, state.params, example, state.memory, key, t.accumulate)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         real = objective.real_tokens(example, batch)
@@ -208,9 +205,7 @@ def _gradients(
     return grads, {"loss": Term(value, jnp.ones(()))} | terms, carried
 
 
-def make_eval_step(
-    program: Program, seed: int
-) -> Callable[[Params, Batch, jax.Array, Constants, Memory], tuple[Terms, Memory]]:
+def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Constants, Memory], tuple[Terms, Memory]]:
     """Return the jitted evaluation step, without dropout.
 
     Its arguments are params, batch, index of the batch, constants and memory; it returns terms and memory. A batch has
@@ -222,7 +217,7 @@ def make_eval_step(
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
         objective = with_constants(program.objective, constants)
-        key = jax.random.fold_in(corruption_key(seed, EVALUATION_STEP), index)
+        key = jax.random.fold_in(corruption_key(program.train.seed, EVALUATION_STEP), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)
