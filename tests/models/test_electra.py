@@ -106,7 +106,7 @@ def test_logits_are_float32_in_bfloat16():
         ({"generator_num_layers": 0}, "generator_num_layers is 0"),
         ({"embedding_size": 0}, "embedding_size is 0"),
         ({"attention_dropout": 1.0}, "attention_dropout is 1.0"),
-        ({"norm_eps": float("nan")}, "norm_eps is nan; it must be above 0"),
+        ({"norm_eps": float("nan")}, r"norm_eps is nan; it must be in \(0, inf\)"),
     ],
 )
 def test_bad_shapes(changes, message):

@@ -146,7 +146,7 @@ def test_dropout_acts_with_a_key_only():
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"num_heads": 5}, "768 is not divisible by num_heads 5"), ({"num_layers": 0}, "num_layers is 0"),
-    ({"dropout": 1.0}, "dropout is 1.0"), ({"norm_eps": 0.0}, "norm_eps is 0.0; it must be above 0"),
+    ({"dropout": 1.0}, "dropout is 1.0"), ({"norm_eps": 0.0}, r"norm_eps is 0.0; it must be in \(0, inf\)"),
 ])
 def test_refuses(changes, words):
     with pytest.raises(UserError, match=words):

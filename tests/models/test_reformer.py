@@ -17,7 +17,7 @@ from jaxlm.errors import UserError
 from jaxlm.models import reformer
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers import stack
-from jaxlm.models.layers.chunked import LshAttention, Rows, chunks_before, permute, torch_normal
+from jaxlm.models.layers.chunked import LshAttention, Rows, permute, previous_chunks, torch_normal
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -164,7 +164,7 @@ def test_the_gradient_of_a_permutation():
 
 
 def test_the_chunk_before():
-    assert chunks_before(4, 2, jnp.asarray([4, 3, 1])).tolist() == [
+    assert previous_chunks(4, 2, jnp.asarray([4, 3, 1])).tolist() == [
         [7, 0, 1, 2, 3, 4, 5, 6], [6, 0, 1, 2, 2, 4, 5, 6], [4, 0, 1, 2, 0, 4, 5, 6]
     ]
 

@@ -15,6 +15,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention
+from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 1, 16), (2, 1, 16, 16), (1, 1, 16, 16)])
@@ -34,7 +35,7 @@ def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
 
     x = jax.ShapeDtypeStruct((2, 16, 4, 8), jnp.bfloat16)
     given = None if bias is None else jax.ShapeDtypeStruct(bias, jnp.float32)
-    assert jax.eval_shape(jax.grad(loss), x, given).shape == x.shape
+    assert "dot_product_attention_bwd" in str(jax.make_jaxpr(jax.grad(loss))(x, given))
 
 
 @pytest.mark.parametrize(("kernel", "platform"), [
@@ -276,18 +277,30 @@ def test_packed_documents_never_see_each_other_through_a_model(kernel, monkeypat
     assert not np.delete(gradient, words, axis=0).any() and not np.delete(other, words, axis=0).any()
 
 
-def test_the_path_with_dropout_is_the_path_without():
-    """At a rate that drops nothing both give softmax(q k / s) v."""
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_scores_in_memory_are_the_formula(rate):
+    """softmax(scale · q kᵀ + bias) with dropped probabilities, times v; its gradients are those of autodiff."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((2, n, 4, 8)), jnp.float32) for n in (6, 9, 9))
     mask = jnp.asarray(rng.random((2, 1, 6, 9)) < 0.7).at[..., 0].set(True)
     bias = jnp.asarray(rng.standard_normal((1, 4, 6, 9)), jnp.float32)
-    options = dict(mask=mask, bias=bias, scale=0.3)
-    plain = attend(q, k, v, **options)
-    np.testing.assert_allclose(
-        attend(q, k, v, **options, dropout_rate=1e-9, dropout_key=jax.random.key(0)), plain, atol=1e-6
-    )
-    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * 0.3 + np.asarray(bias)
-    weights = np.exp(np.where(mask, scores, -np.inf))
-    weights /= weights.sum(-1, keepdims=True)
-    np.testing.assert_allclose(plain, np.einsum("bhqk,bkhd->bqhd", weights, v), atol=1e-5)
+    cotangent = jnp.asarray(rng.standard_normal(q.shape), jnp.float32)
+    key = jax.random.key(0)
+    keep = kept(random_bits(key, (2, 4, 9, 6), rate), rate).swapaxes(2, 3)
+
+    def formula(q, k, v, bias):
+        scores = jnp.where(mask, jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.3 + bias, -jnp.inf)
+        probabilities = jax.nn.softmax(scores) * keep * keep_scale(rate)
+        return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+
+    def ours(q, k, v, bias):
+        return attend(q, k, v, mask=mask, bias=bias, scale=0.3, dropout_rate=rate, dropout_key=key)
+
+    def values(function):
+        y, pull = jax.vjp(function, q, k, v, bias)
+        return y, *pull(cotangent)
+
+    assert (0.6 < jnp.mean(keep) < 0.8) if rate else jnp.all(keep)
+    for found, expected in zip(jax.jit(lambda: values(ours))(), jax.jit(lambda: values(formula))(), strict=True):
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(found, expected, atol=1e-5)
