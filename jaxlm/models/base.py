@@ -236,5 +236,4 @@ def last_token(
     hidden: Float[Array, "batch length width"], mask: Int[Array, "batch length"]
 ) -> Float[Array, "batch width"]:
     """Return the hidden state of the last token of each row."""
-    position = jnp.maximum(jnp.sum(mask, axis=-1) - 1, 0)
-    return jnp.take_along_axis(hidden, position[:, None, None], axis=1)[:, 0]
+    return at_positions(hidden, jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True) - 1, 0))[:, 0]

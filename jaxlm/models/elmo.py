@@ -177,10 +177,8 @@ class Elmo(HasDtype, Model):
         Returns:
             The hidden states of each LSTM, and the states after the last token.
         """
-        layers, after = [], []
-        keys = [None] * (self.num_layers + 1)
-        if dropout_key is not None:
-            keys = list(jax.random.split(dropout_key, self.num_layers + 1))
+        layers, after, count = [], [], self.num_layers + 1
+        keys = [None] * count if dropout_key is None else jax.random.split(dropout_key, count)
         for i in range(self.num_layers):
             x = dropout(x, self.dropout, keys[i])
             y, new = run_lstm(params[str(i)], x, state[i], self.clip)

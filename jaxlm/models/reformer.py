@@ -21,7 +21,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import Table
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
-from jaxlm.models.layers.stack import Coupling, call, init_layers, run_reversible
+from jaxlm.models.layers.stack import Coupling, at_positions, call, init_layers, run_reversible
 from jaxlm.types import Params
 
 AttentionType = Literal["local", "lsh"]
@@ -238,7 +238,7 @@ class Reformer(TransformerConfig, Writer):
         segments = (jnp.arange(state.tokens.shape[1]) < lengths).astype(jnp.int32)
         num_live_chunks = -(-state.lengths // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
         hidden = self._run(params, state.tokens * segments, Rows(segments, num_live_chunks))
-        return self.predict_tokens(params, jnp.take_along_axis(hidden, lengths[..., None] - 1, axis=1)[:, 0])
+        return self.predict_tokens(params, at_positions(hidden, lengths - 1)[:, 0])
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass, with hashing and chunked attention."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -154,23 +155,28 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
 
 
 def _biased(query, key, value, key_segments, bias, causal, scale):
-    """Return attention with a bias by the TPU's kernel; each device computes its own rows and heads."""
+    """Return attention with a bias by the TPU's kernel."""
     rows, queries, heads, head_dim = query.shape
     keys = key.shape[1]
     if causal:
         bias = jnp.where(jnp.tri(queries, keys, dtype=bool), bias, HIDDEN)
     hidden = jnp.zeros((rows, keys)) if key_segments is None else jnp.where(key_segments > 0, 0.0, HIDDEN)
-    run = functools.partial(biased_attention, head_dim=head_dim)
-    if not get_abstract_mesh().empty:
-        axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
-        split = PartitionSpec(batch, None, axis)
-        run = jax.shard_map(
-            run, in_specs=(split, split, split, PartitionSpec(axis), PartitionSpec(batch)), out_specs=split,
-            check_vma=False,
-        )
+    axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
+    split = PartitionSpec(batch, None, axis)
+    run = _on_each_device(
+        functools.partial(biased_attention, head_dim=head_dim),
+        (split, split, split, PartitionSpec(axis), PartitionSpec(batch)), split,
+    )
     query, key, value = (x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value))
     output = run(query, key, value, bias[0].astype(jnp.float32), hidden[:, None].astype(jnp.float32))
     return checkpoint_name(output, "attention").reshape(rows, queries, heads, head_dim)
+
+
+def _on_each_device(kernel: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec) -> Callable:
+    """Return a Pallas kernel that each device runs on its own rows and heads: the compiler does not partition it."""
+    if get_abstract_mesh().empty:
+        return kernel
+    return jax.shard_map(kernel, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _split_heads(heads: int) -> tuple[str | None, int]:
@@ -289,23 +295,18 @@ def fused_attention(
     scale: float,
     band: int | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """Return `attend` by the TPU's splash attention, which keeps no scores in memory. Heads come before positions.
-
-    The compiler does not partition Pallas kernels, so each device runs the kernel on its own rows and heads.
-    """
+    """Return `attend` by the TPU's splash attention, which keeps no scores in memory. Heads come before positions."""
     segments = None
     if key_segments is not None:
         # Queries without segments are of segment 1, as are all keys but padding.
-        own = jnp.ones((query.shape[0], query.shape[2]), jnp.int32) if query_segments is None else query_segments
-        segments = SegmentIds(q=own, kv=key_segments if query_segments is not None else (key_segments > 0).astype(int))
-    on_each_device = functools.partial(_splash, causal=causal, band=band)
-    if not get_abstract_mesh().empty:
-        rows = PartitionSpec(ACTIVATION_AXES["batch"])
-        split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[1])[0])
-        on_each_device = jax.shard_map(
-            on_each_device, in_specs=(split, split, split, rows), out_specs=split, check_vma=False
-        )
-    return on_each_device(query * jnp.asarray(scale, query.dtype), key, value, segments)
+        if query_segments is None:
+            query_segments = jnp.ones((query.shape[0], query.shape[2]), jnp.int32)
+            key_segments = (key_segments > 0).astype(jnp.int32)
+        segments = SegmentIds(q=query_segments, kv=key_segments)
+    rows = PartitionSpec(ACTIVATION_AXES["batch"])
+    split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[1])[0])
+    run = _on_each_device(functools.partial(_splash, causal=causal, band=band), (split, split, split, rows), split)
+    return run(query * jnp.asarray(scale, query.dtype), key, value, segments)
 
 
 def _splash(query, key, value, segments, causal, band):

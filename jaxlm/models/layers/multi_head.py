@@ -52,10 +52,10 @@ class MultiHeadAttention(nn.Module):
         cross: bool = False,
         deterministic: bool = True,
         with_scores: bool = False,
-    ) -> tuple[Float[Array, "batch queries hidden"], Cache | None, Float[Array, "batch heads queries keys"] | None]:
-        """Return the output, the updated cache, and the scores.
+    ) -> tuple[Float[Array, "batch queries hidden"], Cache | Float[Array, "batch heads queries keys"] | None]:
+        """Return the output, and the updated cache, or with `with_scores` the scores, or None.
 
-        Scores are scale · q kᵀ in float32, before masks, bias and softmax. Cache and scores are None unless requested.
+        Scores are scale · q kᵀ in float32, before masks, bias and softmax.
         """
         c = self.config
         source = x if source is None and not cross else source
@@ -85,11 +85,10 @@ class MultiHeadAttention(nn.Module):
                     jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
                     for name, new in (("key", key), ("value", value))
                 )
-            cache = {"key": key, "value": value} if decoding else None
-        scores = None
+        extra = {"key": key, "value": value} if decoding else None
         if with_scores:
             axes = "bhqk,bhsk->bhqs" if heads_first else "bqhk,bshk->bhqs"
-            scores = jnp.einsum(axes, query, key, preferred_element_type=jnp.float32) * c.attention_scale
+            extra = jnp.einsum(axes, query, key, preferred_element_type=jnp.float32) * c.attention_scale
         if heads_first:
             y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale, c.band).swapaxes(1, 2)
         else:
@@ -100,7 +99,7 @@ class MultiHeadAttention(nn.Module):
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
-        return out(y.reshape(*x.shape[:-1], -1)), cache, scores
+        return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
 class HeadsDense(nn.Module):

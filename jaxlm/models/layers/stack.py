@@ -231,9 +231,7 @@ class Block(nn.Module):
             with_scores: Return scale · q kᵀ in float32, before masks, bias and softmax.
         """
         c = self.config
-        new_cache: dict[str, Any] = {}
-        old_cache = cache or {}
-        scores = None
+        old, new = cache or {}, {}
 
         def sublayer(name: str, function: Callable[[jax.Array], jax.Array], x: jax.Array, residual: jax.Array):
             norm = Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm")
@@ -242,19 +240,17 @@ class Block(nn.Module):
             return constrain(norm(y) if c.norm_placement == "post" else y)
 
         def self_attention(y: jax.Array) -> jax.Array:
-            nonlocal scores
             # The caller's mask has the causality of decoding, where queries and slots are not aligned.
             query, source = (y, None) if positions is None else (at_positions(y, positions), y)
-            y, new_cache["self"], scores = MultiHeadAttention(c, name="attention")(
-                query, source, visibility=inputs.visible, causal=c.causal and "self" not in old_cache,
-                cache=old_cache.get("self"), index=inputs.index, deterministic=self.deterministic,
-                with_scores=with_scores,
+            y, new["self"] = MultiHeadAttention(c, name="attention")(
+                query, source, visibility=inputs.visible, causal=c.causal and "self" not in old, cache=old.get("self"),
+                index=inputs.index, deterministic=self.deterministic, with_scores=with_scores,
             )
             return y
 
         def cross_attention(y: jax.Array) -> jax.Array:
-            y, new_cache["cross"], _ = MultiHeadAttention(c, name="cross_attention")(
-                y, inputs.memory, visibility=inputs.memory_visible, cache=old_cache.get("cross"), cross=True,
+            y, new["cross"] = MultiHeadAttention(c, name="cross_attention")(
+                y, inputs.memory, visibility=inputs.memory_visible, cache=old.get("cross"), cross=True,
                 deterministic=self.deterministic,
             )
             return y
@@ -263,7 +259,7 @@ class Block(nn.Module):
         if c.cross_attention:
             x = sublayer("cross_attention", cross_attention, x, x)
         x = sublayer("mlp", lambda y: FeedForward(c, name="mlp")(y, self.deterministic), x, x)
-        return x, scores if with_scores else new_cache if cache else None
+        return x, new["self"] if with_scores else new if cache else None
 
 
 def init_stack(config: StackConfig, key: jax.Array) -> Params:
