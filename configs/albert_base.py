@@ -1,16 +1,16 @@
-"""ALBERT-base (12 layers of one set of parameters, width 768): the published size and schedule.
+"""ALBERT-base (12 layers with shared parameters, width 768): the published size and schedule.
 
 Command:     jaxlm pretrain configs/albert_base.py --run-dir runs/albert_base --data.source "gs://YOUR/text/*.jsonl.zst"
 Version 2:   the same without dropout (--objective.model.dropout 0 --objective.model.attention-dropout 0) on more text
              and for longer (--train.steps 10000000)
 Hardware:    published: 64 to 512 Cloud TPU v3; here see `jaxlm plan configs/albert_base.py`
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel
 Parameters:  11,813,810 with the published vocabulary of 30,000
 Result:      published, average of five tasks' dev sets after fine-tuning:
              80.1 (SQuAD 1.1 89.3 F1, SQuAD 2.0 80.0 F1, MNLI 81.6, SST-2 90.3, RACE 64.0)
              (google-research/albert, README, version 1)
 
-The 20 predictions of a row are those of the published command; 15 % of 512 tokens would be 77.
+The limit of 20 predictions per row is that of the published command; 15 % of 512 tokens would be 77.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

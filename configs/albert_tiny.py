@@ -1,8 +1,7 @@
-"""A small ALBERT (2 layers of one set of parameters, width 128) that learns on a CPU, from the text that every Python
-carries.
+"""Small ALBERT for a CPU (2 layers with shared parameters, width 128), trained on Python's own documentation.
 
-Like bert_tiny it is trained without dropout, from wider weights, and first on rows of 16 tokens. Sentence order is
-learnt late: over so little text it stays near chance.
+As in bert_tiny, there is no dropout, the initial weights are larger, and training starts with rows of 16 tokens.
+Sentence order is learnt late: with so little text its accuracy stays near chance.
 
 Command:     jaxlm pretrain configs/albert_tiny.py --run-dir runs/albert_tiny
              jaxlm fill-mask runs/albert_tiny "Return a [MASK] of all the names."

@@ -1,16 +1,16 @@
-"""ALBERT-xlarge (24 layers of one set of parameters, width 2048): the published size and schedule.
+"""ALBERT-xlarge (24 layers with shared parameters, width 2048): the published size and schedule.
 
 Command:     jaxlm pretrain configs/albert_xlarge.py --run-dir runs/albert_xlarge --data.source "gs://YOUR/text/*.jsonl.zst"
 Version 2:   the same without dropout (--objective.model.dropout 0 --objective.model.attention-dropout 0) on more text
              and for longer (--train.steps 3000000)
 Hardware:    published: 64 to 512 Cloud TPU v3; here see `jaxlm plan configs/albert_xlarge.py`
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel
 Parameters:  59,021,490 with the published vocabulary of 30,000
 Result:      published, average of five tasks' dev sets after fine-tuning:
              85.5 (SQuAD 1.1 92.5 F1, SQuAD 2.0 86.1 F1, MNLI 86.4, SST-2 92.4, RACE 74.8)
              (google-research/albert, README, version 1)
 
-The 20 predictions of a row are those of the published command; 15 % of 512 tokens would be 77.
+The limit of 20 predictions per row is that of the published command; 15 % of 512 tokens would be 77.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

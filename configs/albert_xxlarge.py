@@ -1,17 +1,17 @@
-"""ALBERT-xxlarge (12 layers of one set of parameters, width 4096): the published size and schedule.
+"""ALBERT-xxlarge (12 layers with shared parameters, width 4096): the published size and schedule.
 
 Command:     jaxlm pretrain configs/albert_xxlarge.py --run-dir runs/albert_xxlarge --data.source "gs://YOUR/text/*.jsonl.zst"
 Version 2:   the same without dropout (--objective.model.dropout 0 --objective.model.attention-dropout 0) on more text
              and for longer (--train.steps 3000000)
-Hardware:    published: 64 to 512 Cloud TPU v3; planned for v5e:16x16 with --train.accumulate 2: 13.2 GiB a chip, 910 ms
-             a step, 68 % MFU
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel
+Hardware:    published: 64 to 512 Cloud TPU v3; planned for v5e:16x16 with --train.accumulate 2: 13.2 GiB per chip,
+             910 ms per step, 68 % MFU
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel
 Parameters:  223,158,450 with the published vocabulary of 30,000
 Result:      published, average of five tasks' dev sets after fine-tuning:
              88.7 (SQuAD 1.1 94.1 F1, SQuAD 2.0 88.1 F1, MNLI 88.0, SST-2 95.2, RACE 82.3)
              (Lan et al. 2019, table 2)
 
-The 20 predictions of a row are those of the published command; 15 % of 512 tokens would be 77.
+The limit of 20 predictions per row is that of the published command; 15 % of 512 tokens would be 77.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

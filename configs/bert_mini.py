@@ -1,13 +1,14 @@
-"""BERT-mini (4 layers, width 256): a preset for two CPU cores.
+"""BERT-mini (4 layers, width 256): the published size, for two CPU cores.
 
 Command:     jaxlm pretrain configs/bert_mini.py --run-dir runs/bert_mini --data.source "text/*.jsonl.xz"
 Hardware:    two CPU cores
 Faster:      on a TPU, or on a GPU with --objective.model.dtype bfloat16:
-             --objective.model.attention-dropout 0 takes the fused attention kernel
+             --objective.model.attention-dropout 0 selects the fused attention kernel
 Parameters:  11,267,900 with the published vocabulary of 30,522; 5,529,090 with the 8,192 trained here
 Result:      published, GLUE average of the uncased model of this size: 65.8 (google-research/bert, README)
 
-Nearly half of the steps read rows of 16 tokens: over 128 the model would not get beyond which words are common.
+Nearly half of the steps use rows of 16 tokens. With rows of 128 from the start, the model would learn only word
+frequencies.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

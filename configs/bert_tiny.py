@@ -1,8 +1,8 @@
-"""BERT-tiny (2 layers, width 128): the published shape, trained on the text that every Python carries.
+"""BERT-tiny (2 layers, width 128): the published size, trained on Python's own documentation.
 
-So little text is learnt faster without dropout, from weights of the spread 1/sqrt(width) instead of BERT's 0.02, and
-with 4,096 tokens; a twentieth of the documents is held out, since a hundredth would be nine. Half of the steps read
-rows of 16 tokens, over which attention is learnt at once.
+On so little text the model learns faster without dropout, with initial weights of standard deviation 1/sqrt(width)
+instead of BERT's 0.02, and with a vocabulary of 4,096. A twentieth of the documents is held out, because a hundredth
+would be nine documents. Half of the steps use rows of 16 tokens, on which attention is learnt fastest.
 
 Command:     jaxlm pretrain configs/bert_tiny.py --run-dir runs/bert_tiny
 Hardware:    two CPU cores

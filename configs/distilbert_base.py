@@ -4,12 +4,12 @@ Command:     jaxlm pretrain configs/distilbert_base.py --run-dir runs/distilbert
                  --objective.teacher BERT_DIR --data.tokenizer BERT_DIR --data.source "gs://YOUR/text/*.jsonl.zst"
              (BERT_DIR: a run of bert_base, or bert-base-uncased as Transformers saves it)
 Hardware:    published: 8 V100 GPUs of 16 GB for about 90 hours
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel; the paper's rate is 0.1
-Parameters:  66,985,530 with the published vocabulary of 30,522; the teacher's are read, and neither trained nor saved
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Parameters:  66,985,530 with the published vocabulary of 30,522; the teacher's are neither trained nor saved
 Result:      published, GLUE dev average after fine-tuning: 77.0, BERT-base 79.5 (the README of the released code)
 
-Weights of the losses, temperature, masks and optimizer are those of the released code's command, the batch is the
-paper's. 6,400 steps are its three epochs of BERT's 3.3 billion words, at 1.3 tokens a word.
+Loss weights, temperature, masks and optimizer are those of the released code's command; the batch size is the paper's.
+6,400 steps are the paper's three epochs of BERT's 3.3 billion words, at 1.3 tokens per word.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

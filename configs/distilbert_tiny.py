@@ -1,4 +1,4 @@
-"""A small DistilBERT (2 layers, width 256) that learns on a CPU from a teacher trained by bert_mini.py.
+"""Small DistilBERT for a CPU (2 layers, width 256), with a teacher trained by bert_mini.py.
 
 Command:     jaxlm pretrain configs/bert_mini.py --run-dir runs/bert_mini
              jaxlm pretrain configs/distilbert_tiny.py --run-dir runs/distilbert_tiny --objective.teacher runs/bert_mini

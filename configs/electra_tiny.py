@@ -1,12 +1,12 @@
-"""ELECTRA in a size for a laptop: a discriminator of 3 layers, width 128, and a generator half as wide.
+"""Small ELECTRA for a CPU: a discriminator of 3 layers and width 128, and a generator half as wide.
 
 Command:     jaxlm pretrain configs/electra_tiny.py --run-dir runs/electra_tiny
 Hardware:    two CPU cores
 Parameters:  1,901,057 with the vocabulary of 8,192 trained here
 Result:      held-out generator_loss 9.293 to 6.121, discriminator_loss 0.391, English Wikipedia (configs/README.md)
 
-Without dropout, and from weights of the spread 1/sqrt(width), so small a model learns faster than with BERT's values;
-and over rows of 16 tokens it finds out what a neighbour is, which takes many times as long over rows of 128.
+So small a model learns faster without dropout and with initial weights of standard deviation 1/sqrt(width) than with
+BERT's values. On rows of 16 tokens it learns to attend to neighbours many times faster than on rows of 128.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

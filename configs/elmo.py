@@ -5,8 +5,8 @@ Hardware:    published: three GTX 1080 for two weeks (the original size); here s
 Parameters:  500,651,471; of these 93,600,848 without the softmax over 793,471 words
 Result:      published, NER (CoNLL 2003, F1) with it as input: 92.22 ± 0.10 (allennlp.org/elmo)
 
-Half of the rows read forward, half backward. The official code multiplies the loss by 20 before the gradients, with
-sums of squares that begin at 1 and gradients clipped to 10; without the factor that is 1/400 and 0.5.
+Half of the rows are read forward, half backward. The official code multiplies the loss by 20, starts Adagrad's sums of
+squares at 1 and clips gradients to 10. Without the factor these values are 1/400 and 0.5.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -3,10 +3,10 @@
 Command:     jaxlm pretrain configs/elmo_small.py --run-dir runs/elmo_small --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: three GTX 1080 for two weeks (the original size); here see `jaxlm plan configs/elmo_small.py`
 Parameters:  115,951,055; of these 13,593,296 without the softmax over 793,471 words
-Result:      none is cited here of this size
+Result:      none cited for this size
 
-Half of the rows read forward, half backward. The official code multiplies the loss by 20 before the gradients, with
-sums of squares that begin at 1 and gradients clipped to 10; without the factor that is 1/400 and 0.5.
+Half of the rows are read forward, half backward. The official code multiplies the loss by 20, starts Adagrad's sums of
+squares at 1 and clips gradients to 10. Without the factor these values are 1/400 and 0.5.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""A small ELMo (2 × biLSTM of 256 cells, width 64) that learns on a CPU, from the text that every Python carries.
+"""Small ELMo for a CPU (2 × biLSTM of 256 cells, width 64), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/elmo_tiny.py --run-dir runs/elmo_tiny
 Hardware:    two CPU cores

@@ -1,15 +1,15 @@
-"""GPT-1 117M (12 layers, width 768): the published shape and recipe.
+"""GPT-1 117M (12 layers, width 768): the published size and recipe.
 
 Command:     jaxlm pretrain configs/gpt1.py --run-dir runs/gpt1 --data.source "gs://YOUR/books/*.jsonl.zst"
 Hardware:    published: 8 GPUs for a month
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel; the paper's rate is 0.1
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
 Parameters:  116,534,784 with the published vocabulary of 40,478
-Result:      published, BooksCorpus: perplexity 18.4 a token (Radford et al. 2018, section 4.1)
+Result:      published, BooksCorpus: perplexity 18.4 per token (Radford et al. 2018, section 4.1)
 
-The published vocabulary is a BPE of lower-case words without an end symbol, which this objective needs; here one of the
-same size is trained.
-3,000,000 steps are about the 100 epochs of the paper: of BooksCorpus's 800 million words, at 1.2 tokens a word.
-Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
+The published vocabulary is a BPE of lower-case words without the end symbol that this objective needs, so a vocabulary
+of the same size is trained. 3,000,000 steps are about the paper's 100 epochs of BooksCorpus: 800 million words, at 1.2
+tokens per word. Attention stays within a document. The published figure is for a plain stream of documents,
+`--objective.plain-stream True`.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

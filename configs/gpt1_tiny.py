@@ -1,7 +1,7 @@
-"""A small GPT-1 (4 layers, width 128) that learns on a CPU, from the text that every Python carries.
+"""Small GPT-1 for a CPU (4 layers, width 128), trained on Python's own documentation.
 
-Like bert_tiny it is trained without dropout, from wider weights, and first on rows of 16 tokens; at rates at which
-GPT-2 learns, a model with its norms behind stays at how common each token is.
+As in bert_tiny, there is no dropout, the initial weights are larger, and training starts with rows of 16 tokens. At
+GPT-2's learning rates a post-norm model learns only token frequencies.
 
 Command:     jaxlm pretrain configs/gpt1_tiny.py --run-dir runs/gpt1_tiny
              jaxlm generate runs/gpt1_tiny "Return a list of"

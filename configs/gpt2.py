@@ -1,4 +1,4 @@
-"""GPT-2 124M (12 layers, width 768): the published shape and context, with nanoGPT's open recipe.
+"""GPT-2 124M (12 layers, width 768): the published size and context, with nanoGPT's open recipe.
 
 Command:     jaxlm pretrain configs/gpt2.py --run-dir runs/gpt2 --data.source "gs://YOUR/text/*.jsonl.zst"
              (on one GPU add --train.accumulate 16)
@@ -6,10 +6,10 @@ Hardware:    nanoGPT trains this shape in about 4 days on 8 A100s
 Parameters:  124,439,808 with the published vocabulary of 50,257
 Result:      published, OpenWebText: held-out loss about 2.85 after 300 billion tokens (karpathy/nanoGPT, README)
 
-The published vocabulary: --data.tokenizer FOLDER, with GPT-2's encoder.json and vocab.bpe in it.
-Steps, schedule, betas and decay are those of nanoGPT, whose batch is 480 rows; the original trained 512 rows at a time
-and did not publish the rest.
-Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
+For the published vocabulary, add --data.tokenizer FOLDER with GPT-2's encoder.json and vocab.bpe. Steps, schedule,
+betas and weight decay are nanoGPT's, whose batch is 480 rows. The original's batch is 512 rows; its other settings are
+not published. Attention stays within a document. The published figure is for a plain stream of documents,
+`--objective.plain-stream True`.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""GPT-2 774M (36 layers, width 1,280): the published shape and context, with nanoGPT's open recipe.
+"""GPT-2 774M (36 layers, width 1,280): the published size and context, with nanoGPT's open recipe.
 
 Command:     jaxlm pretrain configs/gpt2_large.py --run-dir runs/gpt2_large --data.source "gs://YOUR/text/*.jsonl.zst"
              (on one GPU add --train.accumulate 64)
@@ -6,9 +6,9 @@ Hardware:    not published; see `jaxlm plan configs/gpt2_large.py`
 Parameters:  774,030,080 with the published vocabulary of 50,257
 Result:      published, OpenWebText: 2.67 for the released weights (karpathy/nanoGPT, README)
 
-The published vocabulary: --data.tokenizer FOLDER, with GPT-2's encoder.json and vocab.bpe in it.
-The learning rate is GPT-3's for this size; the rest is nanoGPT's recipe for 124M.
-Attention stays within a document; the figure above is of the published stream: `--objective.plain-stream True`.
+For the published vocabulary, add --data.tokenizer FOLDER with GPT-2's encoder.json and vocab.bpe. The learning rate is
+GPT-3's for this size; the rest is nanoGPT's recipe for 124M. Attention stays within a document. The published figure is
+for a plain stream of documents, `--objective.plain-stream True`.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""A small GPT-2 (4 layers, width 128) that learns on a CPU, from the text that every Python carries.
+"""Small GPT-2 for a CPU (4 layers, width 128), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/gpt2_tiny.py --run-dir runs/gpt2_tiny
              jaxlm generate runs/gpt2_tiny "Return a list of"

@@ -1,16 +1,16 @@
-"""GPT-3 13B (40 layers, width 5,120): the published shape, context and schedule.
+"""GPT-3 13B (40 layers, width 5,120): the published size, context and schedule.
 
 Command:     jaxlm pretrain configs/gpt3_13b.py --run-dir runs/gpt3_13b --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    published: V100 GPUs, whose number is not; planned for v5e:16x16 with --train.accumulate 2: 9.8 GiB a chip,
-             7.0 s a step, 48 % MFU
+Hardware:    published: V100 GPUs (not how many); planned for v5e:16x16 with --train.accumulate 2: 9.8 GiB per chip,
+             7.0 s per step, 48 % MFU
 Parameters:  12,853,386,240 with the published vocabulary of 50,257
 Result:      published, HellaSwag without examples: 70.9 (Brown et al. 2020, appendix H)
 
-The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
-The paper prints a width of 5,140 for 40 heads of 128; here it is 5,120.
-Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
-143,000 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion,
-and the batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+For the published vocabulary, GPT-2's, add --data.tokenizer FOLDER with its encoder.json and vocab.bpe. The paper prints
+a width of 5,140 for 40 heads of 128; the width here is 5,120. Every second layer attends to a band of 256 tokens, a
+width that the paper does not give; `--objective.model.band 0` makes all layers dense. 143,000 steps are 300 billion
+tokens. The learning rate decays until the last step (in the paper until 260 billion tokens). The batch size is constant
+(in the paper it grows over the first 4 to 12 billion tokens).
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,15 +1,15 @@
-"""GPT-3 175B (96 layers, width 12,288): the published shape, context and schedule.
+"""GPT-3 175B (96 layers, width 12,288): the published size, context and schedule.
 
 Command:     jaxlm pretrain configs/gpt3_175b.py --run-dir runs/gpt3_175b --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    published: V100 GPUs, whose number is not; see `jaxlm plan configs/gpt3_175b.py`
+Hardware:    published: V100 GPUs (not how many); see `jaxlm plan configs/gpt3_175b.py`
 Parameters:  174,604,259,328 with the published vocabulary of 50,257
 Result:      published, HellaSwag without examples: 78.9 (Brown et al. 2020, appendix H)
 
-The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
-1,536 rows of 2,048 are 3.1 million tokens, where the paper has 3.2, and divide over 512 chips.
-Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
-95,400 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion,
-and the batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+For the published vocabulary, GPT-2's, add --data.tokenizer FOLDER with its encoder.json and vocab.bpe. A batch of 1,536
+rows of 2,048 is 3.1 million tokens (the paper has 3.2 million) and divides over 512 chips. Every second layer attends
+to a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` makes all layers dense. 95,400
+steps are 300 billion tokens. The learning rate decays until the last step (in the paper until 260 billion tokens). The
+batch size is constant (in the paper it grows over the first 4 to 12 billion tokens).
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,15 +1,15 @@
-"""GPT-3 1.3B (24 layers, width 2,048): the published shape, context and schedule.
+"""GPT-3 1.3B (24 layers, width 2,048): the published size, context and schedule.
 
 Command:     jaxlm pretrain configs/gpt3_1_3b.py --run-dir runs/gpt3_1_3b --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    published: V100 GPUs, whose number is not; see `jaxlm plan configs/gpt3_1_3b.py`
+Hardware:    published: V100 GPUs (not how many); see `jaxlm plan configs/gpt3_1_3b.py`
 Parameters:  1,315,723,264 with the published vocabulary of 50,257
 Result:      published, HellaSwag without examples: 54.7 (Brown et al. 2020, appendix H)
 
-The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
-The paper prints 24 heads of 128, which make no width of 2,048; here they are 16.
-Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
-286,000 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion,
-and the batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+For the published vocabulary, GPT-2's, add --data.tokenizer FOLDER with its encoder.json and vocab.bpe. The paper prints
+24 heads of 128, which do not give a width of 2,048; there are 16 heads here. Every second layer attends to a band of
+256 tokens, a width that the paper does not give; `--objective.model.band 0` makes all layers dense. 286,000 steps are
+300 billion tokens. The learning rate decays until the last step (in the paper until 260 billion tokens). The batch size
+is constant (in the paper it grows over the first 4 to 12 billion tokens).
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,14 +1,14 @@
-"""GPT-3 6.7B (32 layers, width 4,096): the published shape, context and schedule.
+"""GPT-3 6.7B (32 layers, width 4,096): the published size, context and schedule.
 
 Command:     jaxlm pretrain configs/gpt3_6_7b.py --run-dir runs/gpt3_6_7b --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    published: V100 GPUs, whose number is not; see `jaxlm plan configs/gpt3_6_7b.py`
+Hardware:    published: V100 GPUs (not how many); see `jaxlm plan configs/gpt3_6_7b.py`
 Parameters:  6,658,404,352 with the published vocabulary of 50,257
 Result:      published, HellaSwag without examples: 67.4 (Brown et al. 2020, appendix H)
 
-The published vocabulary is GPT-2's: --data.tokenizer FOLDER, with its encoder.json and vocab.bpe in it.
-Every second layer sees a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` is dense.
-143,000 steps are 300 billion tokens. The learning rate falls until the last of them, in the paper until 260 billion,
-and the batch is the final one from the start, where the paper lets it grow over the first 4 to 12 billion.
+For the published vocabulary, GPT-2's, add --data.tokenizer FOLDER with its encoder.json and vocab.bpe. Every second
+layer attends to a band of 256 tokens, a width that the paper does not give; `--objective.model.band 0` makes all layers
+dense. 143,000 steps are 300 billion tokens. The learning rate decays until the last step (in the paper until 260
+billion tokens). The batch size is constant (in the paper it grows over the first 4 to 12 billion tokens).
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""A small GPT-3 (4 layers, width 128, bands of 32) that learns on a CPU, from the text that every Python carries.
+"""Small GPT-3 for a CPU (4 layers, width 128, bands of 32), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/gpt3_tiny.py --run-dir runs/gpt3_tiny
              jaxlm generate runs/gpt3_tiny "Return a list of"

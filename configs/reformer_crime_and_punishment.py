@@ -1,14 +1,14 @@
-"""A small Reformer for one novel in a row of 524,288 tokens: the shape of google/reformer-crime-and-punishment.
+"""Small Reformer for one novel in a row of 524,288 tokens: the size of google/reformer-crime-and-punishment.
 
 Command:     jaxlm pretrain configs/reformer_crime_and_punishment.py --run-dir runs/crime \
                  --data.source "novel.txt" --data.tokenizer spiece.model
-Hardware:    published: 8 cores of a TPU v2, one row on each
+Hardware:    published: 8 cores of a TPU v2, one row per device
 Parameters:  2,748,224 with the published vocabulary of 320
 Result:      none published; the checkpoint was made to show what fits
 
-The recipe is that of trax's notebook (text_generation.ipynb), which stops after 600 steps and pads the novel by random
-amounts in front. The published vocabulary is a SentencePiece model of 320, fewer than are trained here: give it with
---data.tokenizer, or take bytes by --data.vocab-size 258.
+The recipe is that of trax's notebook (text_generation.ipynb), which stops after 600 steps and pads the novel at its
+start by a random length. The published vocabulary is a SentencePiece model of 320 pieces, fewer than can be trained
+here: pass it with --data.tokenizer, or use bytes with --data.vocab-size 258.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,12 +1,12 @@
-"""Reformer on bytes (12 layers, two streams of width 1,024, rows of 65,536): the shape of google/reformer-enwik8.
+"""Reformer on bytes (12 layers, two streams of width 1,024, rows of 65,536): the size of google/reformer-enwik8.
 
 Command:     jaxlm pretrain configs/reformer_enwik8.py --run-dir runs/reformer_enwik8 --data.source "gs://YOUR/enwik8.txt"
-Hardware:    published: 8 devices, one row on each
+Hardware:    published: 8 devices, one row per device
 Parameters:  149,182,722 with the 258 symbols of bytes
 Result:      none published for the checkpoint; the paper's figures for enwik8 (section 5) are of other settings
 
-The recipe is trax's for enwik8 (reformer_enwik8.gin), in the larger sizes that its comments name, but for two things:
-its warm-up is linear from 0, where this schedule holds the peak, and its matrices are initialized by their sizes.
+The recipe is trax's for enwik8 (reformer_enwik8.gin), with the larger sizes from its comments. Two things differ:
+trax's warm-up is linear from 0, while this schedule holds the peak, and trax initializes matrices by their sizes.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -2,12 +2,12 @@
 
 Command:     jaxlm pretrain configs/reformer_enwik8_768.py --run-dir runs/reformer_enwik8_768 \
                  --data.source "gs://YOUR/enwik8.txt"
-Hardware:    published: 8 devices, one row on each
+Hardware:    published: 8 devices, one row per device
 Parameters:  56,406,786 with the 258 symbols of bytes
 Result:      none published for these sizes, which are the paper's made smaller to fit less memory
 
-The recipe is trax's (reformer_enwik8.gin); its warm-up is linear from 0, where this schedule holds the peak, and its
-matrices are initialized by their sizes.
+The recipe is trax's (reformer_enwik8.gin). Two things differ: trax's warm-up is linear from 0, while this schedule
+holds the peak, and trax initializes matrices by their sizes.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

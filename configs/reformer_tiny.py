@@ -1,11 +1,10 @@
-"""A small Reformer (4 layers, two streams of width 128) that learns on a CPU to write byte by byte, from the text that
-every Python carries.
+"""Small Reformer on bytes for a CPU (4 layers, two streams of width 128), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/reformer_tiny.py --run-dir runs/reformer_tiny
              jaxlm generate runs/reformer_tiny "Return a list of"
 Hardware:    two CPU cores
 Parameters:  860,162 with the 258 symbols of bytes
-Result:      held-out lm_loss 7.021 to 2.392 nats a byte, English Wikipedia (configs/README.md)
+Result:      held-out lm_loss 7.021 to 2.392 nats per byte, English Wikipedia (configs/README.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,7 +1,7 @@
-"""A small RoBERTa (2 layers, width 128) that learns on a CPU, from the text that every Python carries.
+"""Small RoBERTa for a CPU (2 layers, width 128), trained on Python's own documentation.
 
-Like bert_tiny it is trained without dropout, from wider weights, and first on rows of 16 tokens; its rows are full, the
-documents one behind the other, and its vocabulary is byte-level BPE, so that no character is unknown to it.
+As in bert_tiny, there is no dropout, the initial weights are larger, and training starts with rows of 16 tokens.
+Documents are packed into full rows. The vocabulary is byte-level BPE, which has no unknown characters.
 
 Command:     jaxlm pretrain configs/roberta_tiny.py --run-dir runs/roberta_tiny
              jaxlm fill-mask runs/roberta_tiny "Return a [MASK] of all the names."

@@ -2,13 +2,12 @@
 
 Command:     jaxlm pretrain configs/spanbert_large.py --run-dir runs/spanbert_large --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: 32 V100 GPUs; here see `jaxlm plan configs/spanbert_large.py`
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel; the published rate is 0.1
-Parameters:  336,998,976 with the published cased vocabulary of 28,996, the private head of span boundaries included
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the published rate is 0.1
+Parameters:  336,998,976 with the published cased vocabulary of 28,996, with the private span boundary head
 Result:      published, SQuAD 1.1 test after fine-tuning: 94.6 F1; SQuAD 2.0 test 88.7 F1
              (facebookresearch/SpanBERT, README)
 
-Rows are cut from a document wherever they are full; the published ones end with a sentence. Weight decay leaves out
-biases and norms.
+Rows may end within a sentence; the published ones end with a sentence. Biases and norms have no weight decay.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,6 +1,6 @@
-"""A small SpanBERT (2 layers, width 128) that learns on a CPU, from the text that every Python carries.
+"""Small SpanBERT for a CPU (2 layers, width 128), trained on Python's own documentation.
 
-Like bert_tiny it is trained without dropout, from wider weights, and first on rows of 16 tokens.
+As in bert_tiny, there is no dropout, the initial weights are larger, and training starts with rows of 16 tokens.
 
 Command:     jaxlm pretrain configs/spanbert_tiny.py --run-dir runs/spanbert_tiny
              jaxlm fill-mask runs/spanbert_tiny "Return a [MASK] of all the names."

@@ -1,11 +1,11 @@
 """T5 1.1 base: 12 + 12 layers, width 768, 12 heads of 64, feed-forward 2048 (gated); inputs of 512, targets of 114.
 
 Command:     jaxlm pretrain configs/t5_1_1_base.py --run-dir runs/t5_1_1_base --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    one accelerator, or a pod slice (`jaxlm plan` says what fits); on 64 chips `--mesh.data 2 --mesh.fsdp 32`
+Hardware:    one accelerator or a pod slice (see `jaxlm plan`); on 64 chips `--mesh.data 2 --mesh.fsdp 32`
 Parameters:  247,577,856 with the published 32,128 rows of embedding
 
-Adafactor at 1/sqrt(max(step, 10,000)), batches of 256 and z-loss as in T5X's preset for C4, no dropout; a million
-steps, as the 1.0 models had.
+Adafactor at 1/sqrt(max(step, 10,000)), the batch size of 256 and the z-loss are those of T5X's preset for C4, without
+dropout. A million steps are those of the 1.0 models.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,11 +1,11 @@
 """T5 1.1 XXL: 24 + 24 layers, width 4096, 64 heads of 64, feed-forward 10240 (gated); inputs of 512, targets of 114.
 
 Command:     jaxlm pretrain configs/t5_1_1_xxl.py --run-dir runs/t5_1_1_xxl --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    a TPU pod slice, parameters split over its chips (`jaxlm plan configs/t5_1_1_xxl.py` says what fits)
+Hardware:    a TPU pod slice with sharded parameters (see `jaxlm plan configs/t5_1_1_xxl.py`)
 Parameters:  11,135,332,352 with the published 32,128 rows of embedding
 
-Adafactor at 1/sqrt(max(step, 10,000)), batches of 256 and z-loss as in T5X's preset for C4, no dropout; a million
-steps, as the 1.0 models had.
+Adafactor at 1/sqrt(max(step, 10,000)), the batch size of 256 and the z-loss are those of T5X's preset for C4, without
+dropout. A million steps are those of the 1.0 models.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,13 +1,13 @@
 """T5 1.0 3B: 24 + 24 layers, width 1024, 32 heads of 128, feed-forward 16384; inputs of 512, targets of 114.
 
 Command:     jaxlm pretrain configs/t5_3b.py --run-dir runs/t5_3b --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    a TPU pod slice, parameters split over its chips (`jaxlm plan configs/t5_3b.py` says what fits)
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel where the device has one for
+Hardware:    a TPU pod slice with sharded parameters (see `jaxlm plan configs/t5_3b.py`)
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel, if the device has one for
              T5's relative bias (cuDNN on GPUs)
 Parameters:  2,851,598,336 with the published 32,128 rows of embedding
 
-Adafactor at 1/sqrt(max(step, 10,000)), a million steps of 2,048 sequences, as the final models of Raffel et al. 2019,
-which mixed supervised tasks in: this is the unsupervised part. The z-loss is that of T5X.
+Adafactor at 1/sqrt(max(step, 10,000)) and a million steps of 2,048 sequences, as for the final models of Raffel et al.
+2019. Their data also has supervised tasks; this preset has the unsupervised part. The z-loss is T5X's.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

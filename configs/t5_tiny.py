@@ -1,4 +1,4 @@
-"""T5 1.1 in a size for a laptop: 2 + 2 layers, width 128, trained on the text that every Python carries.
+"""Small T5 1.1 for a CPU (2 + 2 layers, width 128), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/t5_tiny.py --run-dir runs/t5_tiny
 Hardware:    two CPU cores

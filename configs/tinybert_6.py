@@ -9,8 +9,8 @@ Parameters:  66,955,008 with the published vocabulary of 30,522, of which 590,59
 Result:      published, GLUE test average after task distillation as well: 79.4, BERT-base 79.5 (Jiao et al. 2020,
              table 1)
 
-Batch, weight decay and learning rate are the released code's; 310,000 steps are its three epochs of the paper's 2.5
-billion words of Wikipedia, at 1.3 tokens a word.
+Batch size, weight decay and learning rate are the released code's. 310,000 steps are its three epochs of the paper's
+2.5 billion words of Wikipedia, at 1.3 tokens per word.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""A small TinyBERT (2 layers, width 128) that learns on a CPU from a teacher trained by bert_mini.py.
+"""Small TinyBERT for a CPU (2 layers, width 128), with a teacher trained by bert_mini.py.
 
 Command:     jaxlm pretrain configs/bert_mini.py --run-dir runs/bert_mini
              jaxlm pretrain configs/tinybert_tiny.py --run-dir runs/tinybert_tiny --objective.teacher runs/bert_mini

@@ -1,12 +1,12 @@
 """UL2 at the size of T5 1.1 base: 12 + 12 layers, width 768, feed-forward 2048 (gated), with a mixture of denoisers.
 
 Command:     jaxlm pretrain configs/ul2_base.py --run-dir runs/ul2_base --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    one accelerator, or a pod slice (`jaxlm plan configs/ul2_base.py` says what fits)
+Hardware:    one accelerator or a pod slice (see `jaxlm plan configs/ul2_base.py`)
 Parameters:  247,577,856 with the published 32,128 rows of embedding
 
-Steps, batch and Adafactor at 1/sqrt(max(step, 10,000)) as in the comparisons of Tay et al. 2022, whose models have SiLU
-in place of GELU. There each denoiser has rows of its own length, here all have inputs of at most 512 and targets of at
-most 342 tokens.
+Steps, batch size and Adafactor at 1/sqrt(max(step, 10,000)) are those of the comparisons of Tay et al. 2022, whose
+models have SiLU instead of GELU. In the paper each denoiser has its own lengths; here all have inputs of at most 512
+and targets of at most 342 tokens.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

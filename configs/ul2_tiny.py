@@ -1,4 +1,4 @@
-"""UL2 in a size for a laptop: the model of t5_tiny, with a mixture of denoisers.
+"""Small UL2 for a CPU: the model of t5_tiny, with a mixture of denoisers.
 
 Command:     jaxlm pretrain configs/ul2_tiny.py --run-dir runs/ul2_tiny
              jaxlm generate runs/ul2_tiny "[S2S] Return the"

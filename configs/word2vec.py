@@ -1,7 +1,8 @@
-"""Word vectors in the size of the published Google News vectors (3 million words, width 300), by the settings of the C
-code's own script for a large model: a bag of 10 words to each side, 10 noise words, 3 passes.
+"""word2vec (3 million words, width 300): the size of the published Google News vectors.
 
-Their gradient steps are of one word each; a batch has the mean of many thousands, for which Adagrad stands in.
+The settings are those of the C code's script for a large model: a bag of 10 words to each side, 10 noise words, 3
+passes. The C code makes a gradient step for each word. A batch here is the mean over many thousands of words, so
+Adagrad replaces plain gradient descent.
 
 Command:     jaxlm pretrain configs/word2vec.py --run-dir runs/word2vec --data.source "gs://YOUR/text/*.jsonl.zst"
              jaxlm export runs/word2vec vectors

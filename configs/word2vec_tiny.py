@@ -1,4 +1,4 @@
-"""Small word vectors (skip-gram, width 64), learnt on a CPU from the text that every Python carries.
+"""Small word2vec for a CPU (skip-gram, width 64), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/word2vec_tiny.py --run-dir runs/word2vec_tiny
              jaxlm export runs/word2vec_tiny vectors

@@ -2,11 +2,11 @@
 
 Command:     jaxlm pretrain configs/xlm_roberta_large.py --run-dir runs/xlm_roberta_large --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: 500 V100 GPUs; here see `jaxlm plan configs/xlm_roberta_large.py`
-Faster:      --objective.model.attention-dropout 0 takes the fused attention kernel; RoBERTa's rate is 0.1
+Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; RoBERTa's rate is 0.1
 Parameters:  560,142,482 with the published vocabulary of 250,002, whose padding symbol has id 1; 560,141,458 with id 0
 
-The paper names no learning rate: this is RoBERTa's. It draws each language in proportion to the 0.3rd power of its
-share of the text; here all text is drawn alike, so repeat the files of rare languages in the source.
+The paper gives no learning rate; this is RoBERTa's. The paper samples each language in proportion to its share of the
+text to the power of 0.3. Here all text is sampled alike, so repeat the files of rare languages in the source.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

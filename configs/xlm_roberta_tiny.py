@@ -1,6 +1,6 @@
-"""A small XLM-R (2 layers, width 128) that learns on a CPU, from any text; without one, from what every Python carries.
+"""Small XLM-R for a CPU (2 layers, width 128), by default trained on Python's own documentation.
 
-It is roberta_tiny with a unigram vocabulary, which spells text of any language.
+The model is that of roberta_tiny, with a unigram vocabulary for text of any language.
 
 Command:     jaxlm pretrain configs/xlm_roberta_tiny.py --run-dir runs/xlm_roberta_tiny
              jaxlm fill-mask runs/xlm_roberta_tiny "Return a [MASK] of all the names."

@@ -1,11 +1,13 @@
-"""XLNet-base (12 layers, width 768): the published size. Its schedule is not published: here the large model's, over
-the batches of 2,048 rows that the official README trains with, at half its learning rate.
+"""XLNet-base (12 layers, width 768): the published size.
 
 Command:     jaxlm pretrain configs/xlnet_base.py --run-dir runs/xlnet_base --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    published: not said; here see `jaxlm plan configs/xlnet_base.py`
+Hardware:    not published; see `jaxlm plan configs/xlnet_base.py`
 Parameters:  116,750,336 with the published vocabulary of 32,000
 Result:      published, MNLI dev after fine-tuning, one model: 86.8 (zihangdai/xlnet, README; of the released
              checkpoint, whose text was that of the large model)
+
+The schedule of this size is not published. It is the large model's, with the batches of 2,048 rows of the official
+README and half the learning rate.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

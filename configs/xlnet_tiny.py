@@ -1,4 +1,4 @@
-"""A small XLNet (2 layers, width 128) that learns on a CPU, from the text that every Python carries.
+"""Small XLNet for a CPU (2 layers, width 128), trained on Python's own documentation.
 
 Command:     jaxlm pretrain configs/xlnet_tiny.py --run-dir runs/xlnet_tiny
              jaxlm generate runs/xlnet_tiny "Return a list of"

@@ -45,7 +45,7 @@ def preset(tmp_path_factory):
         (["--optimizer.warmup-steps", "-1"], "optimizer.warmup_steps is -1"),
         (["--objective.mask-rate", "1.5"], "objective.mask_rate is 1.5"),
         (["--objective.model.num-heads", "3"], "num_heads"),
-        (["--objective.model.num-layers", "3000000000"], "num_layers is 3000000000; it must be at most 1,000"),
+        (["--objective.model.num-layers", "3000000000"], "num_layers is 3000000000; it must be in [1, 1000]"),
         (["--data.length", "4"], "length must be 8 or more"),
         (["--data.length", "64"], "more than the model's 32 positions"),
         (["--data.source", "no/such/file.txt"], "no/such/file.txt"),

@@ -9,12 +9,15 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
+import numpy as np
+
 import jaxlm
 
 ROOT = Path(jaxlm.__file__).parent
 MAX_LINES = 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-DOCUMENTED = ("jaxlm.corruption.", "jaxlm.huggingface.", "jaxlm.objectives.")
+DOCUMENTED = ("jaxlm.corruption.", "jaxlm.huggingface.", "jaxlm.models.", "jaxlm.objectives.")
 
 
 @functools.cache
@@ -63,6 +66,19 @@ def test_the_platform_is_asked_for_in_one_place_only():
         outside = {word for word in words(remaining) if "platform" in word or word == "default_backend"}
         assert not outside, f"{name} asks for the platform: {outside}"
     assert askers == allowed
+
+
+def test_jaxtyping_reads_every_shape():
+    """Annotations are not evaluated at import, and the type checker skips those that it cannot evaluate."""
+    shapes = [
+        (name, node) for name, tree in modules().items() for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Bool", "Float", "Int")
+    ]
+    assert len(shapes) > 500
+    for name, node in shapes:
+        _, shape = node.slice.elts
+        assert isinstance(shape, ast.Constant), f"{name}:{node.lineno}"
+        getattr(jaxtyping, node.value.id)[np.ndarray, shape.value]
 
 
 def num_lines(function: ast.FunctionDef) -> int:

@@ -1,11 +1,11 @@
-"""The right one of several choices, in your own columns.
+"""Multiple choice, on your own data.
 
 Command:     jaxlm finetune configs/tasks/choose.py --init-from RUN_OR_HF_DIR --data.source train.jsonl \
                  --data.dev dev.jsonl --run-dir runs/choose
-Data:        TSV or CSV with a line of names, JSON lines, tfds:NAME; columns by --data.text-field,
+Data:        TSV or CSV with a header line, JSON lines, tfds:NAME; columns by --data.text-field,
              --data.choices-fields (several with commas between, or a list in JSON), --data.label-field
              (number of the choice, from 0)
-Recipe:      BERT's for SWAG: batch 16, rate 2e-5, 3 epochs (Devlin et al. 2018, section 4.4)
+Recipe:      BERT's for SWAG: batch 16, learning rate 2e-5, 3 epochs (Devlin et al. 2018, section 4.4)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,9 +1,10 @@
-"""A class for each text, in your own columns.
+"""Text classification, on your own data.
 
 Command:     jaxlm finetune configs/tasks/classify.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
                  --data.dev dev.tsv --run-dir runs/classify
-Data:        TSV or CSV with a line of names, JSON lines, tfds:NAME; columns by --data.text-field, --data.label-field
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Data:        TSV or CSV with a header line, JSON lines, tfds:NAME; columns by --data.text-field, --data.label-field
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

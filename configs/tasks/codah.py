@@ -2,7 +2,7 @@
 
 Command:     jaxlm finetune configs/tasks/codah.py --init-from RUN_OR_HF_DIR --data.source fold_0/train.tsv \
                  --data.dev fold_0/dev.tsv --run-dir runs/codah
-Data:        its own TSV without a line of names
+Data:        its own TSV without a header line
 Recipe:      as for SWAG
 """
 

@@ -2,11 +2,12 @@
 
 Command:     jaxlm finetune configs/tasks/cola.py --init-from RUN_OR_HF_DIR --data.source CoLA/train.tsv \
                  --data.dev CoLA/dev.tsv --run-dir runs/cola
-Data:        GLUE's own TSV, which has no line of names;
+Data:        GLUE's own TSV, which has no header line;
              or --data.source tfds:glue/cola --data.dev tfds:glue/cola:validation \
                  --data.text-field sentence --data.label-field label
              (whose labels are unacceptable and acceptable, for 0 and 1)
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

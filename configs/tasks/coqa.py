@@ -2,7 +2,7 @@
 
 Command:     jaxlm finetune configs/tasks/coqa.py --init-from RUN_OR_HF_DIR --data.source coqa-train-v1.0.json \
                  --data.dev coqa-dev-v1.0.json --run-dir runs/coqa
-Data:        its own JSON; two turns stand in front of each question
+Data:        its own JSON; each question follows the two turns before it
 Recipe:      as for SQuAD
 """
 

@@ -1,11 +1,11 @@
-"""Classification learnt from a fine-tuned teacher: TinyBERT's and DistilBERT's distillation on a task.
+"""Classification by distillation from a fine-tuned teacher, as for TinyBERT and DistilBERT.
 
 Command:     jaxlm finetune configs/tasks/distil.py --init-from STUDENT --objective.teacher FINE_TUNED \
                  --data.source train.tsv --data.dev dev.tsv --run-dir runs/distilled
 Data:        as for classify.py; the teacher's own columns
-Recipe:      TinyBERT: first the layers, --objective.layer-weight 1 --objective.soft-weight 0 (rate 5e-5, 10 epochs,
-             batch 32), then from that run the predictions, as here (rate 3e-5, 3 epochs); DistilBERT:
-             --objective.temperature 2 --objective.hard-weight 1
+Recipe:      TinyBERT: first the layers, with --objective.layer-weight 1 --objective.soft-weight 0 (batch 32, learning
+             rate 5e-5, 10 epochs); then from that run the predictions, as here (learning rate 3e-5, 3 epochs).
+             DistilBERT: --objective.temperature 2 --objective.hard-weight 1
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""MRPC: do two sentences say the same? (GLUE; scored by F1 and accuracy)
+"""MRPC: do two sentences mean the same? (GLUE; scored by F1 and accuracy)
 
 Command:     jaxlm finetune configs/tasks/mrpc.py --init-from RUN_OR_HF_DIR --data.source MRPC/train.tsv \
                  --data.dev MRPC/dev.tsv --run-dir runs/mrpc
@@ -6,8 +6,9 @@ Data:        GLUE's own TSV;
              or --data.source tfds:glue/mrpc --data.dev tfds:glue/mrpc:validation \
                  --data.text-field sentence1 --data.text-pair-field sentence2 --data.label-field label
              (whose labels are not_equivalent and equivalent, for 0 and 1)
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs;
-             small: often begun from a model fine-tuned on MNLI (--init-from RUN)
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs;
+             small: often started from a model fine-tuned on MNLI (--init-from RUN)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -3,7 +3,8 @@
 Command:     jaxlm finetune configs/tasks/nsmc.py --init-from RUN_OR_HF_DIR --data.source ratings_train.txt \
                  --data.dev ratings_test.txt --run-dir runs/nsmc
 Data:        its own TSV (github.com/e9t/nsmc)
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,10 +1,11 @@
-"""A class for each pair of texts, in your own columns; a number with --objective.target number.
+"""Classification of text pairs, on your own data; regression with --objective.target number.
 
 Command:     jaxlm finetune configs/tasks/pair.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
                  --data.dev dev.tsv --run-dir runs/pair
-Data:        TSV or CSV with a line of names, JSON lines, tfds:NAME; columns by --data.text-field,
+Data:        TSV or CSV with a header line, JSON lines, tfds:NAME; columns by --data.text-field,
              --data.text-pair-field, --data.label-field
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

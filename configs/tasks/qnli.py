@@ -4,7 +4,8 @@ Command:     jaxlm finetune configs/tasks/qnli.py --init-from RUN_OR_HF_DIR --da
                  --data.dev QNLI/dev.tsv --run-dir runs/qnli
 Data:        GLUE's own TSV;
              or --data.source tfds:glue/qnli --data.dev tfds:glue/qnli:validation --data.id-field idx
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

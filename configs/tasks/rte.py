@@ -4,8 +4,9 @@ Command:     jaxlm finetune configs/tasks/rte.py --init-from RUN_OR_HF_DIR --dat
                  --data.dev RTE/dev.tsv --run-dir runs/rte
 Data:        GLUE's own TSV;
              or --data.source tfds:glue/rte --data.dev tfds:glue/rte:validation
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs;
-             small: often begun from a model fine-tuned on MNLI (--init-from RUN)
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs;
+             small: often started from a model fine-tuned on MNLI (--init-from RUN)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,9 +1,9 @@
-"""SQuAD 1.1: where in a passage is the answer? Also for your own files of its form.
+"""SQuAD 1.1: where in a passage is the answer? Also for your own data in this format.
 
 Command:     jaxlm finetune configs/tasks/squad.py --init-from RUN_OR_HF_DIR --data.source train-v1.1.json \
                  --data.dev dev-v1.1.json --run-dir runs/squad
-Data:        JSON of SQuAD's form
-Recipe:      BERT's for SQuAD: windows of 384 tokens every 128, questions of 64, batch 12, rate 3e-5, 2 epochs;
+Data:        SQuAD's JSON format
+Recipe:      BERT's for SQuAD: windows of 384 tokens every 128, questions of 64, batch 12, learning rate 3e-5, 2 epochs;
              published: bert-base 81.25 exact match, 88.41 F1 (google-research/bert, README)
 """
 

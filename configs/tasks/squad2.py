@@ -2,8 +2,8 @@
 
 Command:     jaxlm finetune configs/tasks/squad2.py --init-from RUN_OR_HF_DIR --data.source train-v2.0.json \
                  --data.dev dev-v2.0.json --run-dir runs/squad2
-Data:        JSON of SQuAD's form. exact_match and f1 are at threshold 0; best_f1 is at the best one for these rows
-Recipe:      BERT's for SQuAD: windows of 384 tokens every 128, questions of 64, batch 12, rate 3e-5, 2 epochs
+Data:        SQuAD's JSON format. exact_match and f1 are at threshold 0, best_f1 at the best threshold for these rows
+Recipe:      BERT's for SQuAD: windows of 384 tokens every 128, questions of 64, batch 12, learning rate 3e-5, 2 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

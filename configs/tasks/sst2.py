@@ -5,7 +5,8 @@ Command:     jaxlm finetune configs/tasks/sst2.py --init-from RUN_OR_HF_DIR --da
 Data:        GLUE's own TSV;
              or --data.source tfds:glue/sst2 --data.dev tfds:glue/sst2:validation
              (whose labels are negative and positive, for 0 and 1)
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

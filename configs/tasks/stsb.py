@@ -4,8 +4,9 @@ Command:     jaxlm finetune configs/tasks/stsb.py --init-from RUN_OR_HF_DIR --da
                  --data.dev STS-B/dev.tsv --run-dir runs/stsb
 Data:        GLUE's own TSV;
              or --data.source tfds:glue/stsb --data.dev tfds:glue/stsb:validation --data.label-field label
-             (of the test split with --data.label-field '', since its scores are -1)
-Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3): batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+             (for the test split --data.label-field '', since its scores are -1)
+Recipe:      BERT's grid for GLUE (Devlin et al. 2018, appendix A.3):
+             batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,9 +1,9 @@
-"""SciTLDR: a sentence that sums up a paper; also for your own summaries.
+"""SciTLDR: one-sentence summaries of papers; also for your own summaries.
 
 Command:     jaxlm finetune configs/tasks/summarise.py --init-from RUN_OR_HF_DIR --data.source train.jsonl \
                  --data.dev dev.jsonl --run-dir runs/summarise
 Data:        JSON lines with a list of sentences and a list of summaries
-Recipe:      T5's prefix; a tenth of its rate, with AdamW
+Recipe:      T5's prefix; AdamW at a tenth of T5's learning rate
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

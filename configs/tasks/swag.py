@@ -3,7 +3,7 @@
 Command:     jaxlm finetune configs/tasks/swag.py --init-from RUN_OR_HF_DIR --data.source train.csv \
                  --data.dev val.csv --run-dir runs/swag
 Data:        its own CSV
-Recipe:      batch 16, rate 2e-5, 3 epochs (Devlin et al. 2018, section 4.4)
+Recipe:      batch 16, learning rate 2e-5, 3 epochs (Devlin et al. 2018, section 4.4)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

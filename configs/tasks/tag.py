@@ -1,10 +1,10 @@
-"""A tag for each word, in your own columns.
+"""Tagging of words, on your own data.
 
 Command:     jaxlm finetune configs/tasks/tag.py --init-from RUN_OR_HF_DIR --data.source train.conll \
                  --data.dev dev.conll --run-dir runs/tag
-Data:        CoNLL: a word a line, columns by --data.word-column and --data.tag-column; --objective.metric entities for
-             entities in IOB2
-Recipe:      BERT's for named entities: the first piece of a word has its tag (section 5.3)
+Data:        CoNLL: one word per line, columns by --data.word-column and --data.tag-column;
+             --objective.metric entities for entities in IOB2
+Recipe:      BERT's for named entities: the first piece of a word predicts its tag (section 5.3)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,10 +1,10 @@
-"""Any text for a text, in your own columns; for T5 and decoders.
+"""Text to text, on your own data, for T5 and decoders.
 
 Command:     jaxlm finetune configs/tasks/text_to_text.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
                  --data.dev dev.tsv --run-dir runs/text_to_text
-Data:        TSV or CSV with a line of names, JSON lines, tfds:NAME; columns by --data.source-field,
+Data:        TSV or CSV with a header line, JSON lines, tfds:NAME; columns by --data.source-field,
              --data.target-field
-Recipe:      T5's: constant rate 1e-3 with Adafactor; here AdamW at a tenth of it
+Recipe:      T5's is Adafactor at a constant 1e-3; here AdamW at a tenth of that
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,9 +1,9 @@
-"""English to French; also for your own pairs.
+"""Translation from English to French; also for your own pairs.
 
 Command:     jaxlm finetune configs/tasks/translate.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
                  --data.dev dev.tsv --run-dir runs/translate
-Data:        TSV without a line of names
-Recipe:      T5's prefix; a tenth of its rate, with AdamW
+Data:        TSV without a header line
+Recipe:      T5's prefix; AdamW at a tenth of T5's learning rate
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,9 +1,9 @@
-"""Parts of speech of Universal Dependencies.
+"""Part-of-speech tagging of Universal Dependencies.
 
 Command:     jaxlm finetune configs/tasks/ud_pos.py --init-from RUN_OR_HF_DIR --data.source en_ewt-ud-train.conllu \
                  --data.dev en_ewt-ud-dev.conllu --run-dir runs/ud_pos
 Data:        CoNLL-U; the tag is UPOS
-Recipe:      the first piece of a word has its tag
+Recipe:      the first piece of a word predicts its tag
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -3,7 +3,7 @@
 Command:     jaxlm finetune configs/tasks/wnut17.py --init-from RUN_OR_HF_DIR --data.source wnut17train.conll \
                  --data.dev emerging.dev.conll --run-dir runs/wnut17
 Data:        its own CoNLL, IOB2
-Recipe:      the first piece of a word has its tag
+Recipe:      the first piece of a word predicts its tag
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -1,1 +1,1 @@
-"""Flax Linen modules behind pure functions: the only floor that imports flax."""
+"""Model families: Flax Linen modules behind pure functions. No other package imports flax."""

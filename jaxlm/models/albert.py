@@ -1,30 +1,32 @@
-"""ALBERT (Lan et al. 2019): narrow embeddings, and layers that share their parameters."""
+"""ALBERT (Lan et al. 2019): an encoder with narrow embeddings and shared layers."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import ClassVar
 
 from jaxlm.errors import UserError
 from jaxlm.models.encoder import Encoder
-from jaxlm.models.layers.config import PlainActivation
-
-PUBLISHED = {"base": (12, 768), "large": (24, 1024), "xlarge": (24, 2048), "xxlarge": (12, 4096)}
-"""Size → layers, width."""
+from jaxlm.models.layers.config import PlainActivation, transformer_sizes
 
 
 @dataclasses.dataclass(frozen=True)
 class Albert(Encoder):
-    """An ALBERT encoder. The defaults are ALBERT-base, as version 1 was pretrained; version 2 has no dropout."""
+    """ALBERT encoder. The defaults are ALBERT-base, version 1 as it was pretrained; version 2 has no dropout."""
 
     vocab_size: int = 30000
-    """Rows of the word embedding; a run sets it from its tokenizer."""
+    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     embedding_size: int = 128
-    """Width of the embeddings, which a dense layer brings to hidden_size."""
+    """Width of the embeddings, which a dense layer maps to hidden_size."""
     num_groups: int = 1
-    """Groups of consecutive layers; the layers of a group share their parameters."""
+    """Number of groups of consecutive layers; the layers of a group share their parameters."""
     activation: PlainActivation = "gelu_new"
-    """gelu is the exact (erf) form, gelu_new the tanh approximation."""
+    """Activation of the feed-forward layers: gelu is the exact (erf) form, gelu_new the tanh approximation."""
+
+    published_sizes: ClassVar = {
+        "base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024),
+        "xlarge": transformer_sizes(24, 2048), "xxlarge": transformer_sizes(12, 4096),
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,20 +35,13 @@ class Albert(Encoder):
                 f"objective.model.num_groups {self.num_groups} is more than num_layers {self.num_layers}; lower it."
             )
 
-    @classmethod
-    def published(cls, size: str, **changes: Any) -> Self:
-        """A published size by name: base, large, xlarge or xxlarge. Heads are 64 wide, as the paper has them."""
-        layers, hidden = PUBLISHED[size]
-        shape = dict(num_layers=layers, hidden_size=hidden, num_heads=hidden // 64, intermediate_size=4 * hidden)
-        return cls(**(shape | changes))
-
     @property
     def embedding_width(self) -> int:
         return self.embedding_size
 
     @property
     def has_projection(self) -> bool:
-        return True  # as in Transformers, where the widths may be equal, too
+        return True  # as in Transformers, even if the widths are equal
 
     @property
     def groups(self) -> int:

@@ -1,8 +1,8 @@
-"""The contract between a model family and everything that trains, fine-tunes, exports or asks it.
+"""Contract of the model families.
 
-A model is a value: a frozen dataclass of sizes whose methods are pure functions of parameters. Callers never name a
-family; what a family has beyond this contract (a query stream, a recurrence memory, the states of all layers) are
-methods of its own, which its own objective calls.
+A model is a frozen dataclass of sizes; its methods are pure functions of parameters. Callers do not depend on the
+family. What a family has beyond this contract (query stream, recurrence memory, hidden states of all layers) are
+methods of the family, which its own objective calls.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.models.layers.config import PlainActivation
 from jaxlm.models.layers.embeddings import logits
+from jaxlm.models.layers.stack import at_positions
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
 
 class Inputs(NamedTuple):
-    """What a model reads. A family ignores what it has no use for.
-
-    mask: 1 at tokens, 0 at padding, which stands at the end of a row; None for rows without padding.
-    token_types: segment types; None for zeros.
-    documents: number of the document of each token in a packed row, 0 at padding. Causal models attend within a
-        document and restart its positions; given None they take `mask`, which is a row of documents 1 and 0.
-    characters: characters of each token, for models that spell their words.
-    """
+    """Inputs of a model. Each family ignores the fields that it does not use."""
 
     ids: Int[Array, "batch length"]
+    """Token ids."""
     token_types: Int[Array, "batch length"] | None = None
+    """Segment types; None for zeros."""
     mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None
+    """1 at tokens, 0 at padding, which is at the end of a row; None without padding."""
     documents: Int[Array, "batch length"] | None = None
+    """Document number of each token in a packed row, 0 at padding; None for `mask`. Causal models attend within a
+    document, and count positions from its start."""
     characters: Int[Array, "batch length characters"] | None = None
+    """Characters of each token, for models with character inputs."""
 
     @classmethod
     def of(cls, example: Mapping[str, Any]) -> Inputs:
-        """Return the arrays of an example: `input_ids`, `token_type_ids`, `attention_mask` and `characters`."""
+        """Return `input_ids`, `token_type_ids`, `attention_mask` and `characters` of an example as inputs."""
         return cls(
             example["input_ids"], example.get("token_type_ids"), example.get("attention_mask"),
             characters=example.get("characters"),
@@ -49,40 +49,47 @@ class Inputs(NamedTuple):
 
 
 class FineTuning(NamedTuple):
-    """How a task reads a model, as the model's paper and its Transformers classes have it.
-
-    template: special symbols around a task's texts. answer_template: the same for answers in passages, where `template`
-    ends without a symbol that can stand for "no answer". activation: of the dense layer between the summary and the
-    classifier; None without such a layer. use_bias: whether the classifier of texts has a bias.
-    """
+    """Input format and classifier of a task, from the model's paper and its Transformers classes."""
 
     template: Template
+    """Special symbols around a task's texts."""
     answer_template: Template | None = None
+    """Template for answers in passages, if `template` ends without a symbol that can mean "no answer"."""
     activation: PlainActivation | Literal["tanh"] | None = "tanh"
+    """Activation of the dense layer between the summary and the classifier; None without such a layer."""
     use_bias: bool = True
+    """Whether the classifier of texts has a bias."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model that reads text. Families are frozen dataclasses with the sizes as fields.
+    """Model that reads text. Families are frozen dataclasses with the sizes as fields.
 
-    An instance of this class itself stands for a model that is yet to be chosen.
+    An instance of this class itself is a placeholder until a pretrained model is chosen.
     """
 
     template: ClassVar[Template] = Template()
     """Special symbols around one and two texts."""
     is_causal: ClassVar[bool] = False
-    """Whether the hidden state of a token depends only on the tokens before it and on itself."""
+    """Whether a token attends only to itself and to earlier tokens."""
     summary_token: ClassVar[Literal["first", "last", "mean"]] = "first"
-    """The token whose hidden state stands for a text, or the mean of all tokens."""
+    """Token whose hidden state represents a text, or the mean of all tokens."""
     length_multiple: ClassVar[int] = 1
-    """Training rows have a multiple of this many tokens."""
+    """The length of training rows is a multiple of this."""
     input_params: ClassVar[tuple[str, ...]] = ("embeddings", "projection")
-    """Names of the parameters below the first layer, whose learning rate layer decay scales the most."""
+    """Names of the parameters below the first layer, which get the smallest learning rate under layer decay."""
     output_params: ClassVar[tuple[str, ...]] = ("mlm_head",)
-    """Names of the parameters that only predict tokens."""
+    """Names of the parameters that only serve to predict tokens."""
     vocab_multiple: ClassVar[int] = 1
-    """The rows of the embedding are rounded up to a multiple of this."""
+    """The number of rows of the word embedding is rounded up to a multiple of this."""
+
+    published_sizes: ClassVar[Mapping[str, dict[str, Any]]] = {}
+    """Fields of the published models, by the name of the size."""
+
+    @classmethod
+    def published(cls, size: str, **changes: Any) -> Self:
+        """Return the published model of a size (see `published_sizes`), with `changes` to its fields."""
+        return cls(**(cls.published_sizes[size] | changes))
 
     @property
     def width(self) -> int:
@@ -91,17 +98,17 @@ class Model:
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence that the model reads; None without a limit."""
+        """Maximum sequence length; None without a limit."""
         return getattr(self, "max_positions", None)
 
     @property
     def fine_tuning(self) -> FineTuning | None:
-        """How a task reads the model; None for a model that no task can read."""
+        """Input format and classifier of tasks; None if the model has no classifier for tasks."""
         return FineTuning(self.template)
 
     @property
     def text_model(self) -> Model:
-        """The model that tasks, vectors and teachers use: this one, or the part of it that reads text."""
+        """The model that tasks, text vectors and teachers use: this model, or its part that reads text."""
         return self
 
     def text_params(self, params: Params) -> Params:
@@ -114,24 +121,24 @@ class Model:
         return False
 
     def complete_inputs(self, inputs: Inputs, vocabulary: Vocabulary) -> Inputs:
-        """Return `inputs` with what else the model reads of each token."""
+        """Return `inputs` with the model's further inputs, such as characters."""
         return inputs
 
     def init_task(self, key: jax.Array) -> Params:
-        """Return the fresh parameters that a task starts from: without output layers, with what only tasks train."""
+        """Return fresh parameters for a task: without output layers, with parameters that only tasks train."""
         return {name: leaf for name, leaf in self.init(key).items() if name not in self.output_params}
 
     @property
     def execution(self) -> dict[str, Any]:
-        """The fields that say how attention layers are computed; empty for a model without such layers."""
+        """The values of the `ExecutionConfig` fields; empty for a model without attention layers."""
         return {}
 
     def with_execution(self, **changes: Any) -> Self:
-        """Return a copy with other values of the `execution` fields; unknown ones are ignored."""
+        """Return a copy with other values of the `execution` fields; the model ignores fields that it lacks."""
         return dataclasses.replace(self, **{name: changes[name] for name in self.execution if name in changes})
 
     def for_vocabulary(self, vocabulary: Vocabulary) -> Self:
-        """Return a copy with as many rows of embedding as the vocabulary needs."""
+        """Return a copy with the vocabulary size of `vocabulary`."""
         return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size, self.vocab_multiple))
 
     def init(self, key: jax.Array) -> Params:
@@ -146,42 +153,44 @@ class Model:
 
         Args:
             params: The model's parameters.
-            inputs: Tokens, and what belongs to them.
+            inputs: Tokens, and the other inputs of each token.
             key: Dropout key; None turns dropout off.
-            at: Positions whose hidden states are wanted; None for all.
+            at: Positions to return; None for all.
         """
+        x = self._hidden_states(params, inputs, key)
+        return x if at is None else at_positions(x, at)
+
+    def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+        """Return the last hidden states of all tokens."""
         raise NotImplementedError
 
     def summary(self, params: Params, inputs: Inputs, *, key: jax.Array | None = None) -> Float[Array, "batch width"]:
         """Return one vector per text: the hidden state of its first or last token, or the mean of all tokens."""
-        rows = inputs.ids.shape[0]
-        if self.summary_token == "first":
-            return self.hidden_states(params, inputs, key=key, at=jnp.zeros((rows, 1), jnp.int32))[:, 0]
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
         lengths = jnp.sum(mask, axis=1)
-        if self.summary_token == "last":
-            last = jnp.maximum(lengths - 1, 0)[:, None]
-            return self.hidden_states(params, inputs, key=key, at=last)[:, 0]
-        hidden = self.hidden_states(params, inputs, key=key)
-        return jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype)) / jnp.maximum(lengths, 1)[:, None]
+        if self.summary_token == "mean":
+            hidden = self.hidden_states(params, inputs, key=key)
+            return jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype)) / jnp.maximum(lengths, 1)[:, None]
+        at = jnp.zeros_like(lengths) if self.summary_token == "first" else jnp.maximum(lengths - 1, 0)
+        return self.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0]
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass, with `predicted` positions in the output layer.
 
-        Matrix products and full attention, every layer at every position; a multiply-add counts as 2.
+        They count matrix products and full attention, of every layer at every position; a multiply-add counts as 2.
         """
         raise NotImplementedError
 
 
 class TokenPredictor(Model):
-    """A model that predicts tokens of its vocabulary."""
+    """Model that predicts tokens."""
 
     def token_features(self, params: Params, hidden: Float[Array, "*batch width"]) -> Float[Array, "*batch features"]:
-        """Return the vectors that the output matrix multiplies; by default the hidden states themselves."""
+        """Return the inputs of the output matrix; by default the hidden states."""
         return hidden
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab features"], Float[Array, " vocab"] | None]:
-        """Return (matrix, bias or None), which turn `token_features` into vocabulary logits."""
+        """Return the matrix and the bias (or None) that map `token_features` to vocabulary logits."""
         raise NotImplementedError
 
     def predict_tokens(self, params: Params, hidden: Float[Array, "*batch width"]) -> Float[Array, "*batch vocab"]:
@@ -196,10 +205,10 @@ class TokenPredictor(Model):
 
 
 class Writer(TokenPredictor):
-    """A model that writes text token by token."""
+    """Model that generates text token by token."""
 
     has_encoder: ClassVar[bool] = False
-    """Whether an encoder reads the prompt, and the text that is written begins anew."""
+    """Whether an encoder reads the prompt and a decoder generates the text."""
 
     @property
     def writes_answers(self) -> bool:
@@ -209,24 +218,24 @@ class Writer(TokenPredictor):
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
         start: int = 0,
     ) -> tuple[Float[Array, "batch vocab"], Any]:
-        """Read prompts.
+        """Process prompts.
 
         Args:
             params: The model's parameters.
             prompts: Token ids, padded on the left.
             mask: False at padding.
-            new_tokens: Number of tokens that the state has room for.
-            start: Token that the decoder of an encoder-decoder begins with.
+            new_tokens: Maximum number of tokens to generate.
+            start: First decoder token of an encoder-decoder.
 
         Returns:
-            Logits of the first new token, float32, and the state.
+            The float32 logits of the first new token, and the decoding state.
         """
         raise NotImplementedError
 
     def decode(
         self, params: Params, tokens: Int[Array, " batch"], state: Any
     ) -> tuple[Float[Array, "batch vocab"], Any]:
-        """Append one token to each row; return the logits of the next one and the new state, of the same shapes."""
+        """Append one token to each row; return the logits of the next token and the new state of the same shapes."""
         raise NotImplementedError
 
     def target_features(
@@ -261,5 +270,4 @@ def last_token(
     hidden: Float[Array, "batch length width"], mask: Int[Array, "batch length"]
 ) -> Float[Array, "batch width"]:
     """Return the hidden state of the last token of each row."""
-    position = jnp.maximum(jnp.sum(mask, axis=-1) - 1, 0)
-    return jnp.take_along_axis(hidden, position[:, None, None], axis=1)[:, 0]
+    return at_positions(hidden, jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True) - 1, 0))[:, 0]

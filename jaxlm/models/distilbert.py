@@ -13,13 +13,12 @@ from jaxlm.tokenizers.template import Template
 
 @dataclasses.dataclass(frozen=True)
 class Distilbert(Encoder):
-    """A DistilBERT encoder: BERT with half its layers, without segment types. The defaults are
-    distilbert-base-uncased."""
+    """DistilBERT encoder: BERT with half the layers and no segment types. The defaults are distilbert-base-uncased."""
 
     num_layers: int = 6
-    """Transformer layers."""
+    """Number of Transformer layers."""
     type_vocab_size: int = 0
-    """Segment types: none."""
+    """Number of segment types: none."""
 
     template: ClassVar[Template] = Template(
         single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")
@@ -28,5 +27,5 @@ class Distilbert(Encoder):
 
     @property
     def fine_tuning(self) -> FineTuning:
-        # Its rows have no segment types, but a teacher that reads the same rows may have them.
+        # The template has segment types, because a teacher that reads the same rows may need them.
         return FineTuning(dataclasses.replace(self.template, pair=Bert.template.pair), activation="relu")

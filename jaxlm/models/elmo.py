@@ -1,40 +1,36 @@
-"""ELMo (Peters et al. 2018): words from their characters, and a language model of LSTMs in each direction."""
+"""ELMo (Peters et al. 2018): word vectors from characters, and an LSTM language model in each direction."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.config import HasDtype, check_sizes
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.lstm import LstmState, init_lstm, run_lstm
-from jaxlm.models.layers.stack import at_positions
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
-PUBLISHED = {"original": (2, 4096, 512), "medium": (1, 2048, 256), "small": (1, 1024, 128)}
-"""Size → highway layers, cells, width."""
 FILTERS = (32, 32, 64, 128, 256, 512, 1024)
-"""Number of convolutions over 1, 2, … characters."""
+"""Number of convolution filters over 1, 2, … characters."""
 WORD_LENGTH = 50
-"""Characters of a word, with those that begin and end it."""
+"""Characters of a word, with the symbols at its beginning and end."""
 BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PAD_WORD, NUM_CHARACTERS = 256, 257, 258, 259, 260, 261
-"""Ids after the bytes 0 to 255; how many there are."""
+"""Character ids after those of the bytes 0 to 255, and the number of all ids."""
 
 
 @functools.lru_cache(maxsize=2)
 def spell(vocabulary: Vocabulary) -> Int[np.ndarray, "vocab characters"]:
-    """The characters of every word: its UTF-8 bytes between BEGIN_WORD and END_WORD, cut to WORD_LENGTH."""
+    """Return the characters of every word: its UTF-8 bytes between BEGIN_WORD and END_WORD, cut to WORD_LENGTH."""
     pieces = vocabulary.pieces or [f"w{number}" for number in range(vocabulary.size)]
     table = np.full((vocabulary.size, WORD_LENGTH), PAD_WORD, np.int32)
     ends = {vocabulary.bos: [BEGIN_TEXT], vocabulary.eos: [END_TEXT]}
@@ -46,47 +42,45 @@ def spell(vocabulary: Vocabulary) -> Int[np.ndarray, "vocab characters"]:
 
 @dataclasses.dataclass(frozen=True)
 class Elmo(HasDtype, Model):
-    """ELMo as a value. The defaults are the original size.
+    """ELMo. The defaults are the original size.
 
-    Parameters: `characters`, `filters/i`, `highways/i/{carry,transform}`, `token_projection`; `forward/i`, `backward/i`
-    (see layers.lstm), one for each LSTM; `softmax`, which both directions share.
+    Parameters: `characters`, `filters/i`, `highways/i/{carry,transform}`, `token_projection`; for each LSTM `forward/i`
+    and `backward/i` (see `layers.lstm`); `softmax`, which both directions share.
     """
 
     vocab_size: int = 793_471
-    """Words that are predicted; a run sets it from its tokenizer."""
+    """Vocabulary size (words of the softmax); a run takes it from its tokenizer."""
     hidden_size: int = 512
-    """Width of a direction: of word vectors, and of the LSTMs' projected states."""
+    """Width of the word vectors, and of each direction's hidden states."""
     cell_size: int = 4096
-    """Cells of an LSTM."""
+    """Number of cells of an LSTM."""
     num_layers: int = 2
-    """LSTMs in each direction; all but the first add their input to their output."""
-    num_highways: int = field(2, weights=True, range="[0, inf)")
-    """Highway layers between the characters and the word vector."""
+    """Number of LSTMs in each direction; all but the first have a residual connection."""
+    num_highways: int = field(2, range="[0, inf)")
+    """Number of highway layers of the word vectors."""
     character_size: int = 16
-    """Width of the characters' vectors."""
-    filter_widths: int = 7
-    """Convolutions are over 1 to so many characters: 32, 32, 64, 128, 256, 512 and 1,024 of them."""
+    """Width of the character embedding."""
+    filter_widths: int = field(7, range="[1, 7]")
+    """Largest width of the convolutions in characters. Widths 1 to 7 have 32, 32, 64, 128, 256, 512 and 1,024 filters.
+    """
     clip: float = field(3.0, range="[0, inf)")
-    """Cells and projected states are clipped to ± this; 0 for never."""
-    dropout: float = field(0.1, recipe=True)
-    """Dropout on the input of each LSTM and on the output of the last."""
+    """Limit of the absolute values of cells and projected states; 0 for none."""
+    dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of the input of each LSTM and of the output of the last."""
 
     template: ClassVar[Template] = Template()
     """Special symbols around one and two texts: none."""
     summary_token = "mean"
     input_params = ()
     output_params = ("softmax",)
+    published_sizes: ClassVar = {
+        "original": dict(num_highways=2, cell_size=4096, hidden_size=512),
+        "medium": dict(num_highways=1, cell_size=2048, hidden_size=256),
+        "small": dict(num_highways=1, cell_size=1024, hidden_size=128),
+    }
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        if not 1 <= self.filter_widths <= len(FILTERS):
-            raise UserError(f"objective.model.filter_widths is {self.filter_widths}; it must be 1 to {len(FILTERS)}.")
-
-    @classmethod
-    def published(cls, size: str, **changes: Any) -> Self:
-        """A published size by name: original, medium or small."""
-        highways, cells, hidden = PUBLISHED[size]
-        return cls(**(dict(num_highways=highways, cell_size=cells, hidden_size=hidden) | changes))
 
     @property
     def width(self) -> int:
@@ -99,11 +93,11 @@ class Elmo(HasDtype, Model):
 
     @property
     def num_filters(self) -> int:
-        """Features of a word before the projection."""
+        """Number of convolution filters, the width of a word before the projection."""
         return sum(FILTERS[: self.filter_widths])
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, float32, by the laws of the official code."""
+        """Return fresh parameters, float32, with the distributions of the official code."""
         keys = iter(jax.random.split(key, 16 + 2 * self.num_highways + 2 * self.num_layers))
         features, h = self.num_filters, self.hidden_size
 
@@ -138,29 +132,31 @@ class Elmo(HasDtype, Model):
     def word_vectors(
         self, params: Params, characters: Int[Array, "*batch characters"]
     ) -> Float[Array, "*batch hidden"]:
-        """Convolutions over the characters, the largest of each, ReLU, highway layers (Srivastava et al. 2015), and a
-        projection."""
+        """Return word vectors: convolutions, maximum over characters, ReLU, highway layers, projection.
+
+        Highway layers: Srivastava et al. 2015.
+        """
         x = params["characters"]["embedding"][characters].astype(self.dtype)
         shape = x.shape[:-2]
         x = x.reshape(-1, *x.shape[-2:])
         features = []
-        for own in params["filters"].values():
+        for layer in params["filters"].values():
             y = jax.lax.conv_general_dilated(
-                x, own["kernel"].astype(x.dtype), (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+                x, layer["kernel"].astype(x.dtype), (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
             )
-            features.append(jax.nn.relu(jnp.max(y, axis=1) + own["bias"].astype(x.dtype)))
+            features.append(jax.nn.relu(jnp.max(y, axis=1) + layer["bias"].astype(x.dtype)))
         x = jnp.concatenate(features, axis=-1)
 
-        def dense(own: Params, x: jax.Array) -> jax.Array:
-            return x @ own["kernel"].astype(x.dtype) + own["bias"].astype(x.dtype)
+        def dense(layer: Params, x: jax.Array) -> jax.Array:
+            return x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)
 
-        for own in params["highways"].values():
-            carry = jax.nn.sigmoid(dense(own["carry"], x))
-            x = carry * jax.nn.relu(dense(own["transform"], x)) + (1.0 - carry) * x
+        for layer in params["highways"].values():
+            carry = jax.nn.sigmoid(dense(layer["carry"], x))
+            x = carry * jax.nn.relu(dense(layer["transform"], x)) + (1.0 - carry) * x
         return dense(params["token_projection"], x).reshape(*shape, self.hidden_size)
 
     def empty_state(self, rows: int) -> tuple[LstmState, ...]:
-        """Zeros for the LSTMs of one direction."""
+        """Return the initial state of one direction's LSTMs: zeros."""
         return tuple(
             LstmState(jnp.zeros((rows, self.cell_size)), jnp.zeros((rows, self.hidden_size), self.dtype))
             for _ in range(self.num_layers)
@@ -170,12 +166,19 @@ class Elmo(HasDtype, Model):
         self, params: Params, x: Float[Array, "batch length hidden"], state: tuple[LstmState, ...],
         dropout_key: jax.Array | None = None,
     ) -> tuple[list[Float[Array, "batch length hidden"]], tuple[LstmState, ...]]:
-        """(the hidden states of each LSTM of a direction, their states after the last token). params: `forward` or
-        `backward`; x: word vectors, in the order of reading. A dropout_key turns dropout on."""
-        layers, after = [], []
-        keys = [None] * (self.num_layers + 1)
-        if dropout_key is not None:
-            keys = list(jax.random.split(dropout_key, self.num_layers + 1))
+        """Run the LSTMs of one direction.
+
+        Args:
+            params: The parameters `forward` or `backward`.
+            x: Word vectors, in the direction's order.
+            state: States before the first token.
+            dropout_key: Dropout key; None turns dropout off.
+
+        Returns:
+            The hidden states of each LSTM, and the states after the last token.
+        """
+        layers, after, count = [], [], self.num_layers + 1
+        keys = [None] * count if dropout_key is None else jax.random.split(dropout_key, count)
         for i in range(self.num_layers):
             x = dropout(x, self.dropout, keys[i])
             y, new = run_lstm(params[str(i)], x, state[i], self.clip)
@@ -188,15 +191,17 @@ class Elmo(HasDtype, Model):
     def layers(
         self, params: Params, characters: Int[Array, "batch length characters"], lengths: Int[Array, " batch"]
     ) -> Float[Array, "layers batch length both"]:
-        """Return the layers that a task mixes: the word vectors, twice side by side, then of each LSTM [forward,
-        backward]. Rows are texts of their own, of `lengths` words."""
+        """Return the layers of the scalar mix: [words, words], then [forward, backward] of each LSTM.
+
+        Each row is one text of `lengths` words.
+        """
         position = jnp.arange(characters.shape[1])
-        turned = jnp.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)[..., None]
+        reverse = jnp.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)[..., None]
         words = self.word_vectors(params, characters)
         state = self.empty_state(characters.shape[0])
         forward, _ = self.run(params["forward"], words, state)
-        backward, _ = self.run(params["backward"], jnp.take_along_axis(words, turned, axis=1), state)
-        backward = [jnp.take_along_axis(layer, turned, axis=1) for layer in backward]
+        backward, _ = self.run(params["backward"], jnp.take_along_axis(words, reverse, axis=1), state)
+        backward = [jnp.take_along_axis(layer, reverse, axis=1) for layer in backward]
         pairs = [(words, words), *zip(forward, backward, strict=True)]
         return jnp.stack([jnp.concatenate(pair, axis=-1) for pair in pairs])
 
@@ -205,23 +210,18 @@ class Elmo(HasDtype, Model):
 
     @property
     def _equal_mix(self) -> Params:
-        """Weights of the mixture of layers before any training: all layers alike."""
+        """Initial parameters of the scalar mix: equal weights."""
         return {"weights": jnp.zeros(self.num_layers + 1), "scale": jnp.ones(())}
 
     def complete_inputs(self, inputs: Inputs, vocabulary: Vocabulary) -> Inputs:
         return inputs._replace(characters=jnp.asarray(spell(vocabulary))[inputs.ids])
 
-    def hidden_states(
-        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None,
-        at: Int[Array, "batch selected"] | None = None,
-    ) -> Float[Array, "batch length_or_selected both"]:
-        """Return the mixture of the layers by `params["mix"]`, or without such weights their mean (Peters et al. 2018,
-        equation 1). The words' characters are needed."""
+    def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+        """Return the scalar mix of the layers with the weights `params["mix"]`, or their mean without such weights."""
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
         mix = params.get("mix", self._equal_mix)
         layers = self.layers(params, inputs.characters, jnp.sum(mask, axis=1))
-        x = dropout(scalar_mix(mix["weights"], mix["scale"], layers), self.dropout, key)
-        return x if at is None else at_positions(x, at)
+        return dropout(scalar_mix(mix["weights"], mix["scale"], layers), self.dropout, key)
 
     def direction_flops(self, length: int, predicted: int) -> float:
         """Return the FLOPs of one sequence through one direction, with `predicted` words in the softmax."""
@@ -246,5 +246,5 @@ class Elmo(HasDtype, Model):
 def scalar_mix(
     weights: Float[Array, " layers"], scale: Float[Array, ""], layers: Float[Array, "layers batch length both"]
 ) -> Float[Array, "batch length both"]:
-    """scale · Σ softmax(weights) · layer: what a task reads (section 3.2, equation 1)."""
+    """Return scale · Σ softmax(weights) · layer (Peters et al. 2018, equation 1)."""
     return scale * jnp.einsum("l,l...->...", jax.nn.softmax(weights), layers)

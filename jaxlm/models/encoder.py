@@ -1,4 +1,4 @@
-"""The bidirectional encoder of BERT and of the models after it, which differ from it in a few independent choices."""
+"""Bidirectional encoder of BERT and the models after it, which differ in a few independent choices."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, TokenPredictor
 from jaxlm.models.layers.activations import ACTIVATIONS
-from jaxlm.models.layers.config import (
-    ExecutionConfig,
-    PlainActivation,
-    StackConfig,
-    check_heads,
-    check_sizes,
-    kernel_init,
-)
+from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, kernel_init
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility
 from jaxlm.models.layers.norm import Norm
@@ -30,38 +23,19 @@ from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoder(ExecutionConfig, TokenPredictor):
-    """An encoder as a value: its sizes, and methods that are pure functions of parameters. The defaults are those of
-    bert-base-uncased.
+class Encoder(TransformerConfig, TokenPredictor):
+    """Bidirectional encoder. The defaults are bert-base-uncased.
 
-    Parameters: `embeddings/{word,position,token_type,norm}`, `projection` where the embeddings have a width of their
-    own, `encoder/layers/…` (stacked), `mlm_head/{dense,norm,bias}`, and `pooler` where an objective has asked for one.
+    Parameters: `embeddings/{word,position,token_type,norm}`, `projection` if the embeddings have their own width,
+    `encoder/layers/…` (stacked), `mlm_head/{dense,norm,bias}`, and `pooler` if an objective adds one.
     """
 
-    vocab_size: int = 30522
-    """Rows of the word embedding; a run sets it from its tokenizer."""
-    hidden_size: int = 768
-    """Width of the residual stream."""
-    num_layers: int = 12
-    """Transformer layers."""
-    num_heads: int = 12
-    """Attention heads; must divide hidden_size."""
-    intermediate_size: int = 3072
-    """Width of the feed-forward layer."""
     max_positions: int = 512
-    """Learned positions: the longest sequence."""
+    """Maximum sequence length (rows of the position embedding)."""
     type_vocab_size: int = 2
-    """Segment types; 0 for a model without them."""
-    activation: PlainActivation = "gelu"
-    """gelu is the exact (erf) form, gelu_new the tanh approximation."""
-    dropout: float = field(0.1, recipe=True)
-    """Dropout after the embeddings, the attention output and the feed-forward output."""
-    attention_dropout: float = field(0.1, recipe=True)
-    """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
-    norm_eps: float = 1e-12
-    """Epsilon of LayerNorm."""
+    """Number of segment types; 0 for none."""
     init_std: float = 0.02
-    """Standard deviation of the truncated normal that weights are initialized from."""
+    """Standard deviation of the truncated normal that initializes the weights."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the last layer only at the positions whose hidden states are used."""
 
@@ -71,11 +45,7 @@ class Encoder(ExecutionConfig, TokenPredictor):
     )
     """Special symbols around one and two texts."""
 
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_heads(self.hidden_size, self.num_heads)
-
-    # Choices that a family makes for all its sizes; subclasses override them, by a property or by a field.
+    # Choices of a family for all its sizes, which subclasses override by a property or a field.
 
     @property
     def embedding_width(self) -> int:
@@ -84,17 +54,17 @@ class Encoder(ExecutionConfig, TokenPredictor):
 
     @property
     def has_projection(self) -> bool:
-        """Whether a dense layer follows the embeddings; it has to where their width differs from hidden_size."""
+        """Whether a dense layer maps the embeddings to hidden_size, as it must if their width differs."""
         return self.embedding_width != self.hidden_size
 
     @property
     def first_position(self) -> int:
-        """Row of the position table that the first token uses."""
+        """Row of the position embedding for the first token."""
         return 0
 
     @property
     def groups(self) -> int | None:
-        """Number of different layers, if consecutive ones share parameters."""
+        """Number of groups of consecutive layers that share parameters; None without sharing."""
         return None
 
     @property
@@ -104,14 +74,8 @@ class Encoder(ExecutionConfig, TokenPredictor):
 
     @property
     def stack(self) -> StackConfig:
-        """The configuration of the layers."""
-        return StackConfig(
-            hidden_size=self.hidden_size, num_layers=self.num_layers, num_heads=self.num_heads,
-            head_dim=self.hidden_size // self.num_heads, intermediate_size=self.intermediate_size,
-            activation=self.activation, norm_eps=self.norm_eps, dropout=self.dropout,
-            attention_dropout=self.attention_dropout, init_std=self.init_std, num_groups=self.groups,
-            last_layer_at_positions=self.last_layer_at_positions, **self.execution,
-        )
+        """Configuration of the layers."""
+        return StackConfig.of(self)
 
     def init(self, key: jax.Array) -> Params:
         """Return fresh parameters, float32, without a pooler."""
@@ -122,12 +86,12 @@ class Encoder(ExecutionConfig, TokenPredictor):
             "mlm_head": MaskedLMHead(self).init(keys[2], jnp.zeros((1, self.hidden_size), self.dtype))["params"],
         }
         if self.has_projection:
-            params["projection"] = self._projection.init(keys[3], jnp.zeros((1, self.embedding_width)))["params"]
+            params["projection"] = self._dense.init(keys[3], jnp.zeros((1, self.embedding_width)))["params"]
         return params
 
     def init_pooler(self, key: jax.Array) -> Params:
         """Return fresh parameters of the pooler, which an objective keeps at "pooler"."""
-        return self._pooler.init(key, jnp.zeros((1, self.hidden_size)))["params"]
+        return self._dense.init(key, jnp.zeros((1, self.hidden_size)))["params"]
 
     def hidden_states(
         self, params: Params, inputs: Inputs, *, key: jax.Array | None = None,
@@ -138,8 +102,10 @@ class Encoder(ExecutionConfig, TokenPredictor):
     def layer_states(
         self, params: Params, inputs: Inputs, *, key: jax.Array | None = None
     ) -> tuple[Float[Array, "states batch length hidden"], Float[Array, "layers batch heads length length"]]:
-        """Return the states that enter each layer and the last ones, and each layer's attention scores before masks and
-        softmax."""
+        """Return the hidden states of all layers, and their attention scores before masks and softmax.
+
+        The first hidden states are the embeddings, the last ones those of the last layer.
+        """
         last, (hidden, scores) = self._run(params, inputs, key, collect=True)
         return jnp.concatenate([hidden, last[None]]), scores
 
@@ -150,14 +116,14 @@ class Encoder(ExecutionConfig, TokenPredictor):
             self._embeddings, params["embeddings"], inputs.ids, positions, inputs.token_types, key is None, key=keys[0]
         )
         if self.has_projection:
-            x = call(self._projection, params["projection"], x)
+            x = call(self._dense, params["projection"], x)
         segments = None if inputs.mask is None else inputs.mask.astype(jnp.int32)
         shared = LayerInputs(visible=Visibility(key_segments=segments))
         return run_stack(self.stack, params["encoder"], x, shared, key=keys[1], **options)
 
     def pool(self, params: Params, hidden: Float[Array, "batch length hidden"]) -> Float[Array, "batch hidden"]:
         """Return tanh(W h + b) of the first token's hidden state h."""
-        return jnp.tanh(call(self._pooler, params["pooler"], hidden[:, 0]))
+        return jnp.tanh(call(self._dense, params["pooler"], hidden[:, 0]))
 
     def token_features(
         self, params: Params, hidden: Float[Array, "*batch hidden"]
@@ -184,16 +150,13 @@ class Encoder(ExecutionConfig, TokenPredictor):
         )
 
     @property
-    def _projection(self) -> nn.Dense:
-        return nn.Dense(self.hidden_size, dtype=self.dtype, kernel_init=kernel_init(self.stack))
-
-    @property
-    def _pooler(self) -> nn.Dense:
+    def _dense(self) -> nn.Dense:
+        """Dense layer to the hidden size: the pooler, or the projection of the embeddings."""
         return nn.Dense(self.hidden_size, dtype=self.dtype, kernel_init=kernel_init(self.stack))
 
 
 class MaskedLMHead(nn.Module):
-    """dense, activation, LayerNorm; then the word embedding transposed, plus a bias of the vocabulary's size."""
+    """Masked-LM transform (dense, activation, LayerNorm), and the bias of the vocabulary logits."""
 
     model: Encoder
 

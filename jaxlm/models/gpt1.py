@@ -14,23 +14,22 @@ from jaxlm.tokenizers.template import Template
 
 @dataclasses.dataclass(frozen=True)
 class Gpt1(Gpt2):
-    """A GPT-1 decoder: GPT-2 with its norms behind attention and feed-forward instead of before, and none at the end.
-    The defaults are the published model.
+    """GPT-1 decoder: GPT-2 with post-norm layers and no final norm. The defaults are the published model.
 
-    Dropout of the embeddings falls on their sum, as in Transformers; the released code drops elements of the whole
-    embedding matrix.
+    Dropout of the embeddings applies to their sum, as in Transformers; the released code applies it to the embedding
+    matrix.
     """
 
     vocab_size: int = 40478
-    """Rows of the word embedding, which is also the output matrix; a run sets it from its tokenizer."""
+    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     max_positions: int = 512
-    """Learned positions: the longest sequence."""
-    dropout: float = field(0.1, recipe=True)
-    """Dropout after the embeddings, the attention output and the feed-forward output."""
-    attention_dropout: float = field(0.1, recipe=True)
-    """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training."""
+    """Maximum sequence length (rows of the position embedding)."""
+    dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of the embeddings, the attention output and the feed-forward output."""
+    attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of attention probabilities; above 0 it rules out fused attention kernels in training."""
     position_init_std: float = 0.02
-    """Standard deviation of the normal that the position embedding is initialized from."""
+    """Standard deviation of the normal that initializes the position embedding."""
     residual_init_scale: float | None = 1.0
     """Factor on init_std for matrices that write to the residual stream."""
 
@@ -39,7 +38,7 @@ class Gpt1(Gpt2):
 
     @property
     def fine_tuning(self) -> FineTuning:
-        # Radford et al. 2018, section 3.3; the symbols' embeddings are new.
+        # Radford et al. 2018, section 3.3. A task adds these symbols to the vocabulary.
         template = Template(single="[START] $A [EXTRACT]", pair="[START] $A [DELIMITER] $B [EXTRACT]")
         return FineTuning(template, activation=None, use_bias=False)
 

@@ -1,4 +1,4 @@
-"""The Reformer (Kitaev et al. 2020): a reversible decoder whose attention is local or by hashing, for long rows."""
+"""Reformer (Kitaev et al. 2020): a reversible decoder with local and LSH attention, for long sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Writer
 from jaxlm.models.gpt2 import document_positions
 from jaxlm.models.layers.chunked import ChunkedConfig, LocalAttention, LshAttention, Rows
-from jaxlm.models.layers.config import ExecutionConfig, PlainActivation, check_sizes, kernel_init
+from jaxlm.models.layers.config import PlainActivation, TransformerConfig, check_sizes, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import Table
 from jaxlm.models.layers.feed_forward import FeedForward
@@ -25,71 +25,67 @@ from jaxlm.models.layers.stack import Coupling, at_positions, call, init_layers,
 from jaxlm.types import Params
 
 AttentionType = Literal["local", "lsh"]
-MOST_BUCKETS = 2**15 - 1
+MAX_BUCKETS = 2**15 - 1
+"""Largest number of buckets, whose numbers are int16."""
 
 
-class ReformerState(NamedTuple):
-    """What generation carries: all tokens so far, int32 [batch, slots], and how many, int32 [batch]."""
+class DecodeState(NamedTuple):
+    """State of generation."""
 
-    tokens: Array
-    lengths: Array
+    tokens: Int[Array, "batch slots"]
+    lengths: Int[Array, " batch"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Reformer(ExecutionConfig, Writer):
-    """A Reformer as a value. The defaults have the sizes of google/reformer-enwik8.
+class Reformer(TransformerConfig, Writer):
+    """Reformer. The defaults have the sizes of google/reformer-enwik8.
 
-    Parameters: `word`, `position_row`, `position_column`, `layers/k/{attention_norm,attention,mlp_norm,mlp}` for
-    the kth attention type, stacked over its repeats,
-    `final_norm` (of both streams, joined), `lm_head`.
+    Parameters: `word`, `position_row`, `position_column`; `layers/k/{attention_norm,attention,mlp_norm,mlp}` for
+    attention type k, stacked over its repeats; `final_norm` (of both streams, concatenated), `lm_head`.
     """
 
     vocab_size: int = 258
-    """Rows of the word embedding and outputs; a run sets it from its tokenizer."""
+    """Vocabulary size (rows of the word embedding and the output); a run takes it from its tokenizer."""
     hidden_size: int = 1024
     """Width of each of the two streams."""
-    num_layers: int = 12
-    """Layers; a multiple of the attention types."""
     attention_types: tuple[AttentionType, ...] = ("local", "local", "lsh", "local")
-    """Attention of the layers, each in its turn: local, to the own chunk and the one before, or lsh, by hashing."""
+    """Attention of the layers, repeated in this order: local (own and previous chunk) or lsh (same bucket)."""
     num_heads: int = 8
-    """Attention heads."""
+    """Number of attention heads."""
     head_dim: int = 128
-    """Width of each head."""
+    """Width of an attention head."""
     intermediate_size: int = 4096
-    """Width of the feed-forward layer."""
+    """Width of the feed-forward layers."""
     axial_shape: tuple[int, int] = (128, 512)
-    """Rows and columns of the grid of positions; their product is the longest sequence."""
+    """Rows and columns of the position grid; their product is the maximum sequence length."""
     axial_widths: tuple[int, int] = (256, 768)
-    """Widths of a row's and a column's embedding, which make a position's together; their sum is hidden_size."""
+    """Widths of the row and column embeddings, whose concatenation embeds a position; their sum is hidden_size."""
     local_chunk_size: int = 128
-    """Tokens of a chunk of local attention."""
+    """Chunk size of local attention, in tokens."""
     lsh_chunk_size: int = 256
-    """Tokens of a chunk of hashed attention."""
+    """Chunk size of LSH attention, in tokens."""
     num_hashes: int = field(2, recipe=True, range="[1, inf)")
-    """Rounds of hashing."""
+    """Number of hashing rounds."""
     buckets: tuple[int, ...] = field((512,), recipe=True)
     """Even factors of the number of buckets; the paper has 2 · length / lsh_chunk_size buckets."""
     hash_seed: int = field(0, recipe=True, range="[0, 4294967296)")
-    """Seed of the rotations in evaluation and generation."""
+    """Seed of the hash rotations in evaluation and generation."""
     new_hashes: bool = field(True, recipe=True)
-    """Draw new rotations at each training step; else they are those of hash_seed."""
+    """Sample new hash rotations at each training step, instead of using hash_seed."""
     activation: PlainActivation = "relu"
-    """Activation of the feed-forward layer."""
-    dropout: float = field(0.2, recipe=True)
-    """Dropout of embeddings, of columns of positions, after attention, twice in the feed-forward layer, at the end."""
-    attention_dropout: float = field(0.2, recipe=True)
-    """Dropout on probabilities of local attention."""
-    lsh_attention_dropout: float = field(0.2, recipe=True)
-    """Dropout on probabilities of hashed attention."""
-    norm_eps: float = 1e-12
-    """Epsilon of LayerNorm."""
+    """Activation of the feed-forward layers."""
+    dropout: float = field(0.2, recipe=True, range="[0, 1)")
+    """Dropout rate of embeddings, of columns of the position grid, of sublayers and of the output."""
+    attention_dropout: float = field(0.2, recipe=True, range="[0, 1)")
+    """Dropout rate of local attention probabilities."""
+    lsh_attention_dropout: float = field(0.2, recipe=True, range="[0, 1)")
+    """Dropout rate of LSH attention probabilities."""
     init_std: float = 0.02
-    """Standard deviation of the normal that matrices and word embeddings are initialized from."""
+    """Standard deviation of the normal that initializes matrices and the word embedding."""
     position_init_std: float = 1.0
-    """The same for the embeddings of rows and columns."""
+    """The same for the row and column embeddings."""
     loop_layers: bool = field(True, resumable=True)
-    """Compile the layers as one loop; written out, the compiler holds some of a layer's work until later ones."""
+    """Compile the layers as one loop, which takes less memory: unrolled, the backward pass of some layers runs late."""
 
     summary_token = "last"
     is_causal = True
@@ -100,9 +96,9 @@ class Reformer(ExecutionConfig, Writer):
     def __post_init__(self) -> None:
         check_sizes(self)
         total = math.prod(self.buckets)
-        if not self.buckets or min(self.buckets) < 2 or any(n % 2 for n in self.buckets) or total > MOST_BUCKETS:
+        if not self.buckets or min(self.buckets) < 2 or any(n % 2 for n in self.buckets) or total > MAX_BUCKETS:
             raise UserError(
-                f"objective.model.buckets is {self.buckets}; give even numbers whose product is at most {MOST_BUCKETS}."
+                f"objective.model.buckets is {self.buckets}; give even numbers whose product is at most {MAX_BUCKETS}."
             )
         if not self.attention_types or self.num_layers % len(self.attention_types):
             raise UserError(
@@ -112,39 +108,31 @@ class Reformer(ExecutionConfig, Writer):
         if min(self.axial_shape) < 1 or min(self.axial_widths) < 1 or sum(self.axial_widths) != self.hidden_size:
             raise UserError(
                 f"objective.model.axial_widths {self.axial_widths} must add up to hidden_size {self.hidden_size}, and "
-                "both they and axial_shape be at least 1."
+                "all numbers of axial_widths and axial_shape must be at least 1."
             )
         if self.remat != "none":
-            raise UserError("objective.model.remat must be none: a reversible model recomputes its layers anyway.")
+            raise UserError("objective.model.remat must be none: a reversible model always recomputes its layers.")
 
     @property
     def max_positions(self) -> int:
-        """The longest sequence."""
+        """Maximum sequence length."""
         return math.prod(self.axial_shape)
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
-        """Sizes of the chunks that the layers have."""
+        """Chunk sizes of the attention types."""
         sizes = {"local": self.local_chunk_size, "lsh": self.lsh_chunk_size}
         return tuple(sizes[name] for name in self.attention_types)
 
     @property
     def length_multiple(self) -> int:
-        """Training rows have a multiple of so many tokens."""
+        """The length of training rows is a multiple of this."""
         return math.lcm(*self.chunk_sizes)
 
     @property
     def stack(self) -> ChunkedConfig:
-        """The configuration of the layers."""
-        names = (
-            "hidden_size", "num_layers", "num_heads", "head_dim", "intermediate_size", "activation", "norm_eps",
-            "dropout", "attention_dropout", "local_chunk_size", "lsh_chunk_size", "num_hashes", "buckets",
-            "lsh_attention_dropout", "hash_seed", "init_std",
-        )
-        return ChunkedConfig(
-            **{name: getattr(self, name) for name in names}, intermediate_dropout=self.dropout, causal=True,
-            init="normal", **self.execution,
-        )
+        """Configuration of the layers."""
+        return ChunkedConfig.of(self, intermediate_dropout=self.dropout, causal=True, init="normal")
 
     def init(self, key: jax.Array) -> Params:
         keys, ids = jax.random.split(key, 4), jnp.zeros((1, 1), jnp.int32)
@@ -163,18 +151,15 @@ class Reformer(ExecutionConfig, Writer):
             "lm_head": nn.Dense(self.vocab_size, kernel_init=kernel_init(self.stack)).init(keys[3], joined)["params"],
         }
 
-    def hidden_states(
-        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None,
-        at: Int[Array, "batch selected"] | None = None,
-    ) -> Float[Array, "batch length_or_selected features"]:
-        """Return both streams, joined. Rows that chunks do not divide are padded."""
+    def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+        """Return both streams, concatenated."""
         length = inputs.ids.shape[1]
         documents = inputs.mask if inputs.documents is None else inputs.documents
         documents = jnp.ones_like(inputs.ids) if documents is None else documents.astype(jnp.int32)
+        # Pad rows to whole chunks.
         missing = -length % self.length_multiple if length > min(self.chunk_sizes) else 0
         ids, documents = (jnp.pad(x, ((0, 0), (0, missing))) for x in (inputs.ids, documents))
-        x = self._run(params, ids, Rows(documents), key)[:, :length]
-        return x if at is None else at_positions(x, at)
+        return self._run(params, ids, Rows(documents), key)[:, :length]
 
     def _run(self, params: Params, ids: jax.Array, rows: Rows, key: jax.Array | None = None) -> jax.Array:
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
@@ -182,11 +167,11 @@ class Reformer(ExecutionConfig, Writer):
         x = self._embed(params, ids, positions, keys[0]).astype(jnp.float32)
         types = self.attention_types
         blocks = [ReversibleBlock(self.stack, kind, key is None) for kind in types]
-        # Keys of each coupling's two functions in all repeats, by what they draw.
-        drawn = [] if key is None else ["dropout", "hashes"] if self.new_hashes else ["dropout"]
-        named = {name: jax.random.split(jax.random.fold_in(keys[1], i), (len(types), 2, self._repeats))
-                 for i, name in enumerate(drawn)}
-        inputs = [tuple({name: own[i, j] for name, own in named.items()} for j in range(2)) for i in range(len(types))]
+        # Stacked random keys of each coupling's two functions.
+        names = [] if key is None else ["dropout", "hashes"] if self.new_hashes else ["dropout"]
+        rngs = {name: jax.random.split(jax.random.fold_in(keys[1], i), (len(types), 2, self._repeats))
+                for i, name in enumerate(names)}
+        inputs = [tuple({name: rng[i, j] for name, rng in rngs.items()} for j in range(2)) for i in range(len(types))]
         state = run_reversible(
             [block.coupling for block in blocks], [params["layers"][str(i)] for i in range(len(types))], (x, x),
             inputs, rows, repeats=self._repeats, loop=self.loop_layers,
@@ -195,19 +180,19 @@ class Reformer(ExecutionConfig, Writer):
         return dropout(y, self.dropout, keys[2])
 
     def _embed(self, params: Params, ids: jax.Array, positions: jax.Array, key: jax.Array | None) -> jax.Array:
-        """Return word plus position; dropout of positions takes whole columns of the grid."""
+        """Return word plus position embeddings; dropout of positions drops whole columns of the grid."""
         keys = (None, None) if key is None else jax.random.split(key)
         grid = {"position_row": positions // self.axial_shape[1], "position_column": positions % self.axial_shape[1]}
         tables = self._tables
         word = call(tables["word"], params["word"], ids)
-        position = jnp.concatenate([call(tables[name], params[name], place) for name, place in grid.items()], axis=-1)
+        position = jnp.concatenate([call(tables[name], params[name], index) for name, index in grid.items()], axis=-1)
         columns = dropout(jnp.ones((ids.shape[0], self.axial_shape[1]), self.dtype), self.dropout, keys[0])
         column = jnp.take_along_axis(columns, grid["position_column"], axis=1)[..., None]
         return dropout(word, self.dropout, keys[1]) + position * column
 
     @property
     def _repeats(self) -> int:
-        """How often the attention types are repeated."""
+        """Number of repeats of the attention types."""
         return self.num_layers // len(self.attention_types)
 
     @property
@@ -225,39 +210,38 @@ class Reformer(ExecutionConfig, Writer):
         return Norm("layer", self.norm_eps, self.dtype)
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab features"], Float[Array, " vocab"]]:
-        """The bias is never trained: Transformers 5 has it, but does not add it. It is what an older file holds, or 0.
-        """
+        """Return the output matrix, and its bias, which is not trained because Transformers 5 ignores it."""
         return params["lm_head"]["kernel"].T, jax.lax.stop_gradient(params["lm_head"]["bias"])
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
         start: int = 0,
-    ) -> tuple[Float[Array, "batch vocab"], ReformerState]:
-        """There is no cache: a new token may fall into any bucket, and all is computed anew."""
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        """Process prompts. There is no cache: a new token may have any bucket, so all tokens are computed again."""
         length, lengths = prompts.shape[1], jnp.sum(mask, axis=1, dtype=jnp.int32)
         slots = -(-(length + new_tokens) // self.length_multiple) * self.length_multiple
         from_left = jnp.arange(slots)[None] + length - lengths[:, None]
         tokens = jnp.take_along_axis(prompts, jnp.minimum(from_left, length - 1), axis=1)
-        state = ReformerState(tokens, lengths)
+        state = DecodeState(tokens, lengths)
         return self._last_logits(params, state), state
 
     def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: ReformerState
-    ) -> tuple[Float[Array, "batch vocab"], ReformerState]:
+        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
+    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
         rows = jnp.arange(tokens.shape[0])
-        state = ReformerState(state.tokens.at[rows, state.lengths].set(tokens), state.lengths + 1)
+        state = DecodeState(state.tokens.at[rows, state.lengths].set(tokens), state.lengths + 1)
         return self._last_logits(params, state), state
 
-    def _last_logits(self, params: Params, state: ReformerState) -> Float[Array, "batch vocab"]:
-        """Logits after the last token of each row, as if the row ended there."""
+    def _last_logits(self, params: Params, state: DecodeState) -> Float[Array, "batch vocab"]:
+        """Return the logits after the last token of each row, as if the row ended there."""
         lengths = state.lengths[:, None]
         segments = (jnp.arange(state.tokens.shape[1]) < lengths).astype(jnp.int32)
-        live = -(-state.lengths // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
-        hidden = self._run(params, state.tokens * segments, Rows(segments, live))
-        return self.predict_tokens(params, jnp.take_along_axis(hidden, lengths[..., None] - 1, axis=1)[:, 0])
+        num_live_chunks = -(-state.lengths // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
+        hidden = self._run(params, state.tokens * segments, Rows(segments, num_live_chunks))
+        return self.predict_tokens(params, at_positions(hidden, lengths - 1)[:, 0])
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
-        """Return the FLOPs of matrix products, hashing, and attention to the keys that a query is compared with."""
+        """Return the FLOPs of one sequence's forward pass, with hashing and chunked attention."""
         h, width = self.hidden_size, self.num_heads * self.head_dim
         keys = min(length, 2 * self.local_chunk_size)
         costs = {"local": 4 * h * width + 2 * keys * width, "lsh": 3 * h * width + 2 * length * width}
@@ -269,7 +253,7 @@ class Reformer(ExecutionConfig, Writer):
 
 
 class ReversibleBlock(nn.Module):
-    """The two functions of a layer, each behind a norm: attention, and the feed-forward layer."""
+    """Attention and feed-forward functions of a reversible layer, each with a norm before it."""
 
     config: ChunkedConfig
     kind: AttentionType
@@ -289,7 +273,7 @@ class ReversibleBlock(nn.Module):
         return self._drop(self.mlp(self.mlp_norm(x), self.deterministic))
 
     def _drop(self, y: jax.Array) -> jax.Array:
-        # The streams stay in float32: what rounding takes from them could not be had back.
+        # The streams stay in float32, because the backward pass cannot recover what rounding removes.
         y = dropout(y, self.config.dropout, module_key(self, self.config.dropout, self.deterministic))
         return y.astype(jnp.float32)
 
@@ -298,8 +282,7 @@ class ReversibleBlock(nn.Module):
 
     @property
     def coupling(self) -> Coupling:
-        """This layer for `run_reversible`: its own inputs are a dict of keys for each function, those shared the rows.
-        """
+        """This layer for `run_reversible`. Its layer inputs are the random keys of both functions, by name."""
         def attend(params: Any, x: jax.Array, keys: Any, rows: Rows, buckets: jax.Array | None) -> Any:
             return self.apply({"params": params}, x, rows, buckets, rngs=keys[0], method="attend")
 

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
+from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
-from jaxlm.models.layers.config import PlainActivation
+from jaxlm.models.layers.config import PlainActivation, transformer_sizes
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
-
-PUBLISHED = {"base": (12, 768), "large": (24, 1024)}
-"""Size → layers, width."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Roberta(Encoder):
-    """A RoBERTa encoder: BERT without segment types, with positions that start behind the padding symbol's row (as in
-    fairseq). The defaults are roberta-base."""
+    """RoBERTa encoder: BERT without segment types, and with fairseq's positions. The defaults are roberta-base.
+
+    Positions start at the row after that of the padding symbol's id.
+    """
 
     vocab_size: int = 50265
-    """Rows of the word embedding; a run sets it from its tokenizer."""
+    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     type_vocab_size: int = 1
-    """Segment types: one, so that Transformers' class can hold it."""
-    norm_eps: float = 1e-5
-    """Epsilon of LayerNorm."""
+    """Number of segment types: 1, which Transformers' class requires."""
+    norm_eps: float = field(1e-5, range="(0, inf)")
+    """Epsilon of the norms."""
     padding_id: int = 1
-    """Id of the padding symbol, which a run sets from its tokenizer; positions count from padding_id + 1."""
+    """Id of the padding symbol, which a run takes from its tokenizer; positions start at padding_id + 1."""
 
     template: ClassVar[Template] = Template(
         single="cls $A sep", pair="cls $A sep sep $B sep", needs=("pad", "cls", "sep", "mask")
     )
     """Special symbols around one and two texts."""
-
-    @classmethod
-    def published(cls, size: str, **changes: Any) -> Self:
-        """A published size by name: base or large."""
-        layers, hidden = PUBLISHED[size]
-        shape = dict(num_layers=layers, hidden_size=hidden, num_heads=hidden // 64, intermediate_size=4 * hidden)
-        return cls(**(shape | changes))
+    published_sizes: ClassVar = {"base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024)}
 
     @property
     def first_position(self) -> int:

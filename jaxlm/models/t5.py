@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,71 +15,68 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Writer
-from jaxlm.models.layers.config import Activation, ExecutionConfig, StackConfig, check_sizes
+from jaxlm.models.layers.config import Activation, StackConfig, TransformerConfig, check_sizes
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import Table
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
-from jaxlm.models.layers.stack import LayerInputs, at_positions, call, init_stack, run_stack, stack_flops
+from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
-PUBLISHED = {
-    "small": (512, 8, 64, 2048, 6), "base": (768, 12, 64, 3072, 12), "large": (1024, 16, 64, 4096, 24),
-    "3b": (1024, 32, 128, 16384, 24), "11b": (1024, 128, 128, 65536, 24),
-    "1.1-small": (512, 6, 64, 1024, 8), "1.1-base": (768, 12, 64, 2048, 12), "1.1-large": (1024, 16, 64, 2816, 24),
-    "1.1-xl": (2048, 32, 64, 5120, 24), "1.1-xxl": (4096, 64, 64, 10240, 24),
-}
-"""Size → width, heads, width of a head, width of the feed-forward layer, layers of each stack."""
+
+def _sizes(width: int, heads: int, head_dim: int, feed_forward: int, layers: int) -> dict[str, Any]:
+    """Return the fields of a published size."""
+    return dict(
+        hidden_size=width, num_heads=heads, head_dim=head_dim, intermediate_size=feed_forward, num_layers=layers
+    )
+
+
+# T5 1.1 was pretrained without dropout.
+_V1_1 = dict(activation="gated-gelu", tied_head=False, scaled_head=False, dropout=0.0, attention_dropout=0.0)
 
 
 class DecodeState(NamedTuple):
-    """State of generation: keys and values of both attentions of all layers, mask of the prompt (int32 [batch,
-    length]), and the position of the next token (int32 scalar)."""
+    """State of generation."""
 
     caches: Any
-    mask: Array
-    index: Array
+    """Key/value caches of self-attention and cross-attention in all layers."""
+    mask: Int[Array, "batch length"]
+    """1 at tokens of the prompts."""
+    index: Int[Array, ""]
+    """Position of the next token."""
 
 
 @dataclasses.dataclass(frozen=True)
-class T5(ExecutionConfig, Writer):
-    """A T5 encoder-decoder as a value. The defaults are t5-base (1.0).
+class T5(TransformerConfig, Writer):
+    """T5 encoder-decoder. The defaults are t5-base (1.0).
 
     Parameters: `shared`, `encoder/layers/…` (stacked), `encoder/final_norm`, `encoder_bias`, the same of the decoder,
-    and `lm_head` where it is not the embedding.
+    and `lm_head` if the output matrix is not the embedding.
     """
 
     vocab_size: int = 32128
-    """Rows of the embedding; a run sets it from its tokenizer, rounded up to a multiple of 128."""
-    hidden_size: int = 768
-    """Width of the residual stream (d_model)."""
-    num_layers: int = 12
-    """Layers of the encoder, and of the decoder unless num_decoder_layers says otherwise."""
+    """Vocabulary size (rows of the embedding); a run takes it from its tokenizer, rounded up to a multiple of 128."""
     num_decoder_layers: int | None = None
-    """Layers of the decoder; as many as the encoder has when not given."""
-    num_heads: int = 12
-    """Attention heads of head_dim each; their product need not be hidden_size."""
+    """Number of layers of the decoder; none means as many as the encoder."""
     head_dim: int = 64
-    """Width of one head (d_kv)."""
-    intermediate_size: int = 3072
-    """Width of the feed-forward layer (d_ff)."""
+    """Width of an attention head (d_kv); num_heads · head_dim need not be hidden_size."""
     activation: Activation = "relu"
-    """relu in 1.0, gated-gelu (tanh approximation) in 1.1."""
+    """Activation of the feed-forward layers: relu in 1.0, gated-gelu (tanh approximation) in 1.1."""
     tied_head: bool = True
-    """Use the embedding as output matrix too (1.0); 1.1 has a matrix of its own."""
+    """Use the embedding as the output matrix (1.0); 1.1 has a separate matrix."""
     scaled_head: bool = True
     """Multiply the decoder's output by hidden_size^-1/2 before the output matrix, as 1.0 does."""
     relative_buckets: int = 32
-    """Buckets of relative distance; each stack has one table of buckets by heads, shared by its layers."""
+    """Number of buckets of relative distances; all layers of a stack share one table of buckets by heads."""
     relative_max_distance: int = 128
     """Distance from which all keys share a bucket."""
-    dropout: float = field(0.1, recipe=True)
-    """Dropout after the embeddings, inside the feed-forward layers, on each sublayer and on each stack's output."""
-    attention_dropout: float = field(0.1, recipe=True)
-    """Dropout on attention probabilities; above 0 it rules out fused attention kernels while training.
-    Transformers has one rate for both, so an export says `dropout`."""
-    norm_eps: float = 1e-6
-    """Epsilon of RMSNorm."""
+    dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of the embeddings, inside the feed-forward layers, of each sublayer and of each stack's output."""
+    attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of attention probabilities; above 0 it rules out fused attention kernels in training.
+    Transformers has one rate for both, so an export has that of `dropout`."""
+    norm_eps: float = field(1e-6, range="(0, inf)")
+    """Epsilon of the norms."""
 
     template: ClassVar[Template] = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
     """Special symbols around one and two texts."""
@@ -89,7 +86,14 @@ class T5(ExecutionConfig, Writer):
     input_params = ("shared",)
     output_params = ("lm_head",)
     vocab_multiple = 128
-    """Published models round the rows of the embedding up to a multiple of this."""
+    published_sizes: ClassVar = {
+        "small": _sizes(512, 8, 64, 2048, 6), "base": _sizes(768, 12, 64, 3072, 12),
+        "large": _sizes(1024, 16, 64, 4096, 24), "3b": _sizes(1024, 32, 128, 16384, 24),
+        "11b": _sizes(1024, 128, 128, 65536, 24),
+        "1.1-small": _sizes(512, 6, 64, 1024, 8) | _V1_1, "1.1-base": _sizes(768, 12, 64, 2048, 12) | _V1_1,
+        "1.1-large": _sizes(1024, 16, 64, 2816, 24) | _V1_1, "1.1-xl": _sizes(2048, 32, 64, 5120, 24) | _V1_1,
+        "1.1-xxl": _sizes(4096, 64, 64, 10240, 24) | _V1_1,
+    }
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -108,18 +112,6 @@ class T5(ExecutionConfig, Writer):
                 f"relative_buckets, {self.relative_buckets // 2}."
             )
 
-    @classmethod
-    def published(cls, size: str, **changes: Any) -> Self:
-        """A published size by name: small, base, large, 3b, 11b; 1.1-small, 1.1-base, 1.1-large, 1.1-xl, 1.1-xxl."""
-        hidden, heads, head_dim, intermediate, layers = PUBLISHED[size]
-        shape = dict(
-            hidden_size=hidden, num_heads=heads, head_dim=head_dim, intermediate_size=intermediate, num_layers=layers
-        )
-        if size.startswith("1.1-"):  # pretrained without dropout
-            shape |= dict(activation="gated-gelu", tied_head=False, scaled_head=False)
-            shape |= dict(dropout=0.0, attention_dropout=0.0)
-        return cls(**(shape | changes))
-
     @property
     def decoder_layers(self) -> int:
         """Number of layers of the decoder."""
@@ -127,25 +119,21 @@ class T5(ExecutionConfig, Writer):
 
     @property
     def encoder_stack(self) -> StackConfig:
-        """The configuration of the encoder's layers."""
-        return StackConfig(
-            hidden_size=self.hidden_size, num_layers=self.num_layers, num_heads=self.num_heads,
-            head_dim=self.head_dim, intermediate_size=self.intermediate_size, activation=self.activation,
-            norm="rms", norm_placement="pre", norm_eps=self.norm_eps, final_norm=True, use_bias=False,
-            scale_attention=False, dropout=self.dropout, attention_dropout=self.attention_dropout,
-            intermediate_dropout=self.dropout, init="fan_in", **self.execution,
+        """Configuration of the encoder's layers."""
+        return StackConfig.of(
+            self, norm="rms", norm_placement="pre", final_norm=True, use_bias=False, scale_attention=False,
+            intermediate_dropout=self.dropout, init="fan_in",
         )
 
     @property
     def decoder_stack(self) -> StackConfig:
-        """The configuration of the decoder's layers."""
+        """Configuration of the decoder's layers."""
         return dataclasses.replace(
             self.encoder_stack, num_layers=self.decoder_layers, causal=True, cross_attention=True
         )
 
     def init(self, key: jax.Array) -> Params:
-        """Return fresh parameters, float32: embedding N(0, 1), matrices N(0, 1/fan_in), the query's divided by
-        √head_dim."""
+        """Return fresh parameters, float32: embedding N(0, 1), matrices N(0, 1/fan_in), query also / √head_dim."""
         keys, ids = jax.random.split(key, 6), jnp.zeros((1, 2), jnp.int32)
         params = {
             "shared": self._table.init(keys[0], ids)["params"],
@@ -159,15 +147,11 @@ class T5(ExecutionConfig, Writer):
             params["lm_head"] = {"kernel": kernel(keys[5], (self.hidden_size, self.vocab_size), jnp.float32)}
         return params
 
-    def hidden_states(
-        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None,
-        at: Int[Array, "batch selected"] | None = None,
-    ) -> Float[Array, "batch length_or_selected hidden"]:
+    def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
         """Return the encoder's output."""
         bias = self.position_bias("encoder", params, inputs.ids.shape[1])
         visible = Visibility(key_segments=_int(inputs.mask), bias=bias)
-        x, _ = self._run("encoder", params, inputs.ids, LayerInputs(visible), key=key)
-        return x if at is None else at_positions(x, at)
+        return self._run("encoder", params, inputs.ids, LayerInputs(visible), key=key)[0]
 
     def decoder_states(
         self, params: Params, decoder_ids: Int[Array, "batch targets"],
@@ -179,7 +163,7 @@ class T5(ExecutionConfig, Writer):
 
         Args:
             params: The model's parameters.
-            decoder_ids: Targets shifted right; padding stands at the end.
+            decoder_ids: Targets shifted right, with padding at the end.
             memory: The encoder's output.
             memory_mask: 1 at the encoder's tokens, 0 at padding.
             key: Dropout key; None turns dropout off.
@@ -189,7 +173,7 @@ class T5(ExecutionConfig, Writer):
         return self._run("decoder", params, decoder_ids, inputs, key=key)[0]
 
     def token_features(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
-        """Return the decoder's output, scaled down where the output matrix is the embedding, of unit variance."""
+        """Return the decoder's output, scaled by hidden_size^-1/2 if `scaled_head`."""
         return hidden * jnp.asarray(self.hidden_size**-0.5, hidden.dtype) if self.scaled_head else hidden
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
@@ -199,7 +183,7 @@ class T5(ExecutionConfig, Writer):
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
         start: int = 0,
     ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        """Encode the prompts and read the decoder's symbol `start`."""
+        """Encode the prompts, and decode the symbol `start`."""
         rows, length = prompts.shape
         prompts, mask = to_left_edge(prompts, mask)
         memory = self.hidden_states(params, Inputs(prompts, mask=mask))
@@ -224,7 +208,7 @@ class T5(ExecutionConfig, Writer):
     def _decode(
         self, params: Params, ids: jax.Array, state: DecodeState, memory: jax.Array | None
     ) -> tuple[jax.Array, DecodeState]:
-        # The first step gets `memory`, and fills the caches of cross-attention; later steps only read those.
+        # The first step gets `memory` and fills the caches of cross-attention, which later steps read.
         slots = state.caches[0]["self"]["key"].shape[1]
         filled = (jnp.arange(slots) <= state.index)[None, None, None, :]
         bias = self.position_bias_at(params, state.index, slots)
@@ -235,7 +219,7 @@ class T5(ExecutionConfig, Writer):
         return self.predict_tokens(params, hidden[:, 0]), DecodeState(caches, state.mask, state.index + 1)
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
-        """Return the FLOPs of the encoder, and with `predicted` targets those of the decoder and its output layer."""
+        """Return the FLOPs of the encoder and, with `predicted` targets, of the decoder and its output layer."""
         flops = stack_flops(self.encoder_stack, length)
         if predicted:
             flops += stack_flops(self.decoder_stack, predicted, length)
@@ -262,8 +246,8 @@ class T5(ExecutionConfig, Writer):
     def position_bias(self, stack: str, params: Params, length: int) -> Float[Array, "1 heads length length"]:
         """Return the attention bias of a stack, whose layers share one table of buckets by heads."""
         distance = np.arange(length) - np.arange(length)[:, None]
-        # A product, since a gather of length x length entries has a slow scatter for its gradient. It is exact: the
-        # rounding that TPUs apply to float32 by default would change the table's values.
+        # A product, because the gradient of gathering length x length entries is a slow scatter. Its highest precision
+        # keeps TPUs from rounding the table's values.
         one_hot = jax.nn.one_hot(self._buckets(stack, distance), self.relative_buckets)
         table = params[f"{stack}_bias"]["embedding"]
         return jnp.einsum("qkb,bh->hqk", one_hot, table, precision="highest")[None]
@@ -281,19 +265,26 @@ class T5(ExecutionConfig, Writer):
 def to_left_edge(
     prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"]
 ) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"]]:
-    """(Rows padded on the left as the encoder expects them, padded on the right; their mask, int32.) Its positions are
-    relative, so nothing else changes."""
-    places = (jnp.arange(prompts.shape[1]) - jnp.sum(mask, axis=1, keepdims=True)) % prompts.shape[1]
-    return tuple(jnp.take_along_axis(x, places, axis=1) for x in (prompts, mask.astype(jnp.int32)))
+    """Move left padding to the right, as the encoder expects it; return the rows and their mask, int32.
+
+    Relative positions stay the same.
+    """
+    positions = (jnp.arange(prompts.shape[1]) - jnp.sum(mask, axis=1, keepdims=True)) % prompts.shape[1]
+    return tuple(jnp.take_along_axis(x, positions, axis=1) for x in (prompts, mask.astype(jnp.int32)))
 
 
 def relative_buckets(
     distance: Int[np.ndarray, "*shape"], bidirectional: bool, buckets: int = 32, max_distance: int = 128
 ) -> Int[np.ndarray, "*shape"]:
-    """Bucket of `distance` = key position - query position (T5, section 2.1): small distances have one each, larger
-    ones share them on a logarithmic scale up to max_distance.
+    """Return the bucket of `distance` = key position - query position (Raffel et al. 2019, section 2.1).
 
-    Bidirectional gives half of the buckets to keys on the right; otherwise all of those are in bucket 0.
+    Small distances have one bucket each; larger ones share buckets on a logarithmic scale up to `max_distance`.
+
+    Args:
+        distance: Relative positions.
+        bidirectional: Whether half of the buckets are for keys to the right; otherwise all of those have bucket 0.
+        buckets: Number of buckets.
+        max_distance: Distance from which all keys share a bucket.
     """
     if bidirectional:
         buckets //= 2
@@ -301,9 +292,9 @@ def relative_buckets(
     else:
         offset, distance = 0, np.maximum(-distance, 0)
     exact = buckets // 2
-    share = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
-    # The small constant keeps a distance exactly on a boundary on its upper side, however the logarithm rounds.
-    far = np.minimum(exact + np.floor(share * (buckets - exact) + 1e-9), buckets - 1)
+    fraction = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
+    # The small constant keeps a distance on a boundary in the upper bucket, however the logarithm rounds.
+    far = np.minimum(exact + np.floor(fraction * (buckets - exact) + 1e-9), buckets - 1)
     return (offset + np.where(distance < exact, distance, far)).astype(np.int32)
 
 

@@ -6,25 +6,24 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxlm.models.base import Inputs, Model
 from jaxlm.models.layers.config import HasDtype, check_sizes
-from jaxlm.models.layers.stack import at_positions
 from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Word2Vec(HasDtype, Model):
-    """Two vectors for each word, as a value. The defaults are the size of the published Google News vectors.
+    """word2vec. The defaults are the size of the published Google News vectors.
 
-    Parameters: `word/embedding`, the vectors that are kept, and `output/embedding`.
+    Parameters: `word/embedding`, the word vectors, and `output/embedding`.
     """
 
     vocab_size: int = 3_000_000
-    """Rows of both tables; a run sets it from its tokenizer."""
+    """Vocabulary size (rows of both tables); a run takes it from its tokenizer."""
     hidden_size: int = 300
-    """Width of the vectors."""
+    """Width of the word vectors."""
 
     summary_token = "mean"
     output_params = ("output",)
@@ -34,19 +33,14 @@ class Word2Vec(HasDtype, Model):
         check_sizes(self)
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, float32: the first table uniform in ±0.5 / width, the second zero."""
+        """Return fresh parameters, float32: the first table uniform in ±0.5 / width, the second zero."""
         shape, limit = (self.vocab_size, self.hidden_size), 0.5 / self.hidden_size
         word = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
         return {"word": {"embedding": word}, "output": {"embedding": jnp.zeros(shape, jnp.float32)}}
 
-    def hidden_states(
-        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None,
-        at: Int[Array, "batch selected"] | None = None,
-    ) -> Float[Array, "batch length_or_selected hidden"]:
-        """Return the vector of each word."""
-        x = self.vectors(params)[inputs.ids]
-        return x if at is None else at_positions(x, at)
+    def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+        return self.vectors(params)[inputs.ids]
 
     def vectors(self, params: Params) -> Float[Array, "vocab hidden"]:
-        """The vectors of all words."""
+        """Return the vectors of all words."""
         return params["word"]["embedding"]

@@ -9,7 +9,7 @@ from jaxlm.models.roberta import Roberta
 
 @dataclasses.dataclass(frozen=True)
 class XlmRoberta(Roberta):
-    """A RoBERTa encoder with a vocabulary of 100 languages. The defaults are xlm-roberta-base."""
+    """RoBERTa encoder for 100 languages. The defaults are xlm-roberta-base."""
 
     vocab_size: int = 250002
-    """Rows of the word embedding; a run sets it from its tokenizer."""
+    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""

@@ -41,7 +41,7 @@ def count(tree) -> int:
         ("large", 335_142_913, 51_295_290, 354_655_291),
     ],
 )
-def test_parameter_counts_of_published_sizes(size, discriminator, generator, joint):
+def test_published_parameter_counts(size, discriminator, generator, joint):
     model = Electra.published(size)
     found = shapes(model)
     assert count(model.discriminator_params(found)) + count(found["rtd_head"]) == discriminator
@@ -59,19 +59,19 @@ def test_sweep_of_generator_widths(width, joint):
     assert count(shapes(model)) == joint
 
 
-def test_a_projection_stands_only_where_widths_differ():
+def test_a_projection_exists_only_if_widths_differ():
     found = shapes(Electra.published("base"))
     assert "projection" in found["generator"] and "projection" not in found["discriminator"]
 
 
-def test_separate_embeddings_are_one_more_copy():
+def test_separate_embeddings_are_a_second_copy():
     shared = shapes(SMALL)
     separate = shapes(Electra(**(vars(SMALL) | {"share_embeddings": False})))
     assert count(separate) - count(shared) == count(shared["embeddings"])
 
 
 @pytest.mark.parametrize("network", ["generator", "discriminator"])
-def test_padding_is_not_seen(network):
+def test_no_token_attends_to_padding(network):
     own = getattr(SMALL, network)
     params = getattr(SMALL, f"{network}_params")(init(SMALL))
     encode = jax.jit(lambda params, ids, mask: own.hidden_states(params, Inputs(ids, mask=mask)))
@@ -106,9 +106,9 @@ def test_logits_are_float32_in_bfloat16():
         ({"generator_num_layers": 0}, "generator_num_layers is 0"),
         ({"embedding_size": 0}, "embedding_size is 0"),
         ({"attention_dropout": 1.0}, "attention_dropout is 1.0"),
-        ({"norm_eps": float("nan")}, "norm_eps is nan; it must be above 0"),
+        ({"norm_eps": float("nan")}, r"norm_eps is nan; it must be in \(0, inf\)"),
     ],
 )
-def test_bad_shapes(changes, message):
+def test_invalid_configurations(changes, message):
     with pytest.raises(UserError, match=message):
         Electra(**changes)

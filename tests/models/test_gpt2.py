@@ -48,7 +48,7 @@ def test_parameter_counts(size, parameters, without_embeddings):
     assert (count, count - embeddings) == (parameters, without_embeddings)
 
 
-def test_initial_spread():
+def test_initialization():
     """0.02, 0.01 for positions (openai/gpt-2, model.py), 0.02 / √(2 layers) into the residual stream (section 2.3)."""
     model = Gpt2(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)
     params = jax.jit(model.init)(jax.random.key(0))
@@ -74,7 +74,7 @@ def test_positions_restart_in_each_document():
     assert document_positions(segments).tolist() == wanted
 
 
-def test_a_token_sees_those_before_it_only():
+def test_causality():
     params = random_params(SMALL)
     ids = np.random.default_rng(1).integers(0, 61, (2, 11)).astype(np.int32)
     changed = ids.copy()
@@ -84,7 +84,7 @@ def test_a_token_sees_those_before_it_only():
     assert np.abs(before[:, 6:] - after[:, 6:]).max(axis=-1).min() > 1e-3
 
 
-def test_a_packed_document_has_the_logits_it_has_alone():
+def test_packed_documents_have_the_logits_of_separate_rows():
     params, rng = random_params(SMALL), np.random.default_rng(2)
     documents = [rng.integers(0, 61, n).astype(np.int32) for n in (5, 1, 9, 3)]
     row = np.concatenate([*documents, np.zeros(4, np.int32)])[None]
@@ -99,7 +99,7 @@ def test_a_packed_document_has_the_logits_it_has_alone():
     assert np.abs(joined[5:18] - packed[5:18]).max() > 0.1  # the plain stream differs
 
 
-def test_reading_token_by_token_gives_the_same_logits():
+def test_cached_decoding_has_the_same_logits():
     """Prompts of different lengths, padded on the left, then single tokens through the cache."""
     params, rng = random_params(SMALL), np.random.default_rng(3)
     rows = [rng.integers(0, 61, n).astype(np.int32) for n in (12, 8, 5)]  # the last four of each are read one by one
@@ -121,7 +121,7 @@ def test_reading_token_by_token_gives_the_same_logits():
         np.testing.assert_allclose(np.stack([s[i] for s in seen]), whole[-5:], atol=2e-5)
 
 
-def test_recomputation_changes_no_gradient():
+def test_remat_does_not_change_gradients():
     ids = jnp.asarray(np.random.default_rng(4).integers(0, 61, (2, 7)))
 
     def gradients(model):
@@ -134,7 +134,7 @@ def test_recomputation_changes_no_gradient():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), plain, recomputed)
 
 
-def test_dropout_acts_with_a_key_only():
+def test_dropout_needs_a_key():
     model = Gpt2(**{**SMALL.__dict__, "dropout": 0.3, "attention_dropout": 0.3})
     params, ids = random_params(model), jnp.arange(6)[None]
     run = jax.jit(model.hidden_states)
@@ -146,8 +146,8 @@ def test_dropout_acts_with_a_key_only():
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"num_heads": 5}, "768 is not divisible by num_heads 5"), ({"num_layers": 0}, "num_layers is 0"),
-    ({"dropout": 1.0}, "dropout is 1.0"), ({"norm_eps": 0.0}, "norm_eps is 0.0; it must be above 0"),
+    ({"dropout": 1.0}, "dropout is 1.0"), ({"norm_eps": 0.0}, r"norm_eps is 0.0; it must be in \(0, inf\)"),
 ])
-def test_refuses(changes, words):
+def test_invalid_configurations(changes, words):
     with pytest.raises(UserError, match=words):
         Gpt2(**changes)

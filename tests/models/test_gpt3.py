@@ -85,7 +85,7 @@ IDS = np.random.default_rng(1).integers(0, 61, (3, 33)).astype(np.int32)
 
 
 @pytest.mark.parametrize("changes", [{}, dict(loop_layers=True), dict(remat="full", loop_layers=True)])
-def test_bands_are_gpt_neos(changes, params):
+def test_bands_equal_gpt_neos(changes, params):
     with torch.no_grad():
         expected = neo(SMALL, params)(torch.from_numpy(IDS.astype(np.int64))).logits.numpy()
     found = logits(dataclasses.replace(SMALL, **changes), params, jnp.asarray(IDS))
@@ -95,19 +95,19 @@ def test_bands_are_gpt_neos(changes, params):
     assert np.abs(dense - expected)[:, 5:].max() > 0.02
 
 
-def test_dense_is_gpt2(params):
+def test_without_bands_it_is_gpt2(params):
     dense = dataclasses.replace(SMALL, band=0)
     gpt2 = Gpt2(**{field.name: getattr(dense, field.name) for field in dataclasses.fields(Gpt2)})
     np.testing.assert_array_equal(logits(dense, params, jnp.asarray(IDS)), logits(gpt2, params, jnp.asarray(IDS)))
 
 
-def test_a_packed_row_has_the_logits_of_its_documents(params):
+def test_packed_documents_have_the_logits_of_separate_rows(params):
     segments = jnp.asarray(np.repeat([[1] * 12 + [2] * 21], 3, axis=0), jnp.int32)
     whole = logits(SMALL, params, jnp.asarray(IDS), segments)
     np.testing.assert_allclose(whole[:, 12:], logits(SMALL, params, jnp.asarray(IDS[:, 12:])), atol=1e-5)
 
 
-def test_reading_token_by_token_gives_the_same_logits(params):
+def test_cached_decoding_has_the_same_logits(params):
     """Prompts padded on the left, longer than the band; then one token after another."""
     sizes, new = (20, 11, 3), 12
     prompts = np.zeros((3, 20), np.int32)
@@ -153,6 +153,6 @@ def test_dense_models_are_exported_as_gpt2_and_banded_ones_refused(tmp_path, tok
 
 
 @pytest.mark.parametrize("changes", [dict(band=-1), dict(num_layers=3)])
-def test_bands_that_cannot_be(changes):
+def test_invalid_bands(changes):
     with pytest.raises(UserError, match="band"):
         dataclasses.replace(SMALL, **changes)

@@ -17,7 +17,7 @@ from jaxlm.errors import UserError
 from jaxlm.models import reformer
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers import stack
-from jaxlm.models.layers.chunked import LshAttention, Rows, chunks_before, permute, torch_normal
+from jaxlm.models.layers.chunked import LshAttention, Rows, permute, previous_chunks, torch_normal
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -38,35 +38,35 @@ def params():
 def slow_lsh(shared, value, rotations, buckets, chunk):
     """Compute one row and head in float64 (section 2 of the paper); return outputs and the number of visible tokens."""
     length, rounds = len(shared), rotations.shape[1]
-    sorted_places = []
+    sorted_positions = []
     for r in range(rounds):
-        turned, numbers = shared @ rotations[:, r], []
-        for place in range(length):
+        rotated, numbers = shared @ rotations[:, r], []
+        for position in range(length):
             number, first, factor = 0, 0, 1
             for count in buckets:
-                half = turned[place, first : first + count // 2]
+                half = rotated[position, first : first + count // 2]
                 number += factor * int(np.argmax([*half, *-half]))
                 first, factor = first + count // 2, factor * count
             numbers.append(number)
-        sorted_places += sorted(range(length), key=lambda place, numbers=numbers: (numbers[place], place))
-    chunks = np.reshape(sorted_places, (-1, chunk))
+        sorted_positions += sorted(range(length), key=lambda position, numbers=numbers: (numbers[position], position))
+    chunks = np.reshape(sorted_positions, (-1, chunk))
     outs, totals = np.zeros((length, rounds, value.shape[1])), np.zeros((length, rounds))
     others = np.zeros(length, int)
-    for index, places in enumerate(chunks):
-        for place in places:
-            seen = [s for s in [*chunks[index - 1], *places] if s < place] or [place]
-            keys = shared[seen] / np.sqrt(np.sum(shared[seen] ** 2, axis=1, keepdims=True))
-            scores = keys @ shared[place] if seen != [place] else np.array([-1e5])
+    for index, positions in enumerate(chunks):
+        for position in positions:
+            visible = [s for s in [*chunks[index - 1], *positions] if s < position] or [position]
+            keys = shared[visible] / np.sqrt(np.sum(shared[visible] ** 2, axis=1, keepdims=True))
+            scores = keys @ shared[position] if visible != [position] else np.array([-1e5])
             r = index * rounds // len(chunks)
-            totals[place, r] = scores.max() + np.log(np.sum(np.exp(scores - scores.max())))
-            outs[place, r] = np.exp(scores - totals[place, r]) @ value[seen]
-            others[place] += seen != [place]
+            totals[position, r] = scores.max() + np.log(np.sum(np.exp(scores - scores.max())))
+            outs[position, r] = np.exp(scores - totals[position, r]) @ value[visible]
+            others[position] += visible != [position]
     shares = np.exp(totals - totals.max(1, keepdims=True))
     return np.einsum("pr,prd->pd", shares / shares.sum(1, keepdims=True), outs), others
 
 
 @pytest.mark.parametrize(("hashes", "buckets"), [(1, (6,)), (3, (2, 4))])
-def test_hashed_attention_is_the_slow_one(hashes, buckets):
+def test_lsh_attention_equals_the_slow_version(hashes, buckets):
     config = dataclasses.replace(SMALL, num_hashes=hashes, buckets=buckets, hash_seed=3).stack
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 36, 16)), jnp.float32)
     rows, module = Rows(jnp.ones((2, 36), jnp.int32)), LshAttention(config)
@@ -86,7 +86,7 @@ def test_hashed_attention_is_the_slow_one(hashes, buckets):
     assert error.max() < 0.02  # at a score of -1e5, float32 has steps of 0.008
 
 
-def test_no_gradient_comes_from_later_tokens_or_other_documents(params):
+def test_later_tokens_and_other_documents_have_no_gradient(params):
     """The tokens of a row are distinct, so that each has its own vector."""
     # Unequal weights: the plain sum of a normalized vector has a gradient of rounding errors only.
     weights = np.random.default_rng(3).normal(size=32).astype(np.float32)
@@ -101,8 +101,8 @@ def test_no_gradient_comes_from_later_tokens_or_other_documents(params):
         return hidden[0] @ weights
 
     influence = np.abs(jacobian(params["word"]["embedding"], params)).max(-1)[:, IDS[0]]
-    place = np.arange(36)
-    allowed = (place[:, None] >= place[None]) & (segments[0][:, None] == segments[0][None])
+    position = np.arange(36)
+    allowed = (position[:, None] >= position[None]) & (segments[0][:, None] == segments[0][None])
     real = segments[0] > 0
     assert not influence[~allowed & real[:, None]].any()
     assert (influence[allowed & real[:, None]] > 1e-4).mean() > 0.8
@@ -113,7 +113,7 @@ def plain(layers, params, state, inputs, shared, *, repeats, loop=False):
 
 
 @pytest.mark.parametrize("loop", [False, True])
-def test_gradients_are_those_of_a_plain_stack(loop, params, monkeypatch):
+def test_gradients_equal_those_of_a_plain_stack(loop, params, monkeypatch):
     """With dropout and random rotations, which the backward pass must reproduce."""
     model = dataclasses.replace(SMALL, loop_layers=loop)
     cotangent = np.random.default_rng(2).normal(size=(1, 36, 32)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_activations_do_not_grow_with_depth(monkeypatch):
     assert few < plain_few
 
 
-def test_the_gradient_of_a_permutation():
+def test_gradient_of_permute():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
     order = jnp.asarray([[3, 1, 4, 0, 2], [0, 2, 1, 4, 3]])
     weights = jnp.arange(30.0).reshape(2, 5, 3)
@@ -163,8 +163,8 @@ def test_the_gradient_of_a_permutation():
     np.testing.assert_array_equal(found, expected)
 
 
-def test_the_chunk_before():
-    assert chunks_before(4, 2, jnp.asarray([4, 3, 1])).tolist() == [
+def test_previous_chunks():
+    assert previous_chunks(4, 2, jnp.asarray([4, 3, 1])).tolist() == [
         [7, 0, 1, 2, 3, 4, 5, 6], [6, 0, 1, 2, 2, 4, 5, 6], [4, 0, 1, 2, 0, 4, 5, 6]
     ]
 
@@ -178,7 +178,7 @@ def test_the_chunk_before():
         (dict(remat="full"), "remat must be none"), (dict(lsh_chunk_size=0), "lsh_chunk_size is 0"),
     ],
 )
-def test_models_that_cannot_be(changes, message):
+def test_invalid_configurations(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(SMALL, **changes)
 
@@ -187,13 +187,13 @@ def test_models_that_cannot_be(changes, message):
     ("length", "message"),
     [(60, "data.length 60 is more than the model's 48 positions"), (30, "data.length 30 is not a multiple of 12")],
 )
-def test_lengths_that_cannot_be(length, message):
+def test_invalid_lengths(length, message):
     with pytest.raises(UserError, match=message):
         CausalLM(model=SMALL).bind(Vocabulary.stand_in(50), length)
     assert CausalLM(model=SMALL).bind(Vocabulary.stand_in(50), 48)
 
 
-def test_flops_of_hashed_attention_grow_with_the_length_and_no_faster():
+def test_flops_of_lsh_attention_are_linear_in_the_length():
     model = Reformer()
     assert model.forward_flops(65536, 65536) == pytest.approx(2 * model.forward_flops(32768, 32768))
     local = dataclasses.replace(model, attention_types=("local",))

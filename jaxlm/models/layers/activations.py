@@ -1,7 +1,7 @@
-"""Activation functions by the names that configurations use.
+"""Activation functions, by the names that configurations use.
 
-Their gradients are written out: the backward pass reads the input alone, and nothing stands between it and the matrix
-products around it, so that the compiler fuses it into them.
+The gradients are written out, so that the backward pass reads only the input and fuses with the matrix products around
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Scalars = Float[Array, "*shape"]
 
 
 def _elementwise(function: Callable[[Scalars], Scalars], slope: Callable[[Scalars], Scalars]) -> Callable:
-    """A function with its derivative, both computed in float32 whatever the type of their argument."""
+    """Return a function with its derivative; both compute in float32 and return the type of their argument."""
     @jax.custom_vjp
     def forward(x: Scalars) -> Scalars:
         return function(x.astype(jnp.float32)).astype(x.dtype)
@@ -50,9 +50,9 @@ def _gelu_new_slope(x: Scalars) -> Scalars:
 
 
 gelu = _elementwise(_gelu, _gelu_slope)
-"""x Φ(x), exactly (Hendrycks & Gimpel 2016), by erf as PyTorch computes it."""
+"""x Φ(x) (Hendrycks & Gimpel 2016), by erf as in PyTorch."""
 gelu_new = _elementwise(_gelu_new, _gelu_new_slope)
-"""The tanh approximation of gelu, as in the code of GPT-2 and BERT."""
+"""The tanh approximation of gelu in the released code of GPT-2 and BERT."""
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": gelu,

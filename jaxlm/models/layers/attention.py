@@ -1,8 +1,9 @@
-"""Scaled dot-product attention, by the kernel that suits the device and the arguments."""
+"""Scaled dot-product attention and the choice of its kernel."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
 HIDDEN = -1e30
-"""The score of a key that a query may not see: its exp is 0 beside any visible one."""
+"""Score of a key that a query may not attend to: its exp is 0 beside that of any visible key."""
 
 
 def attend(
@@ -47,49 +48,63 @@ def attend(
     dropout_key: jax.Array | None = None,
     kernel: str = "xla",
 ) -> Float[Array, "batch queries heads head_dim"]:
-    """softmax(scale · q kᵀ + bias) v ("Attention Is All You Need", equation 1), softmax in float32.
+    """Return softmax(scale · q kᵀ + bias) v ("Attention Is All You Need", equation 1), with the softmax in float32.
 
-    A query sees the keys of its own segment; without query_segments, every key that is not padding. Segment 0 is
-    padding, at the end of a row. mask: True where attention is allowed; combined with the segments by and. causal hides
-    later keys (queries and keys aligned at the start), band those that are `band` places or more before. A query that
-    may see nothing gets a finite, meaningless result.
-    kernel: from `choose_kernel`: "xla" (scores in memory), "cudnn" or "pallas" (fused). Without a bias, the TPU's is
-    `fused_attention`.
+    A query without visible keys gets a finite, meaningless result.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        value: Values.
+        query_segments: Segment of each query, which attends only to keys of that segment; None to attend to all keys
+            but padding.
+        key_segments: Segment of each key; 0 is padding, at the end of a row.
+        mask: True where attention is allowed, in addition to the segments.
+        bias: Added to the scores.
+        causal: Whether later keys are masked; queries and keys are aligned at the start.
+        band: Number of keys, up to its own position, that a query attends to; None for all.
+        scale: Factor on the scores.
+        dropout_rate: Dropout rate of the probabilities.
+        dropout_key: Dropout key; None turns dropout off.
+        kernel: Result of `choose_kernel`: "xla" (scores in memory), "cudnn" or "pallas" (fused; here with a bias only,
+            without one the TPU's kernel is `fused_attention`).
     """
     if kernel == "pallas":
         return _biased(query, key, value, key_segments, bias, causal, scale)
+    visible = lengths = None
     if kernel == "cudnn" and query_segments is None and mask is None and band is None:
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
-        bias = None if bias is None else bias.astype(query.dtype)
-        return jax.nn.dot_product_attention(
-            query, key, value, bias, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
-            implementation="cudnn",
-        )
-    visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
+    else:
+        visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     if kernel == "cudnn":
-        # Documents packed into a row: cuDNN takes their mask as a bias, one number for each query and key.
         bias = None if bias is None else bias.astype(query.dtype)
-        visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
-        return jax.nn.dot_product_attention(query, key, value, bias, visible, scale=scale, implementation="cudnn")
-    key_data = None
+        if visible is not None:
+            # cuDNN takes the mask of packed documents as a bias, one number for each query and key.
+            visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
+        return jax.nn.dot_product_attention(
+            query, key, value, bias, visible, scale=scale, is_causal=causal and visible is None,
+            key_value_seq_lengths=lengths, implementation="cudnn",
+        )
+    bits = None
     if dropout_key is not None and dropout_rate > 0.0:
-        key_data = jax.random.key_data(dropout_key)
-    impl = "" if key_data is None else str(jax.random.key_impl(dropout_key))
-    return _attention(query, key, value, bias, visible, key_data, scale, dropout_rate, impl)
+        # The queries come last, as in the compiler's layout of the scores.
+        shape = (query.shape[0], query.shape[2], key.shape[1], query.shape[1])
+        bits = random_bits(dropout_key, shape, dropout_rate)
+    return _attention(query, key, value, bias, visible, bits, scale, dropout_rate)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
-def _attention(query, key, value, bias, visible, key_data, scale, rate, impl):
-    """Attention with its scores in memory.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _attention(query, key, value, bias, visible, bits, scale, rate):
+    """Return attention with the scores in memory; `bits` are those of dropout, [batch, heads, keys, queries].
 
     The step is bound by memory bandwidth, so the gradient is written out. The backward pass keeps the unnormalized
     softmax exp(score - max) in the compute type; normalization and the scale of dropout are applied to the
     [queries, head_dim] arrays before and after it.
     """
-    return _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl)[0]
+    return _attention_forward(query, key, value, bias, visible, bits, scale, rate)[0]
 
 
-def _attention_forward(query, key, value, bias, visible, key_data, scale, rate, impl):
+def _attention_forward(query, key, value, bias, visible, bits, scale, rate):
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * scale
     if bias is not None:
         scores = scores + bias
@@ -98,25 +113,21 @@ def _attention_forward(query, key, value, bias, visible, key_data, scale, rate, 
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = checkpoint_name(jnp.sum(exponentials, axis=-1), "attention_scores")
     exponentials = checkpoint_name(exponentials.astype(value.dtype), "attention_scores")
-    bits, factor = None, 1.0
-    if key_data is not None:
-        # Drawn with the queries last, which is how the compiler lays the scores out.
-        shape = (*scores.shape[:2], scores.shape[3], scores.shape[2])
-        bits, factor = random_bits(jax.random.wrap_key_data(key_data, impl=impl), shape, rate), keep_scale(rate)
+    factor = 1.0 if bits is None else keep_scale(rate)
     output = jnp.einsum("bhqk,bkhd->bqhd", _kept(exponentials, bits, rate), value, preferred_element_type=jnp.float32)
     output = checkpoint_name((output * _per_query(factor / total)).astype(query.dtype), "attention")
     return output, (query, key, value, bias, output, exponentials, total, bits)
 
 
-def _attention_backward(scale, rate, impl, saved, gradient):
+def _attention_backward(scale, rate, saved, gradient):
     query, key, value, bias, output, exponentials, total, bits = saved
     factor = 1.0 if bits is None else keep_scale(rate)
     gradient = (gradient.astype(jnp.float32) * _per_query(factor / total)).astype(query.dtype)
-    # Kept apart from what reads it, so that it is computed once.
+    # The barrier keeps the compiler from computing it again in each operation that reads it.
     gradient = jax.lax.optimization_barrier(gradient)
     d_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(exponentials, bits, rate), gradient)
     d_probability = jnp.einsum("bqhd,bkhd->bhqk", gradient, value, preferred_element_type=jnp.float32)
-    # Σ_k p · dp of the softmax's gradient, by the output instead of the scores (Dao et al. 2022, appendix B.2).
+    # Σ_k p · dp of the softmax's gradient, from the output instead of the scores (Dao et al. 2022, appendix B.2).
     row = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1).swapaxes(1, 2) / factor
     d_scores = exponentials.astype(jnp.float32) * (_kept(d_probability, bits, rate) - row[..., None])
     d_bias = None
@@ -139,32 +150,37 @@ def _per_query(x: Float[Array, "batch heads queries"]) -> Float[Array, "batch qu
 
 
 def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, rate: float) -> jax.Array:
-    """x with zeros where dropout's bits, [batch, heads, keys, queries], say so."""
+    """Return `x` with zeros where dropout drops, from its bits [batch, heads, keys, queries]."""
     return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
 
 
 def _biased(query, key, value, key_segments, bias, causal, scale):
-    """`attend` with a bias by the TPU's kernel for it, each device on its own rows and heads."""
+    """Return attention with a bias by the TPU's kernel."""
     rows, queries, heads, head_dim = query.shape
     keys = key.shape[1]
     if causal:
         bias = jnp.where(jnp.tri(queries, keys, dtype=bool), bias, HIDDEN)
     hidden = jnp.zeros((rows, keys)) if key_segments is None else jnp.where(key_segments > 0, 0.0, HIDDEN)
-    run = functools.partial(biased_attention, head_dim=head_dim)
-    if not get_abstract_mesh().empty:
-        axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
-        split = PartitionSpec(batch, None, axis)
-        run = jax.shard_map(
-            run, in_specs=(split, split, split, PartitionSpec(axis), PartitionSpec(batch)), out_specs=split,
-            check_vma=False,
-        )
+    axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
+    split = PartitionSpec(batch, None, axis)
+    run = _on_each_device(
+        functools.partial(biased_attention, head_dim=head_dim),
+        (split, split, split, PartitionSpec(axis), PartitionSpec(batch)), split,
+    )
     query, key, value = (x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value))
     output = run(query, key, value, bias[0].astype(jnp.float32), hidden[:, None].astype(jnp.float32))
     return checkpoint_name(output, "attention").reshape(rows, queries, heads, head_dim)
 
 
+def _on_each_device(kernel: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec) -> Callable:
+    """Return a Pallas kernel that each device runs on its own rows and heads: the compiler does not partition it."""
+    if get_abstract_mesh().empty:
+        return kernel
+    return jax.shard_map(kernel, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
 def _split_heads(heads: int) -> tuple[str | None, int]:
-    """(the mesh axis that divides the heads, or None; the heads of one device)."""
+    """Return the mesh axis that shards the heads, or None, and the number of heads on one device."""
     axis = ACTIVATION_AXES["heads"]
     size = get_abstract_mesh().shape.get(axis, 1)
     return (axis, heads // size) if heads % size == 0 else (None, heads)
@@ -174,7 +190,7 @@ def visible_keys(
     query_segments: jax.Array | None, key_segments: jax.Array | None, mask: jax.Array | None, causal: bool,
     queries: int, keys: int, band: int | None = None,
 ) -> Bool[Array, "#batch #heads #queries keys"] | None:
-    """The mask that segments, causality, a band and an explicit mask make together; None where every key is visible."""
+    """Return the joint mask of segments, causality, band and explicit mask; None if every key is visible."""
     masks = [] if mask is None else [mask]
     if key_segments is not None and query_segments is not None:
         masks.append(query_segments[:, None, :, None] == key_segments[:, None, None, :])
@@ -188,7 +204,10 @@ def visible_keys(
 
 
 def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "1 1 queries keys"]:
-    """Where a key is less than `band` places before its query, or behind it. first: the place of the first query."""
+    """Return the mask of keys that are less than `band` positions before their query, or after it.
+
+    `first` is the position of the first query.
+    """
     return (first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :] < band)[None, None]
 
 
@@ -196,27 +215,36 @@ def choose_kernel(
     implementation: str, queries: int, keys: int, head_dim: int, dtype: str, *, needs_scores: bool, mask: Any,
     bias: Any, packed: bool = False,
 ) -> str:
-    """"xla", "cudnn" or "pallas": the kernel for these sizes on the platform that the program is for.
+    """Return the kernel, "xla", "cudnn" or "pallas", for these sizes on the platform of the traced program.
 
-    implementation: "auto", or the one that is wanted. needs_scores: probabilities are dropped, which no fused kernel
-    does. packed: queries have segments. UserError for a wanted kernel that there is none of.
+    Args:
+        implementation: The `attention` field of the model: a kernel, or "auto".
+        queries: Number of queries.
+        keys: Number of keys.
+        head_dim: Width of a head.
+        dtype: Compute type.
+        needs_scores: Whether probabilities are dropped, which no fused kernel supports.
+        mask: Explicit mask, or None.
+        bias: Bias, or None.
+        packed: Whether queries have segments or a band.
+
+    Raises:
+        UserError: The platform has no such kernel.
     """
-    platform = target_platform()
+    platform, fused = target_platform(), None
     if platform == "tpu":
-        taken = queries % 128 == 0 and keys % 128 == 0 and mask is None
+        is_supported = queries % 128 == 0 and keys % 128 == 0
         if bias is not None:
-            heads = _split_heads(bias.shape[1])[1]
-            taken = bias.shape[0] == 1 and not packed and mask is None and dtype == "bfloat16"
-            taken = taken and fits(queries, keys, heads, head_dim)
-        if dtype == "bfloat16" and target_kind() in ("TPU v2", "TPU v3"):
-            taken = False  # kernels multiply bfloat16 from v4 on
-        fused = "pallas" if taken else None
-    elif platform == "gpu" and cudnn_works(dtype, head_dim):
+            is_supported = bias.shape[0] == 1 and not packed and dtype == "bfloat16"
+            is_supported = is_supported and fits(queries, keys, _split_heads(bias.shape[1])[1], head_dim)
+        # Before v4 the kernels do not multiply bfloat16.
+        if is_supported and mask is None and not (dtype == "bfloat16" and target_kind() in ("TPU v2", "TPU v3")):
+            fused = "pallas"
+    elif platform == "gpu":
         # cuDNN takes masks as biases, and biases have gradients for even lengths only.
-        plain = bias is None and mask is None and not packed
-        fused = "cudnn" if plain or not (queries % 2 or keys % 2) else None
-    else:
-        fused = None
+        is_supported = (bias is None and mask is None and not packed) or not (queries % 2 or keys % 2)
+        if is_supported and cudnn_works(dtype, head_dim):
+            fused = "cudnn"
     if implementation in ("auto", "xla"):
         return "xla" if implementation == "xla" or needs_scores or fused is None else fused
     if needs_scores:
@@ -225,7 +253,7 @@ def choose_kernel(
             "objective.model.attention_dropout to 0, or objective.model.attention to auto."
         )
     if fused is None and platform == {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
-        return "xla"  # the right device, but an attention that its kernel does not take, such as that of a few queries
+        return "xla"  # the kernel does not support this attention, such as that of a few queries
     if fused != implementation:
         raise UserError(
             f"objective.model.attention is {implementation}, which has no kernel on a {platform} for {dtype} and heads "
@@ -236,8 +264,10 @@ def choose_kernel(
 
 @functools.cache
 def cudnn_works(dtype: str, head_dim: int) -> bool:
-    """Whether the GPU of this process has a fused attention kernel for such heads: asked by compiling a small gradient
-    once, which is surer than a table of GPUs and versions."""
+    """Return whether this process's GPU has a fused attention kernel for such heads.
+
+    It compiles a small gradient once, which is more reliable than a table of GPUs and versions.
+    """
     if dtype not in ("bfloat16", "float16") or head_dim % 8 or head_dim > 128:
         return False
 
@@ -250,7 +280,7 @@ def cudnn_works(dtype: str, head_dim: int) -> bool:
     bias = jax.ShapeDtypeStruct((1, 2, 128, 128), dtype)
     try:
         jax.jit(jax.grad(probe)).lower(x, mask, bias).compile()
-    except Exception:  # whatever cuDNN's reason is, scores in memory work
+    except Exception:  # whatever cuDNN's reason is, attention with scores in memory works
         return False
     return True
 
@@ -265,23 +295,18 @@ def fused_attention(
     scale: float,
     band: int | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """`attend` for TPUs, by splash attention, which keeps no scores in memory. Heads come before positions.
-
-    The compiler does not partition Pallas kernels, so each device runs it on its own rows and heads.
-    """
+    """Return `attend` by the TPU's splash attention, which keeps no scores in memory. Heads come before positions."""
     segments = None
     if key_segments is not None:
-        # Without segments of their own the queries are of one segment, and so are the keys that are not padding.
-        own = jnp.ones((query.shape[0], query.shape[2]), jnp.int32) if query_segments is None else query_segments
-        segments = SegmentIds(q=own, kv=key_segments if query_segments is not None else (key_segments > 0).astype(int))
-    on_each_device = functools.partial(_splash, causal=causal, band=band)
-    if not get_abstract_mesh().empty:
-        rows = PartitionSpec(ACTIVATION_AXES["batch"])
-        split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[1])[0])
-        on_each_device = jax.shard_map(
-            on_each_device, in_specs=(split, split, split, rows), out_specs=split, check_vma=False
-        )
-    return on_each_device(query * jnp.asarray(scale, query.dtype), key, value, segments)
+        # Queries without segments are of segment 1, as are all keys but padding.
+        if query_segments is None:
+            query_segments = jnp.ones((query.shape[0], query.shape[2]), jnp.int32)
+            key_segments = (key_segments > 0).astype(jnp.int32)
+        segments = SegmentIds(q=query_segments, kv=key_segments)
+    rows = PartitionSpec(ACTIVATION_AXES["batch"])
+    split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[1])[0])
+    run = _on_each_device(functools.partial(_splash, causal=causal, band=band), (split, split, split, rows), split)
+    return run(query * jnp.asarray(scale, query.dtype), key, value, segments)
 
 
 def _splash(query, key, value, segments, causal, band):
@@ -290,8 +315,8 @@ def _splash(query, key, value, segments, causal, band):
     if band is not None:
         mask = LocalMask(shape, (band - 1, 0), 0)
     block_q, block_kv = (max(n for n in (128, 256, 512) if size % n == 0) for size in (queries, keys))
-    # Positions along the lanes, since heads of 64 would fill half of them. In the backward pass one block of keys saves
-    # adding up the parts of the queries' gradient.
+    # Positions are along the lanes, because heads of 64 would fill half of them. In the fused backward pass each block
+    # of keys makes a part of the queries' gradient, so blocks are as large as possible.
     layout = QKVLayout.SEQ_MINOR
     blocks = BlockSizes(
         block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv, block_q_dkv=block_q, block_kv_dkv=block_kv,

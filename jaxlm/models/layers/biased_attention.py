@@ -1,8 +1,8 @@
-"""Attention with a bias on its scores, as a Pallas kernel for TPUs.
+"""Pallas kernel of attention with a bias, for TPUs.
 
-The scores of one head and one row of the batch are in VMEM whole, so that the softmax needs no blocks of keys. The
-backward pass computes them again and adds up the gradient of the bias over the rows. Arrays keep their layout [batch,
-length, heads · head_dim]: a block is 128 columns wide, and heads narrower than that share it, each behind a mask.
+VMEM holds all scores of one head and one row of the batch, so that the softmax needs no blocks of keys. The backward
+pass computes the scores again and sums the gradient of the bias over the rows. Arrays keep their layout [batch, length,
+heads · head_dim]. A block is 128 columns wide, and narrower heads share it, each behind a mask.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 COLUMNS = 128
-"""Columns of a block: those of a TPU's tiles and matrix unit."""
+"""Columns of a block: the width of a TPU's tiles and matrix unit."""
 VMEM = 30 * 2**20
-"""Bytes of vector memory that a kernel may ask for; what it takes was compiled for v4, which has 16 MiB."""
+"""Bytes of vector memory that a kernel may use. Arrays that fit were compiled for v4, which has 16 MiB."""
 MOST_SCORES = 2**19
-"""Scores of all heads of a block: their bias and its gradient are in VMEM twice, beside some arrays of one head."""
+"""Limit of the scores of all heads in a block. VMEM holds their bias and its gradient twice."""
 
 
 def fits(queries: int, keys: int, heads: int, head_dim: int) -> bool:
-    """Whether the kernel takes arrays of these sizes."""
+    """Return whether the kernel supports arrays of these sizes."""
     aligned = queries % 128 == 0 and keys % 128 == 0 and COLUMNS % head_dim == 0 and heads * head_dim % COLUMNS == 0
     return aligned and COLUMNS // head_dim * queries * keys <= MOST_SCORES
 
@@ -39,7 +39,10 @@ def biased_attention(
     head_dim: int,
     interpret: bool = False,
 ) -> Float[Array, "batch queries width"]:
-    """softmax(q kᵀ + bias + key_bias) v with width = heads · head_dim, softmax in float32; key_bias has no gradient."""
+    """Return softmax(q kᵀ + bias + key_bias) v, with the softmax in float32.
+
+    `width` is heads · head_dim. `key_bias` has no gradient.
+    """
     specs = _specs(query, key, bias, head_dim)
     return _call(_forward_kernel, 2, specs, specs[0], query, interpret, query, key, value, bias, key_bias)
 
@@ -60,14 +63,17 @@ biased_attention.defvjp(_forward, _backward)
 
 
 def _specs(query: jax.Array, key: jax.Array, bias: jax.Array, head_dim: int) -> list[pl.BlockSpec]:
-    """Blocks of query, key, value, bias and key_bias in a grid (columns, batch), where each bias is read once."""
+    """Return the blocks of query, key, value, bias and key_bias. The grid (columns, batch) reads each bias once."""
     q, kv = (pl.BlockSpec((1, x.shape[1], COLUMNS), lambda c, b: (b, 0, c)) for x in (query, key))
     scores = pl.BlockSpec((COLUMNS // head_dim, *bias.shape[1:]), lambda c, b: (c, 0, 0))
     return [q, kv, kv, scores, pl.BlockSpec((1, 1, key.shape[1]), lambda c, b: (b, 0, 0))]
 
 
 def _call(kernel, products, in_specs, out_specs, shapes, interpret, query, key, value, bias, *rest):
-    """Runs the kernel. products: its matrix products, for the cost estimate; each head takes all columns of a block."""
+    """Run a kernel with `products` matrix products, a number that its cost estimate needs.
+
+    Each head computes all columns of its block.
+    """
     batch, queries, width = query.shape
     flops = products * 2 * batch * bias.shape[0] * COLUMNS * queries * key.shape[1]
     arrays = (query, key, value, bias, *rest)
@@ -95,13 +101,13 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
 
 
 def _of_head(x: jax.Array, head: int, heads: int) -> jax.Array:
-    """x with zeros in the columns of the other heads."""
+    """Return `x` with zeros in the columns of the other heads."""
     column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) - head * (COLUMNS // heads)
     return jnp.where((column >= 0) & (column < COLUMNS // heads), x, jnp.zeros((), x.dtype))
 
 
 def _softmax(query, key, bias, key_bias):
-    """(unnormalized probabilities, their sums), float32."""
+    """Return the unnormalized probabilities and their sums, in float32."""
     scores = _dot(query, key, (1, 1)) + bias.astype(jnp.float32) + key_bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
     return exponentials, jnp.sum(exponentials, axis=1, keepdims=True)

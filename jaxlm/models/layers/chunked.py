@@ -1,5 +1,4 @@
-"""Attention within chunks of a row: of neighbours (local), or of tokens whose vectors fall into the same bucket
-(locality-sensitive hashing; Kitaev et al. 2020, section 2)."""
+"""Chunked attention: local, or by locality-sensitive hashing (LSH; Kitaev et al. 2020, section 2)."""
 
 from __future__ import annotations
 
@@ -18,14 +17,18 @@ from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.multi_head import HeadsDense
 
-ITSELF = -1e5
-"""The score of a token's own key where queries and keys are one: it counts only where nothing else is visible."""
+SELF_SCORE = -1e5
+"""Score of a token's own key in LSH attention: it has weight only if no other key is visible."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedConfig(StackConfig):
-    """A stack whose attention is over chunks. buckets: even factors of their number. hash_seed: of the rotations where
-    none are drawn anew."""
+    """Configuration of a stack with chunked attention.
+
+    Attributes:
+        buckets: Even factors of the number of buckets.
+        hash_seed: Seed of the rotations where no "hashes" key is given.
+    """
 
     _: dataclasses.KW_ONLY
     local_chunk_size: int
@@ -40,55 +43,64 @@ Buckets = Int[Array, "batch heads rounds length"]
 
 
 class Rows(NamedTuple):
-    """What chunked attention knows of the rows. segments: 0 for padding, else the document; attention stays within
-    one. live: hashing chunks of each row that hold its text, where what stands behind them is to make no difference; by
-    default all."""
+    """Documents and padding of the rows."""
 
     segments: Int[Array, "batch length"]
-    live: Int[Array, " batch"] | None = None
+    """Number of each token's document, 0 at padding. Attention stays within a document."""
+    num_live_chunks: Int[Array, " batch"] | None = None
+    """Number of LSH chunks before the trailing padding, which then has no influence; None for all chunks."""
 
 
 def attend_in_chunks(
     query: Float[Array, "batch heads n head_dim"],
     key: Float[Array, "batch heads n head_dim"],
     value: Float[Array, "batch heads n head_dim"],
-    place: Int[Array, "#batch #heads n"],
-    segments: Int[Array, (batch #heads n
-)],
-    chunks: int,
+    positions: Int[Array, "#batch #heads n"],
+    segments: Int[Array, "batch #heads n"],
+    num_chunks: int,
     *,
-    before: Int[Array, "batch chunks"] | None = None,
-    itself: bool = True,
+    previous: Int[Array, "batch chunks"] | None = None,
+    self_score: float | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
 ) -> tuple[Float[Array, "batch heads n head_dim"], Float[Array, "batch heads n"]]:
-    """Causal softmax(q kᵀ) v where the queries of a chunk see its own keys and those of the chunk before it, and the
-    logarithm of each softmax's denominator, float32.
+    """Return causal attention of each chunk's queries to its own keys and those of the previous chunk.
 
-    place: where in the row a vector stands; a query sees keys of its own segment that are not behind it. chunks: their
-    number; a single one has none before it. before: which chunk is before each; by default they are in order, and the
-    last is before the first. itself: whether a token's own key is as good as others.
+    Args:
+        query: Queries.
+        key: Keys.
+        value: Values.
+        positions: Position of each vector in the row; a query attends to keys at its own position and before it.
+        segments: Document of each vector; a query attends to keys of its own document.
+        num_chunks: Number of chunks. A single chunk has no previous one.
+        previous: Index of the chunk before each chunk; by default chunks are in order, and the last one is before the
+            first.
+        self_score: Score of a token's own key in place of q · k.
+        dropout_rate: Dropout rate of the probabilities.
+        dropout_key: Dropout key; None turns dropout off.
+
+    Returns:
+        softmax(q kᵀ) v, and the logarithm of the softmax's denominator in float32.
     """
-
     def split(x: jax.Array) -> jax.Array:
-        return x.reshape(*x.shape[:2], chunks, -1, *x.shape[3:])
+        return x.reshape(*x.shape[:2], num_chunks, -1, *x.shape[3:])
 
     def keys(x: jax.Array) -> jax.Array:
         x = split(x)
-        if chunks == 1:
+        if num_chunks == 1:
             return x
-        if before is None:
+        if previous is None:
             earlier = jnp.roll(x, 1, axis=2)
         else:
-            earlier = jnp.take_along_axis(x, before.reshape(-1, 1, chunks, *[1] * (x.ndim - 3)), axis=2)
+            earlier = jnp.take_along_axis(x, previous.reshape(-1, 1, num_chunks, *[1] * (x.ndim - 3)), axis=2)
         return jnp.concatenate([earlier, x], axis=3)
 
     scores = jnp.einsum("bhcqd,bhckd->bhcqk", split(query), keys(key), preferred_element_type=jnp.float32)
-    here, there = split(place)[..., :, None], keys(place)[..., None, :]
-    same = split(segments)[..., :, None] == keys(segments)[..., None, :]
-    scores = jnp.where((here >= there) & same, scores, HIDDEN)
-    if not itself:
-        scores = jnp.where(here == there, ITSELF, scores)
+    here, there = split(positions)[..., :, None], keys(positions)[..., None, :]
+    is_same_document = split(segments)[..., :, None] == keys(segments)[..., None, :]
+    scores = jnp.where((here >= there) & is_same_document, scores, HIDDEN)
+    if self_score is not None:
+        scores = jnp.where(here == there, self_score, scores)
     total = jax.nn.logsumexp(scores, axis=-1)
     probabilities = dropout(jnp.exp(scores - total[..., None]), dropout_rate, dropout_key).astype(value.dtype)
     out = jnp.einsum("bhcqk,bhckd->bhcqd", probabilities, keys(value))
@@ -96,7 +108,7 @@ def attend_in_chunks(
 
 
 class LocalAttention(nn.Module):
-    """Attention to the own chunk of the row and the one before."""
+    """Causal attention to a token's own chunk and the previous one."""
 
     config: ChunkedConfig
     deterministic: bool = True
@@ -116,9 +128,12 @@ class LocalAttention(nn.Module):
 
 
 class LshAttention(nn.Module):
-    """Attention to tokens of the same bucket. Queries and keys are one projection, `query`; the keys are its vectors
-    scaled to the length 1. Each round of hashing sorts the tokens by bucket and cuts them into chunks; rounds are
-    weighed by the denominators of their softmax. Rows of one chunk are not hashed."""
+    """Causal LSH attention: to tokens of the same bucket.
+
+    Queries and keys share the projection `query`; keys are scaled to length 1. Each round of hashing sorts the tokens
+    by bucket and cuts them into chunks. The output is the mean of the rounds, weighted by the denominators of their
+    softmax. Rows of a single chunk are not hashed.
+    """
 
     config: ChunkedConfig
     deterministic: bool = True
@@ -127,46 +142,48 @@ class LshAttention(nn.Module):
     def __call__(
         self, x: Float[Array, "batch length hidden"], rows: Rows, buckets: Buckets | None
     ) -> tuple[Float[Array, "batch length hidden"], Buckets | None]:
-        """The output, and the buckets; given buckets are taken as they are."""
+        """Return the output and the buckets, which are computed unless they are given."""
         c, length = self.config, x.shape[1]
         shared, value = project(c, "query", x), project(c, "value", x)
         options = dict(
-            itself=False, dropout_rate=c.lsh_attention_dropout,
+            self_score=SELF_SCORE, dropout_rate=c.lsh_attention_dropout,
             dropout_key=module_key(self, c.lsh_attention_dropout, self.deterministic),
         )
         segments = rows.segments[:, None]
         if length <= c.lsh_chunk_size:
-            place = jnp.arange(length)[None, None]
-            out, _ = attend_in_chunks(shared, unit(shared), value, place, segments, 1, **options)
+            positions = jnp.arange(length)[None, None]
+            out, _ = attend_in_chunks(shared, unit(shared), value, positions, segments, 1, **options)
             return merge(c, out), None
         if buckets is None:
-            # Padding has a bucket of its own, behind all others.
+            # Padding has its own bucket, after all others.
             buckets = hash_vectors(jax.lax.stop_gradient(shared), self._rotations(), c.buckets)
             buckets = jnp.where(segments[:, :, None] > 0, buckets, math.prod(c.buckets)).astype(jnp.int16)
         order = jnp.argsort(buckets, axis=-1, stable=True)
         inverse = jnp.argsort(order, axis=-1)
 
         def in_order(x: jax.Array) -> jax.Array:
-            """The vectors of each round one after another, [batch, heads, rounds · length, head_dim]."""
+            """Return the sorted vectors, one round after another: [batch, heads, rounds · length, head_dim]."""
             x = jnp.broadcast_to(x[:, :, None], (*order.shape, x.shape[-1]))
             return permute(x, order, inverse).reshape(*x.shape[:2], -1, x.shape[-1])
 
         shared, value = in_order(shared), in_order(value)
-        place = order.reshape(*order.shape[:2], -1)
-        segments = jnp.take_along_axis(segments, place, axis=2)
-        chunks = length // c.lsh_chunk_size
-        before = None if rows.live is None else chunks_before(chunks, c.num_hashes, rows.live)
+        positions = order.reshape(*order.shape[:2], -1)
+        segments = jnp.take_along_axis(segments, positions, axis=2)
+        num_chunks, previous = length // c.lsh_chunk_size, None
+        if rows.num_live_chunks is not None:
+            previous = previous_chunks(num_chunks, c.num_hashes, rows.num_live_chunks)
         out, total = attend_in_chunks(
-            shared, unit(shared), value, place, segments, chunks * c.num_hashes, before=before, **options
+            shared, unit(shared), value, positions, segments, num_chunks * c.num_hashes, previous=previous, **options
         )
         out = permute(out.reshape(*order.shape, -1), inverse, order)
         total = permute(total.reshape(*order.shape, 1), inverse, order)
-        # Not jax.nn.softmax: at the score ITSELF float32 has steps of 0.008, by which the published form is off.
-        shares = jnp.exp(total - jax.nn.logsumexp(total, axis=2, keepdims=True)).astype(out.dtype)
-        return merge(c, jnp.sum(out * shares, axis=2)), buckets
+        # The published form, exp(x - logsumexp(x)), instead of jax.nn.softmax: at SELF_SCORE the steps of float32 are
+        # 0.008, so that the two differ.
+        weights = jnp.exp(total - jax.nn.logsumexp(total, axis=2, keepdims=True)).astype(out.dtype)
+        return merge(c, jnp.sum(out * weights, axis=2)), buckets
 
     def _rotations(self) -> Float[Array, "heads head_dim rounds half"]:
-        """Drawn anew where there is a key to draw from, else those of the seed."""
+        """Return random rotations from the "hashes" key if there is one, else from `hash_seed`."""
         c = self.config
         shape = (c.num_heads, c.head_dim, c.num_hashes, sum(c.buckets) // 2)
         if self.has_rng("hashes"):
@@ -175,19 +192,19 @@ class LshAttention(nn.Module):
 
 
 def project(config: ChunkedConfig, name: str, x: Float[Array, "batch length hidden"]) -> jax.Array:
-    """A dense layer without a bias to all heads, [batch, heads, length, head_dim]; within a compact method."""
+    """Apply a dense layer without bias; return [batch, heads, length, head_dim]. For compact methods."""
     return HeadsDense(dataclasses.replace(config, use_bias=False), False, heads_first=True, name=name)(x)
 
 
 def merge(config: ChunkedConfig, x: Float[Array, "batch heads length head_dim"]) -> Float[Array, "batch length hidden"]:
-    """The output projection of all heads, without a bias; within a compact method."""
+    """Apply the output projection, without bias. For compact methods."""
     x = x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
     init = kernel_init(config, residual=True)
     return nn.Dense(config.hidden_size, use_bias=False, dtype=config.dtype, name="out", kernel_init=init)(x)
 
 
 def unit(x: Float[Array, "*batch head_dim"]) -> Float[Array, "*batch head_dim"]:
-    """Vectors scaled to the length 1."""
+    """Scale vectors to length 1."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6) / math.sqrt(x.shape[-1])
     return (wide * scale).astype(x.dtype)
@@ -197,30 +214,37 @@ def hash_vectors(
     x: Float[Array, "batch heads length head_dim"], rotations: Float[Array, "heads head_dim rounds half"],
     buckets: tuple[int, ...],
 ) -> Buckets:
-    """The bucket of each vector in each round: of the directions of its rotation and their opposites the nearest
-    (Andoni et al. 2015). Of several factors, each has its own directions, and the bucket is a number with those digits.
+    """Return the bucket of each vector in each round: the nearest of random directions and their opposites.
+
+    See Andoni et al. 2015. With several factors in `buckets`, each has its own directions and gives one digit of the
+    bucket's number.
     """
-    turned = jnp.einsum("bhnd,hdrk->bhrnk", x.astype(jnp.float32), rotations)
-    result, first, factor = jnp.zeros(turned.shape[:-1], jnp.int32), 0, 1
+    rotated = jnp.einsum("bhnd,hdrk->bhrnk", x.astype(jnp.float32), rotations)
+    result, first, factor = jnp.zeros(rotated.shape[:-1], jnp.int32), 0, 1
     for count in buckets:
-        part = turned[..., first : first + count // 2]
+        part = rotated[..., first : first + count // 2]
         nearest = jnp.argmax(jnp.concatenate([part, -part], axis=-1), axis=-1)
         result, first, factor = result + factor * nearest.astype(jnp.int32), first + count // 2, factor * count
     return result
 
 
-def chunks_before(chunks: int, rounds: int, live: Int[Array, " batch"]) -> Int[Array, "batch all_chunks"]:
-    """The chunk before each of `rounds` · `chunks`: before the first of a round is the last live one of the round
-    before."""
-    number = jnp.arange(rounds * chunks)[None]
-    return jnp.where(number % chunks, number - 1, (number - chunks + live[:, None] - 1) % (rounds * chunks))
+def previous_chunks(
+    num_chunks: int, rounds: int, num_live_chunks: Int[Array, " batch"]
+) -> Int[Array, "batch all_chunks"]:
+    """Return the chunk before each chunk of all rounds.
+
+    Before the first chunk of a round comes the last live chunk of the round before.
+    """
+    index = jnp.arange(rounds * num_chunks)[None]
+    last_live = (index - num_chunks + num_live_chunks[:, None] - 1) % (rounds * num_chunks)
+    return jnp.where(index % num_chunks, index - 1, last_live)
 
 
 @jax.custom_vjp
 def permute(
     x: Float[Array, "*batch n width"], order: Int[Array, "*batch n"], inverse: Int[Array, "*batch n"]
 ) -> Float[Array, "*batch n width"]:
-    """x in another order. Its gradient is put in the inverse order, where that of indexing would be a scatter."""
+    """Return `x` in another order. Its gradient uses the inverse order; that of indexing would be a scatter."""
     return jnp.take_along_axis(x, order[..., None], axis=-2)
 
 
@@ -231,20 +255,22 @@ permute.defvjp(
 
 
 def torch_normal(seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """What `torch.manual_seed(seed); torch.randn(shape)` gives on a CPU, for 16 numbers or more: with it, an exported
-    model falls into the same buckets in Transformers, which hash by their `hash_seed`."""
+    """Return the result of `torch.manual_seed(seed); torch.randn(shape)` on a CPU, for 16 numbers or more.
+
+    With it, vectors of an exported model have the same buckets in Transformers, which seeds by `hash_seed`.
+    """
     size = math.prod(shape)
     spare = 16 if size % 16 else 0
     bits = np.random.RandomState(seed).randint(0, 2**32, size + spare, dtype=np.uint32)
     uniform = ((bits & 0xFFFFFF) * np.float32(2**-24)).astype(np.float32).reshape(-1)
 
-    def pairs(x: np.ndarray) -> np.ndarray:  # Box and Muller 1958, in blocks of 8 pairs
+    def box_muller(x: np.ndarray) -> np.ndarray:  # in blocks of 8 pairs
         x = x.reshape(-1, 2, 8)
         radius, angle = np.sqrt(-2 * np.log(1 - x[:, 0])), np.float32(2 * np.pi) * x[:, 1]
         return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)
 
     result = np.empty(size, np.float32)
-    result[: size - size % 16] = pairs(uniform[: size - size % 16])
-    if spare:  # the last 16 are drawn anew
-        result[-16:] = pairs(uniform[size:])
+    result[: size - size % 16] = box_muller(uniform[: size - size % 16])
+    if spare:  # PyTorch samples the last 16 numbers again
+        result[-16:] = box_muller(uniform[size:])
     return result.reshape(shape)

@@ -1,10 +1,10 @@
-"""The configuration of a stack of Transformer layers, and the initializers that it implies."""
+"""Configuration of Transformer layers: what a model declares, what a stack of layers reads, and the initializers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import flax.linen as nn
 
@@ -20,7 +20,7 @@ DType = Literal["float32", "bfloat16"]
 
 @dataclasses.dataclass(frozen=True)
 class HasDtype:
-    """The field of every model that says in which type it is computed."""
+    """The compute type, a field of every model."""
 
     dtype: DType = field("float32", recipe=True)
     """Compute type; parameters and the softmax stay in float32."""
@@ -28,28 +28,69 @@ class HasDtype:
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionConfig(HasDtype):
-    """The fields of every model of attention layers that say how it is computed, and not what it is."""
+    """How attention layers are computed: fields that do not change the model."""
 
     remat: RematPolicy = field("none", resumable=True)
-    """What the backward pass recomputes: nothing (none); activations, norms and the like (cheap); also the scores of
-    attention (dots); everything but layer inputs (full)."""
+    """What the backward pass recomputes: nothing (none); activations, norms and the like (cheap); also the attention
+    scores (dots); everything but the inputs of layers (full)."""
     attention: AttentionKind = field("auto", resumable=True)
-    """Attention kernel: auto takes the fused one of the device where the arguments allow it; xla keeps scores in
+    """Attention kernel: auto takes the device's fused kernel if it supports the arguments; xla keeps the scores in
     memory."""
     loop_layers: bool = field(False, resumable=True)
-    """Compile the layers as one loop: sooner compiled, but slower and larger than written out one by one."""
+    """Compile the layers as one loop: compiles faster, but runs slower and takes more memory than unrolled layers."""
 
     @property
     def execution(self) -> dict[str, Any]:
-        """These fields, for the configuration of a stack."""
+        """The values of these fields."""
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(ExecutionConfig)}
 
 
 @dataclasses.dataclass(frozen=True)
-class StackConfig(ExecutionConfig):
-    """The choices in which the stacks of the model families differ. A model's configuration makes one of these.
+class TransformerConfig(ExecutionConfig):
+    """Fields that the Transformer families share. The defaults are those of bert-base-uncased."""
 
-    band: in every second layer a token sees so many tokens up to itself; for causal stacks. None: everything.
+    vocab_size: int = 30522
+    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
+    hidden_size: int = 768
+    """Width of the residual stream."""
+    num_layers: int = 12
+    """Number of Transformer layers."""
+    num_heads: int = 12
+    """Number of attention heads; must divide hidden_size."""
+    intermediate_size: int = 3072
+    """Width of the feed-forward layers."""
+    activation: PlainActivation = "gelu"
+    """Activation of the feed-forward layers: gelu is the exact (erf) form, gelu_new the tanh approximation."""
+    dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of the embeddings, the attention output and the feed-forward output."""
+    attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
+    """Dropout rate of attention probabilities; above 0 it rules out fused attention kernels in training."""
+    norm_eps: float = field(1e-12, range="(0, inf)")
+    """Epsilon of the norms."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_heads(self.hidden_size, self.num_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+def transformer_sizes(layers: int, width: int, heads: int | None = None) -> dict[str, Any]:
+    """Return the fields of a published size: by default heads are 64 wide; the feed-forward layers are 4 x width."""
+    return dict(num_layers=layers, hidden_size=width, num_heads=heads or width // 64, intermediate_size=4 * width)
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig(ExecutionConfig):
+    """Configuration of a stack of layers: the sizes, and the choices in which the families differ.
+
+    Attributes:
+        band: Number of tokens, up to itself, that a token attends to in every second layer of a causal stack; None for
+            full attention in all layers.
+        num_groups: Number of groups of consecutive layers that share parameters (ALBERT); None without sharing.
     """
 
     _: dataclasses.KW_ONLY
@@ -77,6 +118,12 @@ class StackConfig(ExecutionConfig):
     num_groups: int | None = None
     last_layer_at_positions: bool = True
 
+    @classmethod
+    def of(cls, model: Any, **choices: Any) -> Self:
+        """Return the stack of a model: the fields that both have, and the choices of the model's family."""
+        names = {item.name for item in dataclasses.fields(cls)} & {item.name for item in dataclasses.fields(model)}
+        return cls(**({name: getattr(model, name) for name in names | {"head_dim"}} | choices))
+
     @property
     def attention_scale(self) -> float:
         """Factor on the attention scores."""
@@ -84,45 +131,45 @@ class StackConfig(ExecutionConfig):
 
     @property
     def groups(self) -> int:
-        """Number of different layers; fewer than num_layers where consecutive layers share parameters (ALBERT)."""
+        """Number of layers with parameters of their own."""
         return self.num_layers if self.num_groups is None else self.num_groups
 
     def group_of(self, layer: int) -> int:
-        """Index of the parameters that a layer uses: ALBERT's consecutive groups of equal size."""
+        """Return the index of a layer's parameters."""
         return layer * self.groups // self.num_layers
 
 
 def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = False) -> nn.initializers.Initializer:
-    """Kernel initializer. `residual` marks the matrices that write to the residual stream, `query` those of the
-    attention queries."""
+    """Return the initializer of a kernel.
+
+    Args:
+        config: The configuration of the stack.
+        residual: Whether the kernel writes to the residual stream.
+        query: Whether the kernel projects attention queries.
+    """
     scale = config.residual_init_scale if residual else 1.0
     if config.init == "fan_in":  # T5: 1/√fan_in; the query's also carries the 1/√head_dim that its attention lacks
         scale *= 1.0 / config.head_dim if query else 1.0
         return nn.initializers.variance_scaling(scale, "fan_in", "normal")
     if config.init == "normal":
         return nn.initializers.normal(config.init_std * scale)
-    # TensorFlow's truncated normal: cut at two standard deviations and not rescaled, as jax's own would be.
+    # TensorFlow's truncated normal: cut at two standard deviations and not rescaled, unlike jax's default.
     return nn.initializers.truncated_normal(config.init_std * scale, lower=-2.0, upper=2.0)
 
 
 def check_sizes(config: Any) -> None:
-    """UserError for the first size, rate or epsilon of a model's configuration that cannot be meant."""
+    """Raise UserError for the first field of a model that is out of range."""
     check_ranges(config, "objective.model.")
     for item in dataclasses.fields(config):
         name, value = item.name, getattr(config, item.name)
-        if name.endswith(("_size", "_layers", "_heads", "_dim", "_positions", "_groups")) and isinstance(value, int):
-            min, max = int(name != "type_vocab_size"), 1000 if name.endswith("_layers") else 1 << 24
-            if not min <= value <= max and not isinstance(value, bool):
-                bound = f"at least {min}" if value < min else f"at most {max:,}"
-                raise UserError(f"objective.model.{name} is {value}; it must be {bound}.")
-        if name.endswith("dropout") and not 0.0 <= value < 1.0:
-            raise UserError(f"objective.model.{name} is {value}; it must be in [0, 1).")
-        if name == "norm_eps" and not 0.0 < value < math.inf:
-            raise UserError(f"objective.model.norm_eps is {value}; it must be above 0, and finite.")
+        if name.endswith(("_size", "_layers", "_heads", "_dim", "_positions", "_groups")) and type(value) is int:
+            low, high = int(name != "type_vocab_size"), 1000 if name.endswith("_layers") else 2**24
+            if not low <= value <= high:
+                raise UserError(f"objective.model.{name} is {value}; it must be in [{low}, {high}].")
 
 
 def check_heads(hidden_size: int, num_heads: int, prefix: str = "") -> None:
-    """UserError unless the heads divide the width."""
+    """Raise UserError unless the number of heads divides the width."""
     if hidden_size % num_heads:
         raise UserError(
             f"objective.model.{prefix}hidden_size {hidden_size} is not divisible by {prefix}num_heads {num_heads}; "

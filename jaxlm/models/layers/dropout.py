@@ -1,4 +1,4 @@
-"""Dropout, and the keys that it draws from."""
+"""Dropout and its keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from jaxtyping import Array, Float
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
-    """Zeroes each element with probability `rate` and scales the others so that the mean stays (Srivastava et al.
-    2014); the identity without a key or with rate 0."""
+    """Set each element to 0 with probability `rate` and scale the others to keep the mean (Srivastava et al. 2014).
+
+    Without a key, or with rate 0, return `x`.
+    """
     if key is None or rate <= 0.0:
         return x
     keep = kept(random_bits(key, x.shape, rate), rate)
@@ -21,26 +23,26 @@ def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Fl
 
 
 def random_bits(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
-    """Random bits for dropout of `rate`, uint8 or uint16 (see `_resolution`)."""
+    """Return the random bits of dropout, uint8 or uint16 (see `_resolution`)."""
     return checkpoint_name(jax.random.bits(key, shape, _resolution(rate)[0]), "dropout_bits")
 
 
 def kept(bits: jax.Array, rate: float) -> jax.Array:
-    """True where dropout of `rate` keeps an element that has these random bits."""
+    """Return the mask of the elements that dropout keeps, from their random bits."""
     return bits >= jnp.asarray(_resolution(rate)[1], bits.dtype)
 
 
 def keep_scale(rate: float) -> float:
-    """The factor of the elements that dropout keeps."""
+    """Return the factor on the elements that dropout keeps."""
     _, threshold, count = _resolution(rate)
     return count / (count - threshold)
 
 
 def _resolution(rate: float) -> tuple[Any, int, int]:
-    """(type of the random bits, threshold below which an element is dropped, number of their values).
+    """Return the type of the random bits, the threshold below which an element is dropped, and the number of values.
 
-    8 random bits an element where the rate is then met within 2 % (0.1 as 26/256), otherwise 16. 32 of them took a
-    tenth of BERT's step on a TPU.
+    An element gets 8 random bits if they represent the rate within 2 % (0.1 as 26/256), otherwise 16. With 32 bits
+    BERT's step took a tenth longer on a TPU.
     """
     dtype = jnp.uint8 if abs(round(rate * 256) / 256 - rate) <= 0.02 * rate else jnp.uint16
     count = 2 ** jnp.iinfo(dtype).bits
@@ -48,12 +50,14 @@ def _resolution(rate: float) -> tuple[Any, int, int]:
 
 
 def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
-    """Key of the dropout of one step. Its bits come from XLA's RngBitGenerator ("rbg"): the hardware's generator on
-    accelerators, Philox on CPUs, everywhere several times cheaper than threefry. On accelerators they depend on the
-    mesh."""
+    """Return the dropout key of a step.
+
+    Its bits come from XLA's RngBitGenerator ("rbg"), the hardware's generator on accelerators and Philox on CPUs, which
+    is several times cheaper than threefry everywhere. On accelerators the bits depend on the mesh.
+    """
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="rbg"), step), 1)
 
 
 def module_key(module: nn.Module, rate: float, deterministic: bool) -> jax.Array | None:
-    """A dropout key of the module's own; None where nothing is to be dropped."""
+    """Return a dropout key of a module; None if nothing is dropped."""
     return None if deterministic or rate == 0.0 else module.make_rng("dropout")

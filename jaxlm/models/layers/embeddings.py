@@ -1,4 +1,4 @@
-"""Input embeddings: words, learned positions, segment types."""
+"""Input embeddings (words, learned positions, segment types) and the output logits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxlm.models.layers.norm import Norm
 
 
 class Table(nn.Module):
-    """A table of vectors, [rows, width] in float32, looked up in the compute type.
+    """Embedding table [rows, width] in float32, looked up in the compute type.
 
-    What is looked up is cast, not the table (as in flax's Embed), which is many times larger.
+    It casts the result; flax's Embed casts the table, which is many times larger.
     """
 
     rows: int
@@ -31,9 +31,9 @@ class Table(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word + position (+ segment type), then LayerNorm if norm_eps is given, then dropout.
+    """Sum of word, position and segment embeddings, then LayerNorm, then dropout.
 
-    num_positions: rows of the position table. type_vocab_size 0: no segment types.
+    With `type_vocab_size` 0 there are no segment embeddings, with `norm_eps` None there is no LayerNorm.
     """
 
     vocab_size: int
@@ -47,13 +47,10 @@ class Embeddings(nn.Module):
     dtype: DType
 
     def setup(self) -> None:
-        def table(rows: int, init: nn.initializers.Initializer) -> Table:
-            return Table(rows, self.width, init, self.dtype)
-
-        self.word = table(self.vocab_size, self.word_init)
-        self.position = table(self.num_positions, self.position_init)
+        self.word = Table(self.vocab_size, self.width, self.word_init, self.dtype)
+        self.position = Table(self.num_positions, self.width, self.position_init, self.dtype)
         if self.type_vocab_size:
-            self.token_type = table(self.type_vocab_size, self.word_init)
+            self.token_type = Table(self.type_vocab_size, self.width, self.word_init, self.dtype)
         if self.norm_eps is not None:
             self.norm = Norm("layer", self.norm_eps, self.dtype)
 
@@ -75,7 +72,9 @@ class Embeddings(nn.Module):
 def logits(
     features: Float[Array, "*batch width"], table: Float[Array, "vocab width"], bias: jax.Array | None = None
 ) -> Float[Array, "*batch vocab"]:
-    """Vocabulary logits in float32 of features in the compute type. Training takes objectives.chunked_loss instead,
-    which never holds them all."""
+    """Return vocabulary logits in float32 from features in the compute type.
+
+    Training uses `objectives.chunked_loss`, which never holds all logits.
+    """
     result = jnp.einsum("...h,vh->...v", features, table.astype(features.dtype), preferred_element_type=jnp.float32)
     return result if bias is None else result + bias

@@ -1,4 +1,4 @@
-"""The feed-forward layer."""
+"""Feed-forward layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 
 
 class FeedForward(nn.Module):
-    """Two matrices around an activation; three when it is gated (gelu(x wi_0) ⊙ (x wi_1), Shazeer 2020)."""
+    """Two matrices around an activation; three if it is gated: gelu(x wi_0) ⊙ (x wi_1) (Shazeer 2020)."""
 
     config: StackConfig
 
@@ -39,12 +39,11 @@ class FeedForward(nn.Module):
 
 
 def dense_product(x: jax.Array, kernel: jax.Array, dimensions: Any, precision: Any = None) -> jax.Array:
-    """x @ kernel, as the `dot_general` of a flax layer, with the kernel's gradient as xᵀ gradient; reverse mode only.
+    """Return x @ kernel, whose kernel gradient is xᵀ gradient. The signature is that of `dot_general` in flax's Dense.
 
-    jax computes that gradient as (gradientᵀ x)ᵀ. XLA's CPU compiler transposes the first operand, here the gradient,
-    and recomputes the derivative of a gated activation in that layout, which is a fifth of T5's step.
+    jax computes that gradient as (gradientᵀ x)ᵀ. XLA's CPU compiler then transposes the gradient and recomputes the
+    derivative of a gated activation in that layout, which takes a fifth of T5's step.
     """
-    assert precision is None
     return _product(x, kernel)
 
 
@@ -53,16 +52,12 @@ def _product(x: Float[Array, "*batch a"], kernel: Float[Array, "a b"]) -> Float[
     return x @ kernel
 
 
-def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return x @ kernel, (x, kernel)
-
-
 def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     rows = tuple(range(x.ndim - 1))
-    # Not gradient @ kernel.T: where the kernel is sharded, its transpose would be gathered a second time.
+    # Not gradient @ kernel.T: the transpose of a sharded kernel would be gathered a second time.
     d_x = jax.lax.dot_general(gradient, kernel, (((gradient.ndim - 1,), (1,)), ((), ())))
     return d_x, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _backward)

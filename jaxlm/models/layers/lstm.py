@@ -1,4 +1,4 @@
-"""LSTM with a projection (Sak et al. 2014) and clipped states, as ELMo has it."""
+"""LSTM with a projection (Sak et al. 2014) and clipped states, as in ELMo."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from jaxlm.types import Params
 
 
 class LstmState(NamedTuple):
-    """What a layer carries from token to token."""
+    """Recurrent state of one layer."""
 
     cell: Float[Array, "batch cells"]
     hidden: Float[Array, "batch hidden"]
 
 
 def init_lstm(key: jax.Array, inputs: int, cells: int, hidden: int) -> Params:
-    """Fresh parameters, float32: `kernel` [inputs + hidden, 4 · cells] of the input gate, the candidate, the forget
-    gate and the output gate, `bias`, and `projection/kernel`."""
+    """Return fresh parameters, float32: `kernel`, `bias` and `projection/kernel`.
+
+    `kernel` is [inputs + hidden, 4 · cells]: input gate, candidate, forget gate, output gate.
+    """
     key_kernel, key_projection = jax.random.split(key)
     glorot = nn.initializers.glorot_uniform()
     return {
@@ -34,11 +36,20 @@ def init_lstm(key: jax.Array, inputs: int, cells: int, hidden: int) -> Params:
 def run_lstm(
     params: Params, x: Float[Array, "batch length inputs"], state: LstmState, clip: float
 ) -> tuple[Float[Array, "batch length hidden"], LstmState]:
-    """(hidden states after each token, the state after the last). 1 is added to the forget gate; cells and projected
-    states are clipped to ±clip, before the output gate and after the product; 0 turns that off."""
+    """Run one LSTM over a sequence.
+
+    Args:
+        params: Parameters from `init_lstm`. 1 is added to the bias of the forget gate.
+        x: Inputs.
+        state: State before the first token.
+        clip: Limit of the absolute values of cells (before the output gate) and of projected states; 0 for no limit.
+
+    Returns:
+        The hidden states after each token, and the state after the last token.
+    """
     kernel, width = params["kernel"].astype(x.dtype), x.shape[-1]
     projection = params["projection"]["kernel"].astype(x.dtype)
-    # The inputs' part of the product is one for all tokens.
+    # The inputs' part of the gates is one product for all tokens.
     gates = x @ kernel[:width] + params["bias"].astype(x.dtype)
 
     def clipped(value: jax.Array) -> jax.Array:
@@ -47,8 +58,7 @@ def run_lstm(
     def step(state: LstmState, gates: jax.Array) -> tuple[LstmState, jax.Array]:
         gates = (gates + state.hidden @ kernel[width:]).astype(jnp.float32)
         into, candidate, forget, out = jnp.split(gates, 4, axis=-1)
-        cell = jax.nn.sigmoid(forget + 1.0) * state.cell + jax.nn.sigmoid(into) * jnp.tanh(candidate)
-        cell = clipped(cell)
+        cell = clipped(jax.nn.sigmoid(forget + 1.0) * state.cell + jax.nn.sigmoid(into) * jnp.tanh(candidate))
         hidden = clipped((jax.nn.sigmoid(out) * jnp.tanh(cell)).astype(x.dtype) @ projection)
         return LstmState(cell, hidden), hidden
 

@@ -1,4 +1,4 @@
-"""Multi-head attention: projections around `attend`, with a cache for decoding."""
+"""Multi-head attention with a key/value cache for decoding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
 
 Cache = dict[str, jax.Array]
-"""{"key", "value"}: [batch, slots, heads, head_dim]."""
+"""Key/value cache: {"key", "value"}, each [batch, slots, heads, head_dim]."""
 
 
 class Visibility(NamedTuple):
-    """What the queries of an attention may see; the fields are those of `attend`."""
+    """Masks and bias of one attention; the fields are arguments of `attend`."""
 
     query_segments: Int[Array, "batch queries"] | None = None
     key_segments: Int[Array, "batch keys"] | None = None
@@ -31,11 +31,10 @@ EVERYTHING = Visibility()
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention of x over itself, or over `source`.
+    """Multi-head attention of `x` over itself, or over `source`.
 
-    With a cache, the new keys and values go to slots index..index + queries - 1 and attention is over all slots; the
-    caller's mask says which slots are filled. For cross-attention, a cache with a source is filled, and one without is
-    read.
+    With a cache, new keys and values are written to the slots from `index` on, and attention is over all slots; the
+    caller masks the empty ones. Cross-attention (`cross`) fills the cache if it gets a source, and reads it otherwise.
     """
 
     config: StackConfig
@@ -53,14 +52,16 @@ class MultiHeadAttention(nn.Module):
         cross: bool = False,
         deterministic: bool = True,
         with_scores: bool = False,
-    ) -> tuple[Float[Array, "batch queries hidden"], Cache | None, Float[Array, "batch heads queries keys"] | None]:
-        """Return the output, the updated cache, and the scores before masks, bias and softmax, scale · q kᵀ in float32;
-        None for a cache or scores that were not asked for."""
+    ) -> tuple[Float[Array, "batch queries hidden"], Cache | Float[Array, "batch heads queries keys"] | None]:
+        """Return the output, and the updated cache, or with `with_scores` the scores, or None.
+
+        Scores are scale · q kᵀ in float32, before masks, bias and softmax.
+        """
         c = self.config
         source = x if source is None and not cross else source
         keys = cache["key"].shape[1] if source is None else source.shape[1]
         decoding = cache is not None
-        if c.band is not None and decoding:  # its mask says everything, by slots, which are places
+        if c.band is not None and decoding:  # slots are positions
             slots = cache["key"].shape[1]
             visibility = visibility._replace(mask=visibility.mask & in_band(x.shape[1], slots, c.band, index))
         dropout_key = module_key(self, c.attention_dropout, deterministic)
@@ -84,11 +85,10 @@ class MultiHeadAttention(nn.Module):
                     jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
                     for name, new in (("key", key), ("value", value))
                 )
-            cache = {"key": key, "value": value} if decoding else None
-        scores = None
+        extra = {"key": key, "value": value} if decoding else None
         if with_scores:
             axes = "bhqk,bhsk->bhqs" if heads_first else "bqhk,bshk->bhqs"
-            scores = jnp.einsum(axes, query, key, preferred_element_type=jnp.float32) * c.attention_scale
+            extra = jnp.einsum(axes, query, key, preferred_element_type=jnp.float32) * c.attention_scale
         if heads_first:
             y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale, c.band).swapaxes(1, 2)
         else:
@@ -99,13 +99,13 @@ class MultiHeadAttention(nn.Module):
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
-        return out(y.reshape(*x.shape[:-1], -1)), cache, scores
+        return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
 class HeadsDense(nn.Module):
-    """A dense layer to all heads: [batch, length, heads, head_dim], or with heads before positions.
+    """Dense layer to [batch, length, heads, head_dim], or with `heads_first` to [batch, heads, length, head_dim].
 
-    Its parameters are those of one dense layer, `kernel` [in, heads · head_dim] and `bias`.
+    Parameters: `kernel` [in, heads · head_dim] and `bias`, as of a plain dense layer.
     """
 
     config: StackConfig
@@ -117,9 +117,7 @@ class HeadsDense(nn.Module):
         c = self.config
         shape = (c.num_heads, c.head_dim)
         kernel = self.param("kernel", kernel_init(c, query=self.query), (x.shape[-1], math.prod(shape)), jnp.float32)
-        bias = None
-        if c.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32) if c.use_bias else None
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
         if not self.heads_first:
             y = x @ kernel
@@ -128,13 +126,13 @@ class HeadsDense(nn.Module):
         kernel = kernel.reshape(x.shape[-1], *shape)
         if bias is None:
             return jnp.einsum("bli,ihk->bhlk", x, kernel)
-        # Added in float32: the bias's gradient is a sum over a narrow array, which is slow in bfloat16.
+        # The bias is added in float32: its gradient is a sum over a narrow array, which is slow in bfloat16.
         y = jnp.einsum("bli,ihk->bhlk", x, kernel, preferred_element_type=jnp.float32)
         return (y + bias.reshape(c.num_heads, 1, c.head_dim)).astype(c.dtype)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int = 0) -> list[dict[str, Cache]]:
-    """Return zeroed caches of each layer: self-attention over `slots`, cross-attention over `source_length`."""
+    """Return empty caches, one per layer: self-attention over `slots`, cross-attention over `source_length`."""
 
     def pair(length: int) -> Cache:
         shape = (batch, length, config.num_heads, config.head_dim)

@@ -1,5 +1,7 @@
-"""Attention with relative positions and segments, over a memory of earlier text (Transformer-XL, Dai et al. 2019,
-section 3.3; XLNet, Yang et al. 2019, sections 2.3 and 2.4)."""
+"""Attention with relative positions and segments over a memory of earlier text.
+
+Transformer-XL (Dai et al. 2019, section 3.3) and XLNet (Yang et al. 2019, sections 2.3 and 2.4).
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,18 @@ from jaxlm.models.layers.dropout import module_key
 
 
 class Queries(NamedTuple):
-    """Where the queries of a stream stand, and what they may see.
-
-    positions: int32 [batch, queries], their places in the row; None where every place has one. is_other: whether query
-    and key are of different segments. visible: whether the query may see the key.
-    """
+    """Positions and masks of the queries of one stream."""
 
     positions: Int[Array, "batch queries"] | None
+    """Positions in the row; None for one query at every position."""
     is_other: Bool[Array, "batch queries keys"]
+    """Whether query and key are of different segments."""
     visible: Bool[Array, "batch queries keys"]
+    """Whether the query attends to the key."""
 
 
 def sinusoids(length: int, memory: int, width: int) -> Float[np.ndarray, "2 distances width"]:
-    """[sin, cos] of the distances memory + length, …, 1 - length, and of the same negated, for text read backward."""
+    """Return [sin, cos] of the distances memory + length, …, 1 - length, and of their negatives for reversed text."""
     distance = np.arange(memory + length, -length, -1.0)
     angle = np.stack([distance, -distance])[..., None] / 10000 ** (np.arange(0, width, 2) / width)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1).astype(np.float32)
@@ -38,14 +39,14 @@ def sinusoids(length: int, memory: int, width: int) -> Float[np.ndarray, "2 dist
 def by_key(
     scores: Float[Array, "batch heads queries distances"], positions: Int[Array, "batch queries"] | None, keys: int
 ) -> Float[Array, "batch heads queries keys"]:
-    """From the scores of all distances those of the keys. For a query at i the first key is in column length - i."""
+    """Select the scores of the keys from those of all distances: at position i they begin in column length - i."""
     batch, heads, queries, distances = scores.shape
     if positions is None:
-        # Row i has to move i places to the right: as if each row had one column less (Dai et al. 2019, appendix B).
+        # Shift row i by i places to the right, by reading rows one column shorter (Dai et al. 2019, appendix B).
         flat = scores.reshape(batch, heads, distances, queries)[:, :, 1:]
         return flat.reshape(batch, heads, queries, distances - 1)[..., :keys]
-    # Shift row i to the left by first[i], bit by bit: each pass shifts the rows that still have at least `step` to go.
-    # One slice a row, by its own index, would be a gather, which a TPU does in a loop over the rows.
+    # Shift row i by first[i] places to the left, bit by bit: each pass shifts the rows that have at least `step` left.
+    # A slice per row, each at its own index, would be a gather, which a TPU runs as a loop over the rows.
     first, most = distances - keys - positions, distances - keys
     while most:
         step = (most + 1) // 2
@@ -58,8 +59,8 @@ def by_key(
 class RelativeAttention(nn.Module):
     """Attention of one stream's queries over the memory and the content stream.
 
-    Parameters: `query`, `key`, `value`, `position`, `out` without biases; `content_bias`, `position_bias`,
-    `segment_bias` [heads, head_dim]; `segment` [2, heads, head_dim], of keys in the same segment and in another.
+    Parameters: the kernels `query`, `key`, `value`, `position` and `out`; `content_bias`, `position_bias` and
+    `segment_bias` [heads, head_dim]; `segment` [2, heads, head_dim], for keys of the same segment and of another one.
     """
 
     config: StackConfig
@@ -74,8 +75,15 @@ class RelativeAttention(nn.Module):
         is_backward: Int[Array, " batch"],
         queries: Queries,
     ) -> Float[Array, "batch queries hidden"]:
-        """source: memory, then the content stream. distances: `sinusoids`. is_backward: 1 in rows that are read
-        backward."""
+        """Return the attention output.
+
+        Args:
+            x: Hidden states of the queries.
+            source: The memory, then the content stream.
+            distances: Result of `sinusoids`.
+            is_backward: 1 in rows whose text is reversed.
+            queries: Positions and masks of the queries.
+        """
         c = self.config
 
         def dense(name: str, inputs: jax.Array, features: int = c.num_heads * c.head_dim) -> jax.Array:
@@ -90,7 +98,7 @@ class RelativeAttention(nn.Module):
 
         query, key, value = heads("query", x), heads("key", source), heads("value", source)
         forward, backward = heads("position", distances)
-        # A selection: the gradient of indexing with is_backward would be a scatter, a loop over the rows on a TPU.
+        # The gradient of indexing with is_backward would be a scatter, which a TPU runs as a loop over the rows.
         position = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
         by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position)
         bias = by_key(by_distance, queries.positions, source.shape[1])

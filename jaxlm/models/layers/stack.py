@@ -1,7 +1,7 @@
-"""Transformer layers, and the functions that run equal layers from stacked parameters.
+"""Transformer layers, and functions that run a stack of layers.
 
-Equal layers are stored stacked: one array for each kind of parameter, [layers, …]. Every kernel is [in, out] behind
-that axis. These shapes and names are a contract with checkpoints, sharding rules and the Transformers tables.
+The parameters of equal layers are stacked: one array [layers, …] per kind, with kernels [layers, in, out]. Checkpoints,
+sharding rules and the Transformers tables depend on these shapes and names.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ State = TypeVar("State")
 Layer = Callable[[Any, State, Any], tuple[State, Any]]
 """(parameters, state, inputs) -> (state, output) of one layer."""
 
-# What a layer keeps for its backward pass: the results of matrix products and what attention needs; that without the
-# attention scores and the dropout bits; only its input.
+# "cheap" keeps the results of matrix products and what the backward pass of attention reads; "dots" keeps neither the
+# attention scores nor the dropout bits; "full" keeps only the input of a layer.
 _policies = jax.checkpoint_policies
 _products = _policies.checkpoint_dots_with_no_batch_dims
 REMAT_POLICIES = {
@@ -47,12 +47,12 @@ def call(module: nn.Module, params: Params, *args: Any, key: jax.Array | None = 
 
 
 def init_layers(layer: Callable[[jax.Array], Params], key: jax.Array, num_layers: int) -> Params:
-    """Return the parameters of equal layers, stacked; `layer` makes those of one layer from a key."""
+    """Return the stacked parameters of equal layers; `layer` initializes one of them from a key."""
     return jax.vmap(layer)(jax.random.split(key, num_layers))
 
 
 def layer_keys(key: jax.Array | None, num_layers: int) -> jax.Array | None:
-    """Return a dropout key per layer, or None."""
+    """Return one dropout key per layer; None without a key."""
     return None if key is None else jax.random.split(key, num_layers)
 
 
@@ -64,16 +64,16 @@ def run_layers(
 
     Args:
         layer: The function of one layer.
-        params: Parameters of all layers, stacked.
+        params: Stacked parameters of all layers.
         state: Any pytree: hidden states, two streams, the two halves of reversible layers.
-        inputs: What else differs from layer to layer, such as dropout keys and caches, stacked.
-        num_layers: Length of the stacks.
+        inputs: Stacked inputs that differ from layer to layer, such as dropout keys.
+        num_layers: Number of layers.
         remat: What the backward pass recomputes.
-        loop: Compile one layer as the body of a loop, which compiles sooner. Written out, nothing is copied into and
-            out of the loop's stacks.
+        loop: Compile the layers as a loop, which compiles faster. Unrolled layers save the copies into and out of the
+            loop's stacks.
 
     Returns:
-        The last state, and the outputs of all layers, stacked.
+        The last state, and the stacked outputs of all layers.
     """
     layer = rematerialized(layer, remat, loop)
 
@@ -84,15 +84,15 @@ def run_layers(
 
 
 def rematerialized(layer: Layer, remat: RematPolicy, loop: bool = False) -> Layer:
-    """Return `layer`, recomputed in the backward pass as `remat` says."""
+    """Return `layer` with the rematerialization policy `remat`."""
     if remat == "none":
         return layer
-    # In a loop nothing can be merged with the forward pass, so the barriers against it are left out.
+    # A loop cannot share results with the forward pass, so it needs no barriers against that.
     return jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=not loop)
 
 
 def split_layers(params: Any, *counts: int) -> list[Any]:
-    """Cut stacked parameters into stacks of the given numbers of layers. The gradient is one concatenation."""
+    """Split a stack into stacks of the given numbers of layers. The gradient is one concatenation."""
     leaves, tree = jax.tree.flatten(params)
     parts = [jax.lax.split(leaf, counts) for leaf in leaves]
     return [tree.unflatten([part[i] for part in parts]) for i in range(len(counts))]
@@ -105,33 +105,34 @@ def unstack(params: Any) -> list[Any]:
 
 
 class Coupling(NamedTuple):
-    """A reversible layer (Gomez et al. 2017): y1 = x1 + first(x2), y2 = x2 + second(y1).
-
-    first: (params, x2, own inputs, shared inputs, residuals) -> (change, residuals). The residuals are None in the
-    forward pass; the backward pass gets those of the forward pass, where rounding must not decide anew (into which
-    bucket a vector falls). second: (params, y1, own inputs, shared inputs) -> change.
-    """
+    """Reversible layer (Gomez et al. 2017): y1 = x1 + first(x2), y2 = x2 + second(y1)."""
 
     first: Callable[[Any, jax.Array, Any, Any, Any], tuple[jax.Array, Any]]
+    """(params, x2, layer inputs, shared inputs, residuals) -> (change, residuals).
+
+    The residuals are None in the forward pass. The backward pass gets those of the forward pass, because a recomputed
+    x2 is rounded differently and could change discrete choices, such as the bucket of a vector.
+    """
     second: Callable[[Any, jax.Array, Any, Any], jax.Array]
+    """(params, y1, layer inputs, shared inputs) -> change."""
 
 
 def run_reversible(
     layers: Sequence[Coupling], params: Sequence[Any], state: tuple[jax.Array, jax.Array], inputs: Sequence[Any],
     shared: Any, *, repeats: int, loop: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Run different couplings in turn, `repeats` times, over a pair of streams.
+    """Run a sequence of couplings `repeats` times over two streams.
 
-    The backward pass computes each layer's inputs from its outputs, so that memory does not grow with depth, but for
+    The backward pass computes each layer's inputs from its outputs, so that memory does not grow with depth, except for
     the residuals of `Coupling.first` (Kitaev et al. 2020, section 3).
 
     Args:
-        layers: The couplings of one repeat.
-        params: For each coupling, its parameters in all repeats, stacked.
+        layers: The couplings.
+        params: For each coupling, the stacked parameters of its repeats.
         state: The two streams.
-        inputs: For each coupling, what differs from layer to layer, stacked. Without gradients.
-        shared: What all layers read. Without gradients.
-        repeats: Length of the stacks.
+        inputs: For each coupling, the stacked inputs of its repeats. They have no gradients.
+        shared: Inputs of all layers. They have no gradients.
+        repeats: Number of repeats.
         loop: As in `run_layers`.
     """
     return _reversible(tuple(layers), repeats, loop, tuple(params), state, tuple(inputs), shared)
@@ -143,46 +144,45 @@ def _reversible(layers, repeats, loop, params, state, inputs, shared):
 
 
 def reversible_forward(layers, repeats, loop, params, state, inputs, shared):
-    """Return (streams after the layers, residuals of the backward pass). Differentiated as it stands it is a plain
-    stack of layers."""
+    """Return the streams after the layers, and the residuals of the backward pass."""
     def forward(params, state, inputs):
         residuals = []
-        for layer, own, own_inputs in zip(layers, params, inputs, strict=True):
+        for layer, layer_params, layer_inputs in zip(layers, params, inputs, strict=True):
             x1, x2 = state
-            change, kept = layer.first(own, x2, own_inputs, shared, None)
+            change, residual = layer.first(layer_params, x2, layer_inputs, shared, None)
             y1 = constrain(x1 + change)
-            state = y1, constrain(x2 + layer.second(own, y1, own_inputs, shared))
-            residuals.append(kept)
+            state = y1, constrain(x2 + layer.second(layer_params, y1, layer_inputs, shared))
+            residuals.append(residual)
         return state, tuple(residuals)
 
-    state, kept = run_layers(forward, params, state, inputs, num_layers=repeats, loop=loop)
-    return state, (params, state, inputs, shared, kept)
+    state, residuals = run_layers(forward, params, state, inputs, num_layers=repeats, loop=loop)
+    return state, (params, state, inputs, shared, residuals)
 
 
 def _reversible_backward(layers, repeats, loop, saved, gradient):
-    params, state, inputs, shared, kept = saved
+    params, state, inputs, shared, residuals = saved
 
-    def backward_layer(layer, params, carry, own, kept):
+    def backward_layer(layer, params, carry, inputs, residuals):
         (y1, y2), (dy1, dy2) = carry
-        change, vjp = jax.vjp(lambda params, y: layer.second(params, y, own, shared), params, y1)
+        change, vjp = jax.vjp(lambda params, y: layer.second(params, y, inputs, shared), params, y1)
         d_second, dy = vjp(dy2)
         x2, dy1 = constrain(y2 - change), dy1 + dy
-        change, vjp = jax.vjp(lambda params, x: layer.first(params, x, own, shared, kept)[0], params, x2)
+        change, vjp = jax.vjp(lambda params, x: layer.first(params, x, inputs, shared, residuals)[0], params, x2)
         d_first, dx = vjp(dy1)
         carry = (constrain(y1 - change), x2), (dy1, dy2 + dx)
-        # One layer after the other: otherwise the inputs of a gradient are held until all layers are done.
+        # The barrier runs one layer after the other; otherwise all layers' inputs would be held for their gradients.
         return jax.lax.optimization_barrier((carry, jax.tree.map(jnp.add, d_first, d_second)))
 
-    def backward(params, carry, inputs):
-        own, residuals = inputs
-        gradients = [None] * len(layers)
-        for i in reversed(range(len(layers))):
-            carry, gradients[i] = backward_layer(layers[i], params[i], carry, own[i], residuals[i])
+    def backward(params, carry, xs):
+        gradients = []
+        for layer, layer_params, *layer_xs in reversed(list(zip(layers, params, *xs, strict=True))):
+            carry, d_params = backward_layer(layer, layer_params, carry, *layer_xs)
+            gradients.insert(0, d_params)
         return carry, tuple(gradients)
 
     flip = functools.partial(jax.tree.map, lambda leaf: jnp.flip(leaf, 0))
     (_, gradient), d_params = run_layers(
-        backward, flip(params), (state, gradient), flip((inputs, kept)), num_layers=repeats, loop=loop
+        backward, flip(params), (state, gradient), flip((inputs, residuals)), num_layers=repeats, loop=loop
     )
     return flip(d_params), gradient, None, None
 
@@ -191,23 +191,26 @@ _reversible.defvjp(reversible_forward, _reversible_backward)
 
 
 class LayerInputs(NamedTuple):
-    """Inputs that all layers of a stack share, besides the hidden states.
-
-    memory: the encoder's output, for cross-attention. index: slot of the next token in the caches.
-    """
+    """Inputs that all layers of a stack share, besides the hidden states."""
 
     visible: Visibility = Visibility()
+    """Masks and bias of self-attention."""
     memory: Float[Array, "batch keys hidden"] | None = None
+    """Encoder output, for cross-attention."""
     memory_visible: Visibility = Visibility()
+    """Masks of cross-attention."""
     index: Any = None
+    """Slot of the next token in the caches."""
 
 
 NOTHING = LayerInputs()
 
 
 class Block(nn.Module):
-    """One layer: self-attention, cross-attention if the stack has it, and feed-forward, each with a residual connection
-    and a norm before it (pre) or after it (post)."""
+    """Transformer layer: self-attention, cross-attention if configured, feed-forward.
+
+    Each sublayer has a residual connection, and a norm before it (pre) or after it (post).
+    """
 
     config: StackConfig
     deterministic: bool = True
@@ -218,15 +221,17 @@ class Block(nn.Module):
         cache: dict[str, Cache] | None = None, positions: Int[Array, "batch selected"] | None = None,
         with_scores: bool = False,
     ) -> tuple[Float[Array, "batch length_or_selected hidden"], Any]:
-        """Return the hidden states; and the updated cache, or with `with_scores` the scores of self-attention (scale ·
-        q kᵀ in float32, before masks, bias and softmax).
+        """Return the hidden states, and the updated cache or the scores of self-attention.
 
-        With `positions`, attention is over all tokens, but only those positions are computed and returned.
+        Args:
+            x: Hidden states of all tokens.
+            inputs: Inputs that all layers share.
+            cache: Caches of self-attention and cross-attention.
+            positions: The only positions to compute and return; attention is over all tokens.
+            with_scores: Return scale · q kᵀ in float32, before masks, bias and softmax.
         """
         c = self.config
-        new_cache: dict[str, Any] = {}
-        old_cache = cache or {}
-        scores = None
+        old, new = cache or {}, {}
 
         def sublayer(name: str, function: Callable[[jax.Array], jax.Array], x: jax.Array, residual: jax.Array):
             norm = Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm")
@@ -235,19 +240,17 @@ class Block(nn.Module):
             return constrain(norm(y) if c.norm_placement == "post" else y)
 
         def self_attention(y: jax.Array) -> jax.Array:
-            nonlocal scores
-            # While decoding from a cache the caller's mask says everything: queries and slots are not aligned.
+            # The caller's mask has the causality of decoding, where queries and slots are not aligned.
             query, source = (y, None) if positions is None else (at_positions(y, positions), y)
-            y, new_cache["self"], scores = MultiHeadAttention(c, name="attention")(
-                query, source, visibility=inputs.visible, causal=c.causal and "self" not in old_cache,
-                cache=old_cache.get("self"), index=inputs.index, deterministic=self.deterministic,
-                with_scores=with_scores,
+            y, new["self"] = MultiHeadAttention(c, name="attention")(
+                query, source, visibility=inputs.visible, causal=c.causal and "self" not in old, cache=old.get("self"),
+                index=inputs.index, deterministic=self.deterministic, with_scores=with_scores,
             )
             return y
 
         def cross_attention(y: jax.Array) -> jax.Array:
-            y, new_cache["cross"], _ = MultiHeadAttention(c, name="cross_attention")(
-                y, inputs.memory, visibility=inputs.memory_visible, cache=old_cache.get("cross"), cross=True,
+            y, new["cross"] = MultiHeadAttention(c, name="cross_attention")(
+                y, inputs.memory, visibility=inputs.memory_visible, cache=old.get("cross"), cross=True,
                 deterministic=self.deterministic,
             )
             return y
@@ -256,12 +259,11 @@ class Block(nn.Module):
         if c.cross_attention:
             x = sublayer("cross_attention", cross_attention, x, x)
         x = sublayer("mlp", lambda y: FeedForward(c, name="mlp")(y, self.deterministic), x, x)
-        return x, scores if with_scores else new_cache if cache else None
+        return x, new["self"] if with_scores else new if cache else None
 
 
 def init_stack(config: StackConfig, key: jax.Array) -> Params:
-    """Return the parameters of a stack: `layers`, one entry in each array per layer or per group of layers that share
-    parameters (ALBERT), and `final_norm` where the stack has one."""
+    """Return fresh parameters of a stack: `layers`, stacked by layer or group of layers, and `final_norm` if any."""
     x = jnp.zeros((1, 2, config.hidden_size), config.dtype)
     inputs = LayerInputs(memory=x if config.cross_attention else None)
     block = Block(config)
@@ -279,19 +281,18 @@ def run_stack(
     """Run a stack of blocks.
 
     Args:
-        config: The stack's choices.
-        params: As made by `init_stack`.
-        x: Hidden states that enter the first layer.
-        inputs: What all layers read.
+        config: Configuration of the stack.
+        params: Parameters from `init_stack`.
+        x: Inputs of the first layer.
+        inputs: Inputs that all layers share.
         key: Dropout key; None turns dropout off.
-        caches: Keys and values of each layer (see `empty_cache`).
-        positions: The only positions whose last hidden states are wanted. For stacks without causality, biases or
-            caches, whose masks are the same for all queries.
-        collect: Return what each layer read and computed.
+        caches: Key/value caches of each layer (see `empty_cache`).
+        positions: The only positions to return. The stack must have no causality, biases or caches, and its masks must
+            be the same for all queries.
+        collect: Return the inputs and the self-attention scores of all layers, each stacked.
 
     Returns:
-        The last hidden states; and the updated caches, or with `collect` (the hidden states that entered each layer,
-        the scores of its self-attention), each stacked by layer, else None.
+        The last hidden states; and the updated caches, or the result of `collect`, or None.
     """
     x = constrain(x)
     at_last = positions is not None and config.last_layer_at_positions and not collect
@@ -306,11 +307,11 @@ def run_stack(
 
     layers, keys = [functools.partial(layer, block) for block in blocks], layer_keys(key, config.num_layers)
     if caches is not None:
-        # Written out, each layer with a cache of its own: stacked, they would be copied whole for every new token.
+        # Unrolled, with one cache per layer: stacked caches would be copied whole for every new token.
         outputs = []
         for i, cache in enumerate(caches):
-            own = jax.tree.map(lambda leaf, i=i: leaf[config.group_of(i)], params["layers"])
-            x, cache = call(blocks[i % len(blocks)], own, x, inputs, cache)
+            layer_params = jax.tree.map(lambda leaf, i=i: leaf[config.group_of(i)], params["layers"])
+            x, cache = call(blocks[i % len(blocks)], layer_params, x, inputs, cache)
             outputs.append(cache)
     elif len(blocks) > 1:
         x, outputs = _run_pairs(config, layers, params, x, keys)
@@ -326,11 +327,11 @@ def run_stack(
 def _run_pairs(
     config: StackConfig, pair: list[Layer], params: Params, x: jax.Array, keys: jax.Array | None
 ) -> tuple[jax.Array, Any]:
-    """Run two kinds of layers in turn: each step of the scan is one of both kinds."""
+    """Run layers of two alternating kinds: each step of the scan runs one layer of each kind."""
     def two(params: Params, x: jax.Array, keys: jax.Array | None) -> tuple[jax.Array, Any]:
         outputs = []
-        for i, (layer, own) in enumerate(zip(pair, unstack(params), strict=True)):
-            x, output = layer(own, x, None if keys is None else keys[i])
+        for i, (layer, layer_params) in enumerate(zip(pair, unstack(params), strict=True)):
+            x, output = layer(layer_params, x, None if keys is None else keys[i])
             outputs.append(output)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
@@ -346,13 +347,12 @@ def _run_parts(
     config: StackConfig, layer: Callable[..., tuple[jax.Array, Any]], params: Params, x: jax.Array,
     keys: jax.Array | None, last_positions: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
-    """Run one scan per group of layers that share parameters, and the last layer by itself where only some of its
-    positions are wanted."""
+    """Run one scan per group of layers that share parameters, and the last layer apart for `last_positions`."""
     is_shared = config.groups < config.num_layers
     groups = [config.group_of(i) for i in range(config.num_layers)]
     parts = [(params["layers"], config.num_layers)]
     if is_shared:
-        parts = [(own, groups.count(i)) for i, own in enumerate(unstack(params["layers"]))]
+        parts = [(group, groups.count(i)) for i, group in enumerate(unstack(params["layers"]))]
     last = None
     if last_positions is not None:
         stack, count = parts.pop()
@@ -363,7 +363,7 @@ def _run_parts(
     for stack, count in parts:
         body = layer
         if is_shared:
-            body = lambda _, x, key, own=stack: layer(own, x, key)  # noqa: E731
+            body = lambda _, x, key, group=stack: layer(group, x, key)  # noqa: E731
         x, output = run_layers(
             body, None if is_shared else stack, x, None if keys is None else keys[start : start + count],
             num_layers=count, remat=config.remat, loop=config.loop_layers,
@@ -377,11 +377,11 @@ def _run_parts(
 
 
 def stack_flops(stack: StackConfig, length: int, memory: int = 0) -> float:
-    """Return the FLOPs of one sequence's forward pass through a stack, with cross-attention over `memory` positions."""
+    """Return the FLOPs of one sequence's forward pass through a stack; `memory` is the length of the encoder output."""
     h, inner = stack.hidden_size, stack.num_heads * stack.head_dim
     matrices = 3 if stack.activation.startswith("gated") else 2
-    seen = length if stack.band is None else (length + min(length, stack.band)) / 2  # every second layer has the band
-    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size + 4 * seen * inner)
+    keys = length if stack.band is None else (length + min(length, stack.band)) / 2  # every second layer has the band
+    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size + 4 * keys * inner)
     if stack.cross_attention:
         layer += 4 * length * h * inner + 4 * memory * h * inner + 4 * length * memory * inner
     return float(stack.num_layers * layer)
@@ -394,5 +394,5 @@ def _final_norm(config: StackConfig) -> Norm:
 def at_positions(
     x: Float[Array, "batch length hidden"], positions: Int[Array, "batch selected"]
 ) -> Float[Array, "batch selected hidden"]:
-    """Return the hidden states at some positions of each row."""
+    """Select the hidden states at some positions of each row."""
     return jnp.take_along_axis(x, positions[..., None], axis=1)

@@ -22,7 +22,7 @@ def by_tanh(x: float) -> float:
 
 @pytest.mark.parametrize(("ours", "formula"), [(gelu, exact), (gelu_new, by_tanh)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_negative_tail_is_kept(ours, formula, dtype):
+def test_values_equal_float64_down_to_the_negative_tail(ours, formula, dtype):
     x = jnp.linspace(-4.0, 4.0, 801).astype(dtype)
     y = jax.jit(ours)(x)
     assert y.dtype == x.dtype

@@ -15,12 +15,13 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention
+from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 1, 16), (2, 1, 16, 16), (1, 1, 16, 16)])
 @pytest.mark.parametrize("bias", [None, (1, 4, 16, 16)])
 @pytest.mark.parametrize("segments", [False, True])
-def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
+def test_cudnn_accepts_masks_and_biases(mask, bias, segments, monkeypatch):
     """Tracing runs cuDNN's checks of shapes and types; its checks of the machine are replaced."""
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
@@ -34,13 +35,13 @@ def test_cudnn_takes_our_masks_and_biases(mask, bias, segments, monkeypatch):
 
     x = jax.ShapeDtypeStruct((2, 16, 4, 8), jnp.bfloat16)
     given = None if bias is None else jax.ShapeDtypeStruct(bias, jnp.float32)
-    assert jax.eval_shape(jax.grad(loss), x, given).shape == x.shape
+    assert "dot_product_attention_bwd" in str(jax.make_jaxpr(jax.grad(loss))(x, given))
 
 
 @pytest.mark.parametrize(("kernel", "platform"), [
     ("cudnn", "cpu"), ("pallas", "cpu"), ("cudnn", "tpu"), ("pallas", "gpu"),
 ])
-def test_a_fused_kernel_where_there_is_none_is_the_users_mistake(kernel, platform, monkeypatch):
+def test_an_unavailable_kernel_is_refused(kernel, platform, monkeypatch):
     words = f"has no kernel on a {platform} for bfloat16 and heads of width 64; set it to auto"
     with pytest.raises(UserError, match=f"attention is {kernel}, which {words}"):
         choice(monkeypatch, platform, kernel)
@@ -57,12 +58,12 @@ def choice(monkeypatch, platform, implementation="auto", queries=128, keys=128, 
 @pytest.mark.parametrize(("kind", "dtype", "expected"), [
     ("TPU v3", "bfloat16", "xla"), ("TPU v3", "float32", "pallas"), ("TPU v4", "bfloat16", "pallas"),
 ])
-def test_kernels_multiply_bfloat16_from_v4_on(kind, dtype, expected, monkeypatch):
+def test_kernels_need_v4_for_bfloat16(kind, dtype, expected, monkeypatch):
     monkeypatch.setattr(attention, "target_kind", lambda: kind)
     assert choice(monkeypatch, "tpu", dtype=dtype) == choice(monkeypatch, "tpu", "pallas", dtype=dtype) == expected
 
 
-def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
+def test_a_fused_kernel_with_attention_dropout_is_refused(monkeypatch):
     for platform, kernel in (("gpu", "cudnn"), ("tpu", "pallas")):
         assert choice(monkeypatch, platform, kernel) == kernel
         with pytest.raises(UserError, match="attention_dropout to 0"):
@@ -83,7 +84,7 @@ def test_a_fused_kernel_does_not_give_way_to_dropout_silently(monkeypatch):
     ("gpu", dict(bias=(1, 12, 128, 128)), "cudnn"), ("gpu", dict(bias=(1, 12, 128, 127), keys=127), "xla"),
     ("gpu", dict(keys=127), "cudnn"),
 ])
-def test_the_kernel_suits_platform_and_arguments(platform, arguments, expected, monkeypatch):
+def test_the_chosen_kernel_fits_platform_and_arguments(platform, arguments, expected, monkeypatch):
     if "bias" in arguments:
         arguments = arguments | dict(bias=jax.ShapeDtypeStruct(arguments["bias"], jnp.float32))
     assert choice(monkeypatch, platform, **arguments) == expected
@@ -150,7 +151,7 @@ TOLERANCE = dict(rtol=1e-5, atol=5e-6)
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["packed", "padded", "left", "whole"])
-def test_splash_attention_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
+def test_splash_attention_equals_scores_in_memory(kind, causal, monkeypatch):
     """The TPU's kernel in Pallas's interpreter: its segments, causality, scale and gradients."""
     real, arguments = masked(128, kind)
     expected = results("xla", monkeypatch, 128, real, causal=causal, **arguments)
@@ -162,7 +163,7 @@ def test_splash_attention_gives_what_scores_in_memory_give(kind, causal, monkeyp
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["padded", "whole"])
-def test_attention_with_a_bias_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
+def test_biased_attention_equals_scores_in_memory(kind, causal, monkeypatch):
     """The TPU's kernel in Pallas's interpreter: two heads in one block; the gradient of the bias sums over all rows."""
     monkeypatch.setattr(attention, "biased_attention", functools.partial(attention.biased_attention, interpret=True))
     real, arguments = masked(128, kind)
@@ -183,7 +184,7 @@ def test_attention_with_a_bias_gives_what_scores_in_memory_give(kind, causal, mo
 
 
 @pytest.mark.parametrize("kind", ["packed", "whole"])
-def test_bands_of_splash_attention_are_those_of_scores_in_memory(kind, monkeypatch):
+def test_bands_of_splash_attention_equal_scores_in_memory(kind, monkeypatch):
     """GPT-3's bands; they differ from full attention."""
     real, arguments = masked(128, kind)
     expected = results("xla", monkeypatch, 128, real, causal=True, band=20, **arguments)
@@ -196,7 +197,7 @@ def test_bands_of_splash_attention_are_those_of_scores_in_memory(kind, monkeypat
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["packed", "padded", "whole"])
-def test_cudnn_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
+def test_cudnn_equals_scores_in_memory(kind, causal, monkeypatch):
     """The call of cuDNN, answered by jax's own implementation of the same function."""
     asked, answer = [], jax.nn.dot_product_attention
 
@@ -217,7 +218,7 @@ def test_cudnn_gives_what_scores_in_memory_give(kind, causal, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", ["xla", "pallas"])
-def test_packed_documents_never_see_each_other(kernel, causal, monkeypatch):
+def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
     """Other keys and values in one document leave the results and gradients of the others bit-identical.
 
     The gradients of the others with respect to that document are 0.
@@ -247,7 +248,7 @@ def test_packed_documents_never_see_each_other(kernel, causal, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", ["xla", "pallas"])
-def test_packed_documents_never_see_each_other_through_a_model(kernel, monkeypatch):
+def test_packed_documents_are_isolated_in_a_model(kernel, monkeypatch):
     """Other words in one document change neither the hidden states nor the gradients of the others."""
     model = Gpt2(vocab_size=300, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=64, max_positions=128,
                  init_std=0.3)
@@ -276,18 +277,30 @@ def test_packed_documents_never_see_each_other_through_a_model(kernel, monkeypat
     assert not np.delete(gradient, words, axis=0).any() and not np.delete(other, words, axis=0).any()
 
 
-def test_the_path_with_dropout_is_the_path_without():
-    """At a rate that drops nothing both give softmax(q k / s) v."""
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_scores_in_memory_equal_the_formula(rate):
+    """softmax(scale · q kᵀ + bias) with dropped probabilities, times v; its gradients are those of autodiff."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((2, n, 4, 8)), jnp.float32) for n in (6, 9, 9))
     mask = jnp.asarray(rng.random((2, 1, 6, 9)) < 0.7).at[..., 0].set(True)
     bias = jnp.asarray(rng.standard_normal((1, 4, 6, 9)), jnp.float32)
-    options = dict(mask=mask, bias=bias, scale=0.3)
-    plain = attend(q, k, v, **options)
-    np.testing.assert_allclose(
-        attend(q, k, v, **options, dropout_rate=1e-9, dropout_key=jax.random.key(0)), plain, atol=1e-6
-    )
-    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * 0.3 + np.asarray(bias)
-    weights = np.exp(np.where(mask, scores, -np.inf))
-    weights /= weights.sum(-1, keepdims=True)
-    np.testing.assert_allclose(plain, np.einsum("bhqk,bkhd->bqhd", weights, v), atol=1e-5)
+    cotangent = jnp.asarray(rng.standard_normal(q.shape), jnp.float32)
+    key = jax.random.key(0)
+    keep = kept(random_bits(key, (2, 4, 9, 6), rate), rate).swapaxes(2, 3)
+
+    def formula(q, k, v, bias):
+        scores = jnp.where(mask, jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.3 + bias, -jnp.inf)
+        probabilities = jax.nn.softmax(scores) * keep * keep_scale(rate)
+        return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+
+    def ours(q, k, v, bias):
+        return attend(q, k, v, mask=mask, bias=bias, scale=0.3, dropout_rate=rate, dropout_key=key)
+
+    def values(function):
+        y, pull = jax.vjp(function, q, k, v, bias)
+        return y, *pull(cotangent)
+
+    assert (0.6 < jnp.mean(keep) < 0.8) if rate else jnp.all(keep)
+    for found, expected in zip(jax.jit(lambda: values(ours))(), jax.jit(lambda: values(formula))(), strict=True):
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(found, expected, atol=1e-5)

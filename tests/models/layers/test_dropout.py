@@ -42,17 +42,17 @@ def test_gradient_flows_where_values_do():
     assert 0 < np.count_nonzero(out) < 60
 
 
-def test_no_key_or_no_rate_changes_nothing():
+def test_without_key_or_rate_it_is_the_identity():
     x = jnp.arange(6.0)
     assert dropout(x, 0.5, None) is x and dropout(x, 0.0, jax.random.key(0)) is x
 
 
-def test_a_rate_next_to_one_keeps_next_to_nothing():
+def test_a_rate_near_one_keeps_almost_nothing():
     out = np.asarray(dropout(jnp.ones((64, 64)), 0.999999, jax.random.key(0)))
     # 8 random bits per element cannot represent less than 1 in 256.
     assert (out > 0).mean() < 2 / 256 and len(np.unique(out)) <= 2
 
 
-def test_each_step_and_seed_has_a_key_of_its_own():
+def test_each_step_and_seed_has_its_own_key():
     keys = [dropout_key(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
     assert len({jax.random.key_data(key).tobytes() for key in keys}) == 6

@@ -40,7 +40,7 @@ def torch_lstm(params) -> torch.nn.LSTM:
     return lstm
 
 
-def test_it_is_pytorchs_with_a_projection():
+def test_it_equals_pytorchs_lstm_with_projection():
     """Equal states, outputs and gradients."""
     params, x, state = example()
     lstm = torch_lstm(params)
@@ -61,7 +61,7 @@ def test_it_is_pytorchs_with_a_projection():
     np.testing.assert_allclose(gradients[0]["projection"]["kernel"], lstm.weight_hr_l0.grad.T, atol=1e-4)
 
 
-def test_cells_are_clipped_before_the_output_gate_and_outputs_after_the_product():
+def test_cells_and_projected_states_are_clipped():
     params, x, state = example(scale=3.0)
     y, after = jax.jit(run_lstm, static_argnums=3)(params, x, state, 0.5)
     cell, hidden, expected = state.cell.astype(float), state.hidden.astype(float), []

@@ -1,4 +1,4 @@
-"""The layer loop, rematerialization and shared layers against the written-out layers."""
+"""Looped, rematerialized and shared layers against unrolled layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def has_loop(function, *arguments) -> bool:
     return "stablehlo.while" in function.lower(*arguments).as_text()
 
 
-def test_a_loop_gives_what_the_layers_written_out_give():
+def test_a_loop_equals_unrolled_layers():
     x, memory, bias, seen = inputs()
     params = init(CONFIG)
 
@@ -98,7 +98,7 @@ def run_two_streams(params, state, **options):
 
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_a_state_may_be_any_tree(remat, loop):
+def test_the_state_may_be_any_pytree(remat, loop):
     """Two streams against the written-out equations; inputs and outputs of the layers in order."""
     params, state = two_streams()
     function = jax.jit(jax.value_and_grad(
@@ -120,7 +120,7 @@ def test_a_state_may_be_any_tree(remat, loop):
     assert min(np.abs(g).max() for g in jax.tree.leaves(expected[1])) > 0.1
 
 
-def test_recomputation_keeps_less_of_two_streams():
+def test_remat_keeps_less_of_two_streams():
     params, state = two_streams()
 
     def kept(remat):
