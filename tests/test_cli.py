@@ -46,7 +46,7 @@ def preset(tmp_path_factory):
         (["--objective.mask-rate", "1.5"], "objective.mask_rate is 1.5"),
         (["--objective.model.num-heads", "3"], "num_heads"),
         (["--objective.model.num-layers", "3000000000"], "num_layers is 3000000000; it must be in [1, 1000]"),
-        (["--data.length", "4"], "length must be 8 or more"),
+        (["--data.length", "4"], r"data.length is 4; it must be in [8, inf)"),
         (["--data.length", "64"], "more than the model's 32 positions"),
         (["--data.source", "no/such/file.txt"], "no/such/file.txt"),
         (["--train.accumulate", "3"], "train.batch_size 8 is not divisible by train.accumulate 3"),

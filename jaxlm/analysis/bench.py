@@ -150,7 +150,7 @@ def bench_fine_tuning(
     step = _Steps(program, program.begin(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:
-        examples = rows.examples("train", task.encoder, length)
+        examples = rows.examples("train", task, length)
         batches = rows.batches("train", t.batch_size, task.row_format(length), t.seed)
         chosen = [examples[i].arrays for step in range(steps) for i in batches.batch(step)["row"]]
         sides.append(fine_tuning(experiment, task, params, source.tokenizer, chosen, steps))

@@ -41,9 +41,6 @@ class FlatArray:
         if self._array.shape != (self._lines, LINE):
             raise damaged(folder, f"its shape {self._array.shape} is not that of {size} elements")
 
-    def __len__(self) -> int:
-        return self.size
-
     def windows(self, start: np.ndarray, length: int) -> np.ndarray:
         """Return `length` elements from each `start`: [starts, length], arbitrary past the end of the array."""
         if self.size == 0:
@@ -91,11 +88,6 @@ class ArrayWriter:
         self._filled = 0
         self._written = 0
 
-    @property
-    def size(self) -> int:
-        """Number of elements so far."""
-        return self._written + self._filled
-
     def append(self, values: np.ndarray) -> None:
         """Append a 1-D array of the dtype of this one."""
         while len(values):
@@ -108,7 +100,7 @@ class ArrayWriter:
 
     def close(self) -> int:
         """Finish the array and return its number of elements."""
-        size = self.size
+        size = self._written + self._filled
         self._flush()
         lines = -(-size // LINE)
         self._checked(lambda: self._array.resize(exclusive_max=[lines, LINE], resize_metadata_only=True).result())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxlm.data.batches import Batches
+from jaxlm.fields import check_ranges
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report
@@ -97,7 +98,7 @@ class Data:
 
     def validate(self) -> None:
         """Raise UserError for a value out of range."""
-        raise NotImplementedError
+        check_ranges(self, "data.")
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it.

@@ -54,7 +54,7 @@ class Batches:
     def __init__(
         self, rows: Rows, batch_size: int, seed: int, stream: bool = False, both_ways: bool = False
     ) -> None:
-        """Check the arguments.
+        """Store the arguments.
 
         Args:
             rows: rows to draw from.
@@ -65,12 +65,8 @@ class Batches:
                 a window keep the order of the text.
 
         Raises:
-            UserError: a value is out of range.
+            UserError: an odd number of rows is to be read both ways.
         """
-        if batch_size < 1 or rows.length < 2:
-            raise UserError(f"A batch needs 1 row and 2 tokens or more, not {batch_size} rows of {rows.length}.")
-        if seed < 0:
-            raise UserError(f"The seed must be 0 or more, not {seed}.")
         if both_ways and batch_size % 2:
             raise UserError(f"Half of the rows read backward, so train.batch_size must be even, not {batch_size}.")
         self._rows = rows

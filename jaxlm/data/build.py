@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.data import arrays, store
-from jaxlm.data.fingerprint import HeldOutRule, Survey, TextHash
+from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash
 from jaxlm.data.readers import Piece
 from jaxlm.errors import UserError
 
@@ -94,27 +94,23 @@ def _write(
     writers = {name: _SplitWriter(str(epath.Path(folder) / name), size) for name in store.SPLITS}
     seen = TextHash()
 
-    def groups() -> Iterator[tuple[list[str], list[tuple[bool, bool, int]], int]]:
-        """Yield texts; for each (is held out, ends its document, bytes); and the bytes so far."""
-        texts: list[str] = []
-        destinations: list[tuple[bool, bool, int]] = []
-        held = 0
+    def groups() -> Iterator[tuple[list[Part], int]]:
+        """Yield parts of the text for one thread, and the number of bytes so far."""
+        group: list[Part] = []
+        size = 0
         for piece in pieces:
             start = seen.bytes
             route = seen.add(piece)
-            for part, *destination in rule.divide(piece, route, start, seen.bytes):
-                texts.append(part)
-                destinations.append(tuple(destination))
-            held += len(piece.text)
-            if held >= _GROUP:
-                yield texts, destinations, seen.bytes
-                texts, destinations, held = [], [], 0
-        if texts:
-            yield texts, destinations, seen.bytes
+            group += rule.divide(piece, route, start, seen.bytes)
+            size += len(piece.text)
+            if size >= _GROUP:
+                yield group, seen.bytes
+                group, size = [], 0
+        yield group, seen.bytes
 
-    def write(encoding: Future, destinations: list[tuple[bool, bool, int]], done: int) -> None:
-        for ids, (is_held_out, last, size_in_bytes) in zip(encoding.result(), destinations, strict=True):
-            writers["held_out" if is_held_out else "train"].add(ids, last, size_in_bytes)
+    def write(encoding: Future, group: list[Part], done: int) -> None:
+        for ids, part in zip(encoding.result(), group, strict=True):
+            writers["held_out" if part.is_held_out else "train"].add(ids, part)
         for writer in writers.values():
             writer.flush()
         progress(done)
@@ -122,8 +118,9 @@ def _write(
     threads = workers or min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
     with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
         waiting: collections.deque[tuple] = collections.deque()
-        for texts, destinations, done in groups():
-            waiting.append((pool.submit(tokenizer.encode_arrays, texts, num_threads=1), destinations, done))
+        for group, done in groups():
+            texts = [part.text for part in group]
+            waiting.append((pool.submit(tokenizer.encode_arrays, texts, num_threads=1), group, done))
             if len(waiting) > threads + 1:
                 write(*waiting.popleft())
         while waiting:
@@ -149,11 +146,11 @@ class _SplitWriter:
         self._document_start = 0
         self._text_bytes = 0
 
-    def add(self, ids: Any, last: bool, text_bytes: int) -> None:
+    def add(self, ids: np.ndarray, part: Part) -> None:
         self._pending.append(np.asarray(ids, self._dtype))
         self._length += len(self._pending[-1])
-        self._text_bytes += text_bytes
-        if last:
+        self._text_bytes += part.size
+        if part.last:
             if self._length > self._document_start:
                 self._ends.append(self._length)
             self._document_start = self._length

@@ -62,14 +62,14 @@ def open_corpus(source: str, text_field: str = "text") -> Corpus:
         items = _split(source)
     for item in items:
         if item == "python-docs":
-            parts.append(_python_docs)
+            parts.append(lambda: _pieces(python_docs.documents()))
             stats.append(f"python-docs of Python {sys.version}")
         elif item.startswith("tfds:"):
             from jaxlm.data import tfds_source
 
-            opened = tfds_source.open_dataset(item, text_field)
-            parts.append(functools.partial(_texts, opened.texts))
-            stats.extend(opened.stats)
+            texts, state = tfds_source.open_text(item, text_field)
+            parts.append(lambda texts=texts: _pieces(texts()))
+            stats.extend(state)
         else:
             with reading(item):
                 files = _files(item)
@@ -90,34 +90,21 @@ def _split(source: str) -> list[str]:
 
 def _files(item: str) -> list[str]:
     """Return the files of a path, a folder or a glob, sorted. Globs and folders skip files of other kinds."""
-    path = any_path(item)
+    path, wild = any_path(item), _WILD.search(item)
     if path.is_dir():
-        found = [file for file in _walk(path, set()) if kind_of(file)]
-        if not found:
-            raise UserError(f"The folder {item} holds no .txt or .jsonl file (plain, .gz, .xz or .zst).")
-        return _once(found)
-    if path.exists():
-        if kind_of(item) is None:
-            raise UserError(
-                f"{item} is of no known kind; its name must end in .txt or .jsonl, and then perhaps .gz, .xz or .zst."
-            )
-        return [str(path)]
-    if match := _WILD.search(item):
-        found = [file for file in _matches(item, match.start()) if kind_of(file) and not epath.Path(file).is_dir()]
-        if not found:
-            raise UserError(f"No .txt or .jsonl file (plain, .gz, .xz or .zst) matches {item}.")
-        return _once(found)
-    raise UserError(
-        f"{item} does not exist; --data.source takes `python-docs`, a file, a folder, a glob, or `tfds:NAME`."
-    )
-
-
-def _once(found: Iterable[str]) -> list[str]:
-    """Sort the files and drop repeated names (links) of the same file."""
-    files: dict[str, str] = {}
-    for file in sorted(found):
-        files.setdefault(_real(file), file)
-    return list(files.values())
+        found = list(_walk(path, set()))
+    elif path.exists():
+        found = [str(path)]
+    elif wild:
+        found = [file for file in _matches(item, wild.start()) if not epath.Path(file).is_dir()]
+    else:
+        raise UserError(
+            f"{item} does not exist; --data.source takes `python-docs`, a file, a folder, a glob, or `tfds:NAME`."
+        )
+    files = {_real(file): file for file in sorted(found, reverse=True) if kind_of(file)}  # a link and its file once
+    if not files:
+        raise UserError(f"{item} names no .txt or .jsonl file (plain, .gz, .xz or .zst).")
+    return sorted(files.values())
 
 
 def _matches(pattern: str, wild: int) -> list[str]:
@@ -155,11 +142,7 @@ def _stat(path: str, text_field: str) -> str:
     return json.dumps([_real(path), *state, field])
 
 
-def _python_docs() -> Iterator[Piece]:
-    return _texts(python_docs.documents)
-
-
-def _texts(texts: Callable[[], Iterable[str]]) -> Iterator[Piece]:
+def _pieces(texts: Iterable[str]) -> Iterator[Piece]:
     cutter = Cutter()
-    for text in texts():
+    for text in texts:
         yield from cutter.document(mend_surrogates(text))

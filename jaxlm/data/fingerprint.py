@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from etils import epath
 
@@ -103,6 +104,22 @@ def survey(pieces: Iterable[Piece]) -> Survey:
     return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest)
 
 
+class Part(NamedTuple):
+    """Part of a piece that belongs to one split, usually the whole piece.
+
+    Attributes:
+        text: its text.
+        is_held_out: whether it belongs to the held-out split.
+        last: whether it ends a document of its split.
+        size: bytes.
+    """
+
+    text: str
+    is_held_out: bool
+    last: bool
+    size: int
+
+
 @dataclasses.dataclass(frozen=True)
 class HeldOutRule:
     """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text."""
@@ -124,7 +141,7 @@ class HeldOutRule:
             return cls(below, text.bytes)
         return cls(0, text.bytes - round(share * text.bytes))
 
-    def divide(self, piece: Piece, route: int, start: int, end: int) -> list[tuple[str, bool, bool, int]]:
+    def divide(self, piece: Piece, route: int, start: int, end: int) -> list[Part]:
         """Split a piece where the tail begins.
 
         Args:
@@ -132,17 +149,14 @@ class HeldOutRule:
             route: route of its document.
             start: its first byte in the text.
             end: its last byte + 1.
-
-        Returns:
-            One or two of (text, whether it is held out, whether it ends a document, bytes).
         """
         if not start <= self.tail < end:
-            return [(piece.text, route < self.below or start >= self.tail, piece.last, end - start)]
+            return [Part(piece.text, route < self.below or start >= self.tail, piece.last, end - start)]
         before = len(piece.text.encode()[: self.tail - start].decode(errors="ignore"))
         space = _space.search(piece.text, before)
         cut = space.start() if space else before
         size = len(piece.text[:cut].encode())
-        return [(piece.text[:cut], False, True, size), (piece.text[cut:], True, piece.last, end - start - size)]
+        return [Part(piece.text[:cut], False, True, size), Part(piece.text[cut:], True, piece.last, end - start - size)]
 
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Division of a task's rows into rows to train on and held-out rows that share no text with them.
+"""Split of a task's rows into training rows and held-out rows that share no text with them.
 
-Sets of labelled rows repeat their texts: SST-2 has sentences and their phrases, QNLI several questions about a
-sentence, SQuAD about a passage. A linear classifier of words and bigrams reaches an accuracy of 0.918 on a tenth of
+Labelled data repeats texts: SST-2 has sentences and their phrases, QNLI several questions about a sentence, SQuAD about
+a passage. A linear classifier of words and bigrams reaches an accuracy of 0.918 on a tenth of
 SST-2's rows drawn singly, 0.816 on a tenth drawn by groups, and 0.815 on the official dev set.
 """
 
@@ -17,8 +17,8 @@ from jaxlm.data.permutation import permute
 
 _SPLIT_KEY = 0x73706C6974
 _LEAST = 4
-"""Words from which a text links all rows that contain it. Shorter ones ("good") stand in so many texts that they would
-link most rows: the largest group of SST-2 has 56 % of the rows if two words are enough, 7 % with three, 0.3 % with
+"""Number of words from which a text links all rows that contain it. Shorter texts ("good") occur in so many others that
+they would link most rows: the largest group of SST-2 has 56 % of the rows with two words, 7 % with three, 0.3 % with
 four."""
 
 Words = tuple[str, ...]
@@ -28,14 +28,18 @@ _word = re.compile(r"\w+")
 def group_rows(texts: Sequence[tuple[str, ...]], documents: Sequence[str]) -> np.ndarray:
     """Number the groups of rows that share texts.
 
-    Rows are of one group if they share a text or a document, or if a text of one contains a text of the other.
-    Texts are compared word by word, without case and punctuation. A text of fewer than `_LEAST` words counts only where
-    its row has nothing longer and no document; of all texts that contain it, it joins only the longest. Time and memory
+    Two rows are in one group if they share a text or a document, or if a text of one contains a text of the other.
+    Texts are compared word by word, without case and punctuation. A text of fewer than `_LEAST` words counts only if
+    its row has no longer text and no document; it joins only the longest of the texts that contain it. Time and memory
     are linear in the number of words, unless many texts of different lengths have the same first half (13 million words
     in 400,000 rows: half a minute on one busy core of an Intel Xeon, 0.5 GB).
 
-    texts: the texts of each row, one or more. documents: the document of each row, empty where it is not known.
-    Returns int64 [rows].
+    Args:
+        texts: the texts of each row, one or more.
+        documents: the document of each row; empty if it is not known.
+
+    Returns:
+        int64 [rows].
     """
     keys = list(zip(texts, documents, strict=True))
     linking = {key: _linking(*key) for key in dict.fromkeys(keys)}
@@ -55,15 +59,15 @@ def group_rows(texts: Sequence[tuple[str, ...]], documents: Sequence[str]) -> np
 
 
 def _linking(texts: Sequence[str], document: str) -> list[Words]:
-    """What links a row to others: its texts as words, and its document."""
+    """Return the texts, as words, and the document that link a row to others."""
     words = [tuple(map(intern, _word.findall(text.casefold()))) for text in texts]
     long = [text for text in words if len(text) >= _LEAST] + ([("", document)] if document else [])
     return long or [max(words, key=len)]
 
 
 def _contained(texts: Collection[Words]) -> Iterator[tuple[Words, Words]]:
-    """(text, a text inside it); for a text of fewer than `_LEAST` words only the longest one around it."""
-    # The first 1, 2, 4, 8, … words of each text → the sizes of the texts that have no longer such beginning.
+    """Yield (text, text inside it); for a text of fewer than `_LEAST` words only with the longest text around it."""
+    # Maps the first 1, 2, 4, 8, … words of texts to the sizes of the texts without a longer such beginning.
     sizes: dict[Words, tuple[int, ...]] = {}
     for text in texts:
         beginning: Words = ()
@@ -87,12 +91,17 @@ def _contained(texts: Collection[Words]) -> Iterator[tuple[Words, Words]]:
 
 
 def draw_rows(groups: np.ndarray, wanted: int) -> np.ndarray:
-    """Draw groups of together `wanted` rows, in a random order that is always the same.
+    """Select groups of `wanted` rows in total, in a fixed random order.
 
-    A group that is larger than what is still wanted is passed over. The smallest one is drawn where all are too large,
-    and none where there is only one.
+    A group that is larger than the number of rows still wanted is skipped. If all groups are too large, the smallest is
+    selected; if there is only one group, none.
 
-    groups: int [rows], 0 and up. Returns bool [rows].
+    Args:
+        groups: the group of each row, int [rows] from 0.
+        wanted: number of rows.
+
+    Returns:
+        Whether a row is selected, bool [rows].
     """
     sizes = np.bincount(groups)
     drawn = np.zeros(len(sizes), bool)

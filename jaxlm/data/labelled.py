@@ -26,41 +26,44 @@ from jaxlm.types import Report
 _ORDER_KEY = 0x6F72646572
 _POOL = 32  # batches whose rows are sorted by length together
 BUCKETS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Lengths of batches, as shares of `--data.length`, rounded up to a multiple of 8: the step is compiled once for
-each."""
+"""Lengths of batches as shares of `--data.length`, rounded up to multiples of 8; the step is compiled for each."""
 
 Arrays = dict[str, np.ndarray]
 
 
 class Record(NamedTuple):
-    """A row of a task, as its file has it.
-
-    id: the data's own, or the number of the row. place: the file and the line, for messages. values: what the kind of
-    task needs (texts, a label), JSON values. texts: those that other rows may share, at least one; see `group_rows`.
-    document: rows of one document are held out together; empty where documents are not known.
-    """
+    """A row of a task."""
 
     id: str
+    """The id in the data, or the number of the row."""
     place: str
+    """File and line, for messages."""
     values: dict[str, Any]
+    """Texts and label by name, as JSON values."""
     texts: tuple[str, ...]
+    """One or more texts that other rows may share; see `group_rows`."""
     document: str = ""
+    """Document of the row, which is held out as a whole; empty if the file has no documents."""
 
 
 class Example(NamedTuple):
-    """Arrays of a record without batch dimension.
-
-    record: number of the record; a long record has several examples. arrays: those named by `RowEncoder.fill` have the
-    tokens as their last axis. notes: host data of the task.
-    """
+    """Arrays of a record, without batch dimension."""
 
     record: int
+    """Number of the record; a long record has several examples."""
     arrays: Arrays
+    """Arrays by name; those named by `RowEncoder.padding` have tokens as their last axis."""
     notes: Any = None
+    """Data of the task that stays on the host."""
 
 
 class RowEncoder(Protocol):
-    """How a task turns records into arrays: the `packing` of its row format."""
+    """Encoder of records into arrays: a task, as the `packing` of its row format. Equal encoders share encoded rows."""
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """Padding value of each array whose last axis is tokens; the array of ids comes first."""
+        ...
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         """Return examples of at most `length` tokens, in the order of the records.
@@ -70,51 +73,40 @@ class RowEncoder(Protocol):
         """
         ...
 
-    def fill(self, vocabulary: Vocabulary) -> dict[str, int]:
-        """Name of each array whose last axis is the tokens' → what it is filled up with at its end."""
-        ...
-
-    def synthetic(self, rows: int, length: int, vocabulary: Vocabulary) -> Arrays:
-        """A batch of full rows, for plans and benchmarks."""
+    def synthetic(self, rows: int, length: int) -> Arrays:
+        """Return a batch of full rows, for plans and benchmarks."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledData(Data):
-    """Rows of a task in files. A subclass for each form of files implements `read`."""
+    """Rows of a task in files; a subclass per format implements `read`."""
 
     source: str = field("", resumable=True)
-    """Rows to train on: a file, which may also be .gz, .xz or .zst, or, where columns have names,
-    `tfds:NAME[/CONFIG][:SPLIT]`."""
+    """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]`."""
 
     dev: str = field("", resumable=True)
-    """Rows to evaluate on, in the same form; empty: a share of the source's."""
+    """Rows to evaluate on, in the same format; empty: a share of the source's rows."""
 
-    length: int = 128
-    """Sequence length of the model, special symbols included. Longer texts are cut, or read in windows."""
+    length: int = field(128, range="[8, inf)")
+    """Sequence length of the model, special tokens included; longer texts are truncated, or read in windows."""
 
     tokenizer: str = field("", weights=True)
-    """The pretrained model's tokenizer, which it brings with it."""
+    """Tokenizer of the pretrained model."""
 
-    held_out: float = 0.1
-    """Share of the source's rows that is kept from training where there is no `dev`: groups of rows that share texts,
-    drawn at random but always the same."""
+    held_out: float = field(0.1, range="[0, 0.5]")
+    """Share of the source's rows that is held out without `dev`: groups of rows that share texts, drawn at random but
+    always the same."""
 
     buckets: bool = True
-    """Batch rows of similar length, and pad them to the next of a few lengths only; otherwise all to `length`."""
-
-    def validate(self) -> None:
-        if self.length < 8:
-            raise UserError(f"--data.length must be 8 or more, not {self.length}.")
-        if not 0 <= self.held_out <= 0.5:
-            raise UserError(f"--data.held-out is a share between 0 and 0.5, not {self.held_out}.")
+    """Batch rows of similar length and pad them to one of a few lengths; otherwise pad all rows to `length`."""
 
     def read(self, path: str) -> Iterator[Record]:
-        """The rows of a file. UserError, with file and line, for one that cannot be read."""
+        """Read the rows of a file; raise UserError, with file and line, for one that cannot be read."""
         raise NotImplementedError
 
     def class_names(self) -> tuple[str, ...]:
-        """The labels in the order of their numbers, where the source has such an order."""
+        """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
@@ -123,11 +115,11 @@ class LabelledData(Data):
         return Tokenizer.load(self.tokenizer)
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> LabelledSource:
-        """Reads all rows, which stay in memory. UserError, with file and line, for bad ones."""
+        """Read all rows into memory; raise UserError, with file and line, for one that cannot be read."""
         return _read_rows(self, tokenizer, tuple(map(_changed, (self.source, self.dev))))
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Arrays:
-        return row_format.packing.synthetic(rows, row_format.length, vocabulary)
+        return row_format.packing.synthetic(rows, row_format.length)
 
 
 @functools.lru_cache(maxsize=2)
@@ -157,20 +149,22 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
 
 
 def _changed(path: str) -> int:
-    """When a file was last written, in nanoseconds; 0 for what is no file, such as a TFDS name."""
+    """Return the modification time of a file in nanoseconds; 0 for other sources."""
     return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
 class LabelledSource:
     """Opened rows; see `jaxlm.data.base.Source`.
 
-    records: the records of each split. division: how the held-out rows were chosen, for the summary; empty if they have
-    a file of their own.
+    Attributes:
+        records: the records of each split.
+        tokenizer: the tokenizer.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = ""
     ) -> None:
+        """Hold the records of each split; `division` says how the held-out rows were drawn, for the summary."""
         self.records, self.tokenizer, self._buckets, self._division = records, tokenizer, buckets, division
         self._encoded: dict[Any, list[Example]] = {}
 
@@ -184,47 +178,46 @@ class LabelledSource:
 
     @property
     def summary(self) -> str:
+        """Sizes of both splits, in one line."""
         how = f" ({self._division})" if self._division else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
         return f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}"
 
     @property
     def statistics(self) -> Statistics:
+        """Token statistics, all zero: tasks do not use them."""
         return Statistics(np.zeros(self.tokenizer.vocabulary.size, np.int64), 0.0)
 
     def examples(self, split: str, encoder: RowEncoder, length: int) -> list[Example]:
-        """The examples of a split, encoded once. Every example knows its record's number by `record`."""
+        """Return the examples of a split, which is encoded once for equal encoders."""
         key = (split, encoder, length)
         if key not in self._encoded:
             self._encoded[key] = encoder.encode(self.records[split], self.tokenizer, length)
         return self._encoded[key]
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
-        """Return batches of dicts of arrays: those of the encoder, and `row` int32 [batch].
+        """Return batches of the encoder's arrays and `row`, int32 [batch].
 
-        `row` is the number of the example, -1 in rows that fill up a batch.
+        `row` is the number of the example, or -1 in rows that fill up a batch.
         """
-        if split not in self.records:
-            raise UserError(f"Labelled rows have the splits train and held_out, not {split!r}.")
         encoder, length, _ = row_format
-        fill = encoder.fill(self.tokenizer.vocabulary)
-        made = _Rows(self.examples(split, encoder, length), fill, length, self._buckets)
+        made = _Rows(self.examples(split, encoder, length), encoder.padding, length, self._buckets)
         return LengthBatches(made, rows, seed) if self._buckets else Batches(made, rows, seed)
 
 
 class _Rows:
     """Examples as rows; see `jaxlm.data.batches.Rows`."""
 
-    def __init__(self, examples: list[Example], fill: dict[str, int], length: int, buckets: bool) -> None:
-        self._examples, self._fill = examples, fill
+    def __init__(self, examples: list[Example], padding: dict[str, int], length: int, buckets: bool) -> None:
+        self._examples, self._padding = examples, padding
         self.count, self.length = len(examples), length
-        name = next(iter(fill))
+        name = next(iter(padding))
         self.lengths = np.array([example.arrays[name].shape[-1] for example in examples], np.int32)
         shares = BUCKETS if buckets else (1.0,)
         self._sizes = sorted({min(length, 8 * math.ceil(share * length / 8)) for share in shares})
 
     def padded(self, index: np.ndarray) -> int:
-        """Tokens that a batch of the rows `index` is padded to."""
+        """Return the length to which a batch of the rows `index` is padded."""
         longest = int(self.lengths[index[index >= 0]].max(initial=1))
         return next(size for size in self._sizes if size >= longest)
 
@@ -233,12 +226,12 @@ class _Rows:
         first = self._examples[max(0, int(index.max(initial=0)))].arrays
         batch: Arrays = {"row": index.astype(np.int32)}
         for name, array in first.items():
-            shape = (*array.shape[:-1], length) if name in self._fill else array.shape
-            batch[name] = np.full((len(index), *shape), self._fill.get(name, 0), array.dtype)
+            shape = (*array.shape[:-1], length) if name in self._padding else array.shape
+            batch[name] = np.full((len(index), *shape), self._padding.get(name, 0), array.dtype)
         for row in np.flatnonzero(index >= 0):
             example = self._examples[index[row]]
             for name, array in example.arrays.items():
-                place = (row, ..., slice(array.shape[-1])) if name in self._fill else row
+                place = (row, ..., slice(array.shape[-1])) if name in self._padding else row
                 batch[name][place] = array
         return batch
 
@@ -259,7 +252,7 @@ class LengthBatches(Batches):
     def batch(self, step: int, rows: slice = slice(None)) -> Arrays:
         self._require_rows()
         pool, number = divmod(step, _POOL)
-        # Batches change places with those that begin in the same epoch: whole epochs read every row as often.
+        # Only batches that begin in the same epoch change places, so whole epochs read every row equally often.
         epoch = (pool * _POOL + np.arange(_POOL)) * self.batch_size // self.num_rows
         first, count = np.searchsorted(epoch, epoch[number]), np.count_nonzero(epoch == epoch[number])
         place = permute(np.array([number - first]), count, _ORDER_KEY ^ self._seed, pool, int(epoch[number]))
@@ -267,18 +260,18 @@ class LengthBatches(Batches):
         return self._rows.read(chosen[rows], self._rows.padded(chosen))
 
     def _sorted_pool(self, pool: int) -> np.ndarray:
-        """Row numbers [32, batch] of the batches of a pool, from short rows to long ones."""
+        """Return the row numbers of the batches of a pool, [32, batch], from short rows to long ones."""
         place = pool * _POOL * self.batch_size + np.arange(_POOL * self.batch_size)
         epoch, place = np.divmod(place, self.num_rows)
         index = np.empty_like(place)
         for one in np.unique(epoch):
             chosen = epoch == one
             index[chosen] = permute(place[chosen], self.num_rows, self._seed, int(one))
-        # By epoch first: a row that a pool has twice is not to stand twice in one batch.
+        # Sort by epoch first, so that a row that is twice in a pool is not twice in a batch.
         return index[np.lexsort((self._rows.lengths[index], epoch))].reshape(_POOL, self.batch_size)
 
     def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Arrays]:
-        """All rows, or as many as fill `count` batches, from short ones to long ones."""
+        """Yield batches of all rows, or of as many as fill `count` batches, from short rows to long ones."""
         chosen = np.arange(self.num_rows)
         if self.num_rows > count * batch_size:
             chosen = permute(np.arange(count * batch_size), self.num_rows, EVALUATION_KEY)

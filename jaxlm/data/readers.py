@@ -24,7 +24,6 @@ import zstandard
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 PIECE = 1 << 16  # characters
@@ -150,7 +149,10 @@ def open_text(path: str) -> Iterator[TextIO]:
         with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
             yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
     except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
+        raise UserError(
+            f"{path} is not UTF-8 text; convert the file (for example `iconv -f LATIN1 -t UTF-8`) or leave it out of "
+            "--data.source."
+        ) from error
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
@@ -200,22 +202,6 @@ class _Streams(io.RawIOBase):
         size = min(len(buffer), len(self._data))
         buffer[:size], self._data = self._data[:size], self._data[size:]
         return size
-
-
-def _not_utf8(path: str) -> UserError:
-    """Read the file again to locate the bytes that are not UTF-8."""
-    with reading(path), epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
-        offset = 0
-        for number, line in enumerate(stream, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                return UserError(
-                    f"{path}, line {number}, byte {offset + error.start}: this is not UTF-8 text; convert the file "
-                    "(for example `iconv -f LATIN1 -t UTF-8`) or leave it out of --data.source."
-                )
-            offset += len(line)
-    return UserError(f"{path} changed while it was read; run again when it is complete.")
 
 
 def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:

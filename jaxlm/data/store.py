@@ -49,8 +49,6 @@ class Store:
         self.folder = str(folder)
         self.manifest = _read_manifest(self.folder)
         self.fingerprint: str = self.manifest["fingerprint"]
-        self.tokenizer_fingerprint: str = self.manifest["tokenizer"]
-        self.text_fingerprint: str = self.manifest["text"]
         vocabulary = self.manifest["vocabulary"]
         self.vocab_size: int = vocabulary["size"]
         self.pad: int = vocabulary["pad"]
@@ -66,12 +64,6 @@ class Store:
     def held_out(self) -> Split:
         """The held-out split."""
         return self._split("held_out")
-
-    def split(self, name: str) -> Split:
-        """Return the split "train" or "held_out"."""
-        if name not in SPLITS:
-            raise UserError(f"A token store has the splits train and held_out, not {name!r}.")
-        return getattr(self, name)
 
     def counts(self, split: str) -> np.ndarray:
         """Return the count of each id in a split: int64 [vocab_size]."""
@@ -109,7 +101,7 @@ class Store:
             UserError: also if the training text is too short for a single window.
         """
         packing, length, stride = row_format
-        windows = windows_of(self.split(split), length, packing, pad=self.pad, eos=self.eos, stride=stride)
+        windows = windows_of(getattr(self, split), length, packing, pad=self.pad, eos=self.eos, stride=stride)
         batches = Batches(
             windows, rows, seed, stream=packing.startswith("stream"), both_ways=packing == "stream-both-ways"
         )

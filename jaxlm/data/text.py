@@ -24,7 +24,7 @@ from jaxlm.fields import field
 from jaxlm.paths import any_path
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
-from jaxlm.tokenizers.training import KINDS, MIN_VOCAB_SIZE, NORMALIZATIONS, Kind, Normalization, train_tokenizer
+from jaxlm.tokenizers.training import MIN_VOCAB_SIZE, Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
 
@@ -45,7 +45,7 @@ class TextData(Data):
     text_field: str = "text"
     """Name of the text field in .jsonl and tfds."""
 
-    length: int = 128
+    length: int = field(128, range="[8, inf)")
     """Sequence length of the model, including special tokens."""
 
     tokenizer: str = field("auto", weights=True)
@@ -63,37 +63,25 @@ class TextData(Data):
     composes accents and turns full-width letters into plain ones; control characters are removed; lines and tabs
     stay), or `identity`, none."""
 
-    held_out: float = 0.01
+    held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the documents, selected by a hash of their text, that is held out for evaluation. A text with few
     documents holds out its end. At least some 8,000 tokens are held out, but then at most a tenth of the text."""
 
     cache_dir: str = field("", path=True)
     """Folder of tokenizers and token stores; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
 
-    workers: int = field(0, resumable=True)
+    workers: int = field(0, resumable=True, range="[0, inf)")
     """Number of tokenizing threads; 0 means one per core, up to 8."""
 
     def validate(self) -> None:
         """Raise UserError for a value out of range."""
-        if not self.text_field:
-            raise UserError("--data.text-field is empty; give the name of the field that holds the text.")
-        if self.length < 8:
-            raise UserError(f"--data.length must be 8 or more, not {self.length}.")
-        if not self.tokenizer:
-            raise UserError("--data.tokenizer is empty; give `auto` or a tokenizer's folder or file.")
-        if self.tokenizer_kind not in KINDS:
-            raise UserError(f"--data.tokenizer-kind must be one of {', '.join(KINDS)}, not {self.tokenizer_kind!r}.")
-        if self.normalization not in NORMALIZATIONS:
-            raise UserError(
-                f"--data.normalization must be one of {', '.join(NORMALIZATIONS)}, not {self.normalization!r}."
-            )
+        super().validate()
+        for name in ("text_field", "tokenizer"):
+            if not getattr(self, name):
+                raise UserError(f"data.{name} is empty; leave the flag out for its default.")
         least = 258 if self.tokenizer_kind == "bytes" else MIN_VOCAB_SIZE
         if not least <= self.vocab_size <= 1 << 22:
-            raise UserError(f"--data.vocab-size must be between {least} and {1 << 22:,}, not {self.vocab_size:,}.")
-        if not 0 <= self.held_out <= 0.5:
-            raise UserError(f"--data.held-out is a share between 0 and 0.5, not {self.held_out}.")
-        if self.workers < 0:
-            raise UserError(f"--data.workers must be 0 (all cores) or more, not {self.workers}.")
+            raise UserError(f"data.vocab_size is {self.vocab_size}; it must be in [{least}, {1 << 22}].")
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it; see `jaxlm.data.base.Data`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,27 +16,22 @@ from jaxlm.errors import UserError
 _AT_ONCE = 64  # records read together
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
-    """A text dataset.
+def open_text(source: str, text_field: str) -> tuple[Callable[[], Iterator[str]], tuple[str, ...]]:
+    """Open a text dataset (see `_open`).
 
-    Attributes:
-        texts: yields the text of every record, in order.
-        stats: state of the files; equal states mean an unchanged dataset.
+    Returns:
+        A function that yields the text of every record, in order; and the state of the files, equal if the dataset is
+        unchanged.
+
+    Raises:
+        UserError: the dataset cannot be read or lacks the text field.
     """
-
-    texts: Callable[[], Iterator[str]]
-    stats: tuple[str, ...]
-
-
-def open_dataset(source: str, text_field: str) -> Dataset:
-    """Open a dataset (see `_open`); raise UserError if it cannot be read or lacks the text field."""
     builder, data, split = _open(source)
     _require(builder, source, [text_field])
     files = sorted(builder.data_path.iterdir())
-    stats = [json.dumps([str(file), *file_state(str(file))]) for file in files if not file.is_dir()]
+    state = [json.dumps([str(file), *file_state(str(file))]) for file in files if not file.is_dir()]
     facts = json.dumps([builder.info.full_name, split, text_field])
-    return Dataset(lambda: _texts(data, source, text_field), (facts, *stats))
+    return lambda: _texts(data, source, text_field), (facts, *state)
 
 
 def read_rows(source: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,6 @@ from jaxlm.data.arrays import FlatArray
 from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch
 
-PACKINGS = ("document", "packed", "packed-eos", "stream", "stream-both-ways")
 _STRIDE = 256
 _RESIDENT = 1 << 23  # the largest number of documents with all offsets in memory: 64 MB
 _AT_ONCE = 1 << 17  # offsets per read when a split is opened
@@ -79,16 +78,14 @@ def windows_of(
     Args:
         split: split of a token store.
         length: tokens of a window.
-        packing: one of PACKINGS; see `jaxlm.data.store.Store.batches`.
+        packing: see `jaxlm.data.store.Store.batches`.
         pad: id of the padding token; -1 if the tokenizer has none.
         eos: id of the end-of-sequence token; -1 if the tokenizer has none.
         stride: tokens between the starts of successive windows of a stream; the default is `length`.
 
     Raises:
-        UserError: the packing is unknown, or it needs the missing end-of-sequence token.
+        UserError: the packing needs an end-of-sequence token, which the tokenizer lacks.
     """
-    if packing not in PACKINGS:
-        raise UserError(f"{packing!r} is no packing; choose one of {', '.join(PACKINGS)}.")
     if packing == "document":
         return DocumentWindows(split, length, max(pad, 0))
     if packing != "packed" and eos < 0:

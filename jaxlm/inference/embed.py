@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
+from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs, Model, last_token
 from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -61,12 +62,9 @@ def embed(
         # Repeating rows in the last batch and rounding lengths up keeps the number of compilations small.
         chosen = order[start : start + BATCH]
         filled = np.resize(chosen, min(BATCH, len(order)))
-        padded = min(max_length, 32 * -(-len(rows[chosen[-1]].input_ids) // 32))
-        ids, segments, mask = (np.zeros((len(filled), padded), np.int32) for _ in range(3))
-        ids += max(tokenizer.vocabulary.pad, 0)
-        for row, number in enumerate(filled):
-            size = len(rows[number].input_ids)
-            ids[row, :size], segments[row, :size], mask[row, :size] = *rows[number][:2], 1
+        ids, mask = pad([rows[number].input_ids for number in filled], value=max(tokenizer.vocabulary.pad, 0))
+        segments, _ = pad([rows[number].segments for number in filled])
+        ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
         batch = _vectors(model, tokenizer.vocabulary, pooling, text_params, Inputs(ids, segments, mask))
         for number, vector in zip(filled, np.asarray(batch), strict=True):
             vectors[number] = vector

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.errors import UserError
+from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -62,14 +63,11 @@ def fill_mask(
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
         masks = [[i for i, token in enumerate(row) if token == vocabulary.mask] for row in batch]
-        length = min(objective.model.max_length, 32 * -(-max(map(len, batch)) // 32))  # few shapes compile
-        ids = np.full((len(batch), length), vocabulary.pad, np.int32)
-        attention_mask = np.zeros_like(ids)
-        positions = np.zeros((len(batch), max(map(len, masks))), np.int32)
-        for i, (row, masked) in enumerate(zip(batch, masks, strict=True)):
-            ids[i, : len(row)], attention_mask[i, : len(row)], positions[i, : len(masked)] = row, 1, masked
+        ids, mask = pad(batch, value=vocabulary.pad)
+        ids, mask = (x[:, : objective.model.max_length] for x in (ids, mask.astype(np.int32)))
+        positions, _ = pad(masks, max(map(len, masks)))
         probabilities, tokens = jax.device_get(
-            compiled(params, jnp.asarray(ids), jnp.asarray(attention_mask), jnp.asarray(positions))
+            compiled(params, *map(jnp.asarray, (ids, mask, positions)))
         )
         for i, masked in enumerate(masks):
             answers.append([

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import check_ranges, field
 from jaxlm.inference.beam import search
 from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
 PROMPT_MULTIPLE = 32
-"""Prompts are padded to a multiple of this length, which limits the number of compilations."""
+"""Rows are padded to a multiple of this length, which limits the number of compilations."""
 MAX_TOKENS = 8192
 """Maximum length of a prompt and of a continuation, for models with relative positions, which have no limit."""
-MAX_BEAMS = 256
 MIN_TEMPERATURE = 1e-6
-"""Lower temperatures overflow float32 logits, and already sample the likeliest token only."""
+"""Lower temperatures, which would overflow float32 logits, are raised to this one, at which sampling is greedy."""
 
 Watch = Callable[[list[list[int]]], Sequence[bool]]
 """Function from the new ids of each prompt so far to whether each continuation is done."""
@@ -51,42 +50,26 @@ class Settings:
         UserError: An option is out of range.
     """
 
-    max_new_tokens: int = 64
+    max_new_tokens: int = field(64, range=f"[1, {MAX_TOKENS}]")
     """Maximum number of new tokens."""
-    temperature: float = 0.0
+    temperature: float = field(0.0, range="[0, inf)")
     """0 means greedy decoding; otherwise tokens are sampled from softmax(logits / temperature)."""
-    top_k: int = 0
+    top_k: int = field(0, range="[0, inf)")
     """Sample from the k likeliest tokens only; 0 means all."""
-    top_p: float = 1.0
+    top_p: float = field(1.0, range="(0, 1]")
     """Sample from the fewest likeliest tokens whose probabilities add up to top_p (Holtzman et al. 2020)."""
-    seed: int = 0
+    seed: int = field(0, range="[0, 4294967296)")
     """Sampling seed."""
-    beams: int = 1
+    beams: int = field(1, range="[1, 256]")
     """Number of beams; 1 means no beam search."""
-    length_penalty: float = 1.0
+    length_penalty: float = field(1.0, range="(-inf, inf)")
     """Beams are ranked by log-probability / length ** length_penalty; positive values favour longer ones."""
     stop_ids: Sequence[int] | None = None
     """Stop tokens. None for the vocabulary's end-of-sequence token; an empty sequence for none."""
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if not 1 <= self.max_new_tokens <= MAX_TOKENS:
-            raise UserError(f"max_new_tokens is {self.max_new_tokens}; it must lie between 1 and {MAX_TOKENS}.")
-        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
-            raise UserError(
-                f"temperature is {self.temperature}; it must be 0 (the likeliest token) or at least "
-                f"{MIN_TEMPERATURE}, and finite."
-            )
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}; it must be at least 1, or 0 for all tokens.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed is {self.seed}; it must lie between 0 and {2**32 - 1}.")
-        if not 1 <= self.beams <= MAX_BEAMS:
-            raise UserError(f"beams is {self.beams}; it must lie between 1 (no beam search) and {MAX_BEAMS}.")
-        if not math.isfinite(self.length_penalty):
-            raise UserError(f"length_penalty is {self.length_penalty}; it must be finite.")
+        check_ranges(self, "")
         if self.beams > 1 and self.temperature > 0:
             raise UserError(f"beam search does not sample: with {self.beams} beams the temperature must be 0, not "
                             f"{self.temperature}.")
@@ -126,7 +109,7 @@ def continuations(
     is_stop = _stops(vocabulary, s.stop_ids)
     if not prompts:
         return []
-    ids, mask = pad_left(prepare_prompts(objective, prompts, s.max_new_tokens))
+    ids, mask = pad(prepare_prompts(objective, prompts, s.max_new_tokens), left=True)
     params = jax.tree.map(jnp.asarray, params)  # one transfer for all steps
     if s.beams > 1:
         found = search(
@@ -138,7 +121,7 @@ def continuations(
     if s.temperature > 0:
         kind = "filtered" if 0 < s.top_k < vocabulary.size or s.top_p < 1.0 else "sampled"
     sampling = Sampling(
-        jax.random.fold_in(jax.random.key(s.seed), stream), jnp.float32(s.temperature),
+        jax.random.fold_in(jax.random.key(s.seed), stream), jnp.float32(max(s.temperature, MIN_TEMPERATURE)),
         jnp.int32(min(s.top_k or vocabulary.size, vocabulary.size)), jnp.float32(s.top_p),
     )
     progress = _start(objective, s.max_new_tokens, kind, params, ids, mask, is_stop, sampling)
@@ -169,13 +152,11 @@ def prepare_prompts(
         eos = objective.vocabulary.eos
         return [row if row[-1:] == [eos] else [*row, eos] for row in rows]
     for row in rows if limit else ():
-        if len(row) > limit:
-            raise UserError(f"a prompt of {len(row)} tokens is longer than the model's {limit} positions; shorten it.")
         # The model never reads the last new token, so it needs no position.
         if len(row) + max_new_tokens - 1 > limit:
             raise UserError(
-                f"a prompt of {len(row)} tokens and {max_new_tokens} new ones exceed the model's {limit} positions; "
-                f"ask for {limit + 1 - len(row)} new tokens at most (the last one needs no position)."
+                f"a prompt of {len(row)} tokens and {max_new_tokens} new ones exceed the model's {limit} positions "
+                "(the last new token needs none); shorten the prompt, or ask for fewer new tokens."
             )
     return rows
 
@@ -190,12 +171,25 @@ def max_length(objective: Objective) -> int:
     return objective.model.max_length or 512
 
 
-def pad_left(rows: Sequence[Sequence[int]], length: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids int32 and mask bool [rows, length], padded on the left to the longest row, rounded up, by default."""
+def pad(
+    rows: Sequence[Sequence[int]], length: int = 0, value: int = 0, left: bool = False
+) -> tuple[Int[np.ndarray, "rows length"], Bool[np.ndarray, "rows length"]]:
+    """Pad rows of token ids.
+
+    Args:
+        rows: The ids of each row.
+        length: Length of the result; 0 for that of the longest row, rounded up.
+        value: Padding value.
+        left: Pad on the left.
+
+    Returns:
+        Ids int32, and the mask of non-padding tokens.
+    """
     length = length or -(-max(len(row) for row in rows) // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
-    ids, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    ids, mask = np.full((len(rows), length), value, np.int32), np.zeros((len(rows), length), bool)
     for i, row in enumerate(rows):
-        ids[i, length - len(row) :], mask[i, length - len(row) :] = row, True
+        place = slice(length - len(row), length) if left else slice(len(row))
+        ids[i, place], mask[i, place] = row, True
     return ids, mask
 
 
@@ -303,23 +297,21 @@ def filter_logits(
 
 def _stops(vocabulary: Vocabulary, stop_ids: Sequence[int] | None) -> np.ndarray:
     """Return whether each token of the vocabulary is a stop token."""
-    stops = ([vocabulary.eos] if vocabulary.eos >= 0 else []) if stop_ids is None else [int(i) for i in stop_ids]
-    for stop in stops:
-        if not 0 <= stop < vocabulary.size:
-            raise UserError(f"the stop token with id {stop} is not in {vocabulary.name}, whose ids end at "
-                            f"{vocabulary.size - 1}.")
-    is_stop = np.zeros(vocabulary.size, bool)
-    is_stop[stops] = True
-    return is_stop
+    stops = ([vocabulary.eos] if vocabulary.eos >= 0 else []) if stop_ids is None else list(stop_ids)
+    _check_ids(vocabulary, stops, "the stop tokens")
+    return np.isin(np.arange(vocabulary.size), stops)
 
 
 def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:
     for number, prompt in enumerate(prompts, start=1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
-        if len(prompt) == 0:
-            raise UserError(f"{which} is empty; give at least one token to continue.")
-        if len(prompt) > MAX_TOKENS:
-            raise UserError(f"{which} has {len(prompt)} tokens; the most is {MAX_TOKENS}, so shorten it.")
-        if not all(0 <= token < vocabulary.size for token in prompt):
-            raise UserError(f"{which} holds an id that is not in {vocabulary.name}, whose ids end at "
-                            f"{vocabulary.size - 1}.")
+        if not 0 < len(prompt) <= MAX_TOKENS:
+            raise UserError(f"{which} has {len(prompt)} tokens; give at least one, and at most {MAX_TOKENS}.")
+        _check_ids(vocabulary, prompt, which)
+
+
+def _check_ids(vocabulary: Vocabulary, ids: Sequence[int], what: str) -> None:
+    if wrong := [i for i in ids if not 0 <= i < vocabulary.size]:
+        raise UserError(
+            f"the id {wrong[0]} in {what} is not in {vocabulary.name}, whose ids end at {vocabulary.size - 1}."
+        )

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import decoder_start, max_length, pad_left, prepare_prompts
+from jaxlm.inference.generate import decoder_start, max_length, pad, prepare_prompts
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.embeddings import logits as vocabulary_logits
 from jaxlm.objectives.base import Objective
@@ -56,6 +56,10 @@ class Score(NamedTuple):
     def total(self) -> float:
         """Log-likelihood in nats."""
         return float(self.log_probs.sum(dtype=np.float64))
+
+
+NO_SCORE = Score(np.zeros(0, np.float32), np.zeros(0, bool))
+"""Score of no targets."""
 
 
 def encode_pair(
@@ -123,6 +127,26 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
         yield Pair(tokens[max(end - length - 1, 0) : start], tokens[start:end])
 
 
+def score_texts(
+    objective: Objective, params: Params, tokenizer: Tokenizer, texts: Sequence[str], stride: int
+) -> list[Score]:
+    """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`).
+
+    Raises:
+        UserError: The model has an encoder, or the stride is longer than the model.
+    """
+    length = max_length(objective)
+    if objective.model.has_encoder:
+        raise UserError("texts on their own have a likelihood under causal models only.")
+    if stride > length:
+        raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")
+    begin = text_begin(tokenizer)
+    pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
+    found = iter(score(objective, params, [pair for parts in pairs for pair in parts]))
+    scores = [[NO_SCORE, *(next(found) for _ in parts)] for parts in pairs]
+    return [Score(*map(np.concatenate, zip(*parts, strict=True))) for parts in scores]
+
+
 def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[Score]:
     """Return the scores of each pair's targets.
 
@@ -139,13 +163,13 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
         raise UserError(f"{type(objective).__name__} cannot score texts; use a causal, an encoder-decoder or a "
                         "masked model.")
     fitted = [fit(objective, pair) for pair in pairs]
-    found: list[Score] = [Score(np.zeros(0, np.float32), np.zeros(0, bool))] * len(pairs)
+    found = [NO_SCORE] * len(pairs)
     limit = max_length(objective)
     shapes = ((_padded(len(p.context), CONTEXTS, limit), _padded(len(p.targets), TARGETS, limit)) for p in fitted)
     for (length, count), batch, rows in _batches(shapes, [len(pair.targets) > 0 for pair in fitted]):
         chosen = [fitted[i] for i in batch] + [Pair([0], [0])] * (rows - len(batch))
-        ids, mask = pad_left([pair.context for pair in chosen], length)
-        targets, target_mask = (x[:, ::-1] for x in pad_left([pair.targets[::-1] for pair in chosen], count))
+        ids, mask = pad([pair.context for pair in chosen], length, left=True)
+        targets, target_mask = pad([pair.targets for pair in chosen], count)
         log_probs, likeliest = jax.device_get(_score(objective, params, ids, mask, targets, target_mask))
         for row, i in enumerate(batch):
             kept = slice(fitted[i].num_unscored, len(fitted[i].targets))
@@ -226,14 +250,13 @@ def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair]) -
     values, likeliest = np.zeros(len(scored), np.float32), np.zeros(len(scored), bool)
     shapes = ((_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for i, _ in scored)
     for (length, _), batch, rows in _batches(shapes, [True] * len(scored)):
-        ids, attention_mask = np.full((rows, length), v.pad, np.int32), np.zeros((rows, length), np.int32)
+        chosen = [scored[number] for number in batch]
+        # Rows that fill up the batch need one token for a finite softmax.
+        ids, mask = pad([texts[i] for i, _ in chosen] + [[v.pad]] * (rows - len(batch)), length, v.pad)
         positions, labels = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
-        for row, number in enumerate(batch):
-            i, position = scored[number]
-            ids[row, : len(texts[i])], attention_mask[row, : len(texts[i])] = texts[i], 1
+        for row, (i, position) in enumerate(chosen):
             ids[row, position], positions[row], labels[row] = v.mask, position, texts[i][position]
-        attention_mask[len(batch) :, 0] = 1  # padding rows need one token for a finite softmax
-        found = jax.device_get(_score_masks(objective, params, ids, attention_mask, positions, labels))
+        found = jax.device_get(_score_masks(objective, params, ids, mask.astype(np.int32), positions, labels))
         values[batch], likeliest[batch] = (x[: len(batch)] for x in found)
     ends = np.cumsum([len(pair.targets) for pair in pairs])[:-1]
     return [Score(*parts) for parts in zip(np.split(values, ends), np.split(likeliest, ends), strict=True)]

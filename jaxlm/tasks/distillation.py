@@ -1,4 +1,4 @@
-"""Classification learnt from a fine-tuned teacher, as DistilBERT and TinyBERT do it."""
+"""Classification distilled from a fine-tuned teacher, as in DistilBERT and TinyBERT."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from jaxlm.objectives.base import HasConstants, PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import require_layers, require_same_text
 from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.pooled import flat_inputs
 from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class DistilledClassification(Classification, HasConstants):
-    """loss = soft_weight · T² KL(teacher ‖ student) at temperature T, for numbers the squared difference,
-    + hard_weight · the loss of the labels + layer_weight · the errors of attention scores and hidden states.
+    """loss = soft_weight · T² KL(teacher ‖ student) + hard_weight · loss of the labels + layer_weight · layer errors.
 
-    TinyBERT (Jiao et al. 2019, section 3.2) first learns the layers (layer_weight 1, soft_weight 0), then the
-    predictions (layer_weight 0, soft_weight 1). The student begins with what --init-from brings.
+    T is the temperature. For numbers the squared difference takes the place of the divergence. The layer errors are
+    those of attention scores and hidden states. TinyBERT (Jiao et al. 2019, section 3.2) first learns the layers
+    (layer_weight 1, soft_weight 0), then the predictions (layer_weight 0, soft_weight 1). The student starts from the
+    model of --init-from.
     """
 
     teacher: str = field("", resumable=True)
     """A run or a Transformers folder of a model fine-tuned on the same labels, with the student's tokenizer."""
     temperature: float = field(1.0, range="(0, inf)")
-    """Both softmaxes are taken at this temperature."""
+    """Temperature of both softmaxes."""
     soft_weight: float = field(1.0, range="[0, inf)")
-    """Weight of the teacher's predictions."""
+    """Weight of the loss against the teacher's predictions."""
     hard_weight: float = field(0.0, range="[0, inf)")
-    """Weight of the labels."""
+    """Weight of the loss of the labels."""
     layer_weight: float = field(0.0, weights=True, range="[0, inf)")
-    """Weight of the layers' errors; above 0 the student must have the teacher's attention heads."""
+    """Weight of the layer errors; above 0 the student must have as many attention heads as the teacher."""
     teacher_hidden_size: int = field(768, weights=True)
-    """Width of the teacher's hidden states, where layer_weight is above 0."""
+    """Width of the teacher's hidden states, if layer_weight is above 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,16 +74,7 @@ class DistilledClassification(Classification, HasConstants):
         if teacher.objective.both_orders:
             raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
         theirs, ours = teacher.objective.model, self.model
-        for model in (theirs, ours):
-            if not model.execution:
-                raise UserError(f"a {type(model).__name__} can be neither teacher nor student; choose a transformer.")
         require_same_text(self.teacher, teacher.objective, self)
-        around = [(task.template.single, task.template.pair) for task in (teacher.objective, self)]
-        if around[0] != around[1]:  # the teacher reads the student's rows
-            raise UserError(
-                f"the teacher {self.teacher} is a {type(theirs).__name__}, around whose texts other symbols stand than "
-                f"around those of a {type(ours).__name__}; choose another teacher."
-            )
         if self.layer_weight:
             if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
                 raise UserError("objective.layer_weight is for encoders; set it to 0.")
@@ -90,14 +83,14 @@ class DistilledClassification(Classification, HasConstants):
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
-        teacher, weights, inputs = self.constants, self.weights(example), self.flat_inputs(example)
+        teacher, weights, inputs = self.constants, self.weights(example), flat_inputs(example)
         keys = jax.random.split(key) if train else (None, None)
         if self.layer_weight:  # the logits follow from the same forward pass
             states = self.model.layer_states(params, inputs, key=keys[0])
             ours = self.classify(params, self.before_classifier(params, states[0][-1][:, 0], keys[1]))
         else:
-            ours = self._logits(params, inputs, key if train else None)
-        terms = self._label_terms(ours, example["label"], weights)
+            ours = self.row_logits(params, self.pooled(params, example, key if train else None))
+        terms = self.label_terms(ours, example["label"], weights)
         terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
         if self.soft_weight:
             theirs = jax.lax.stop_gradient(teacher.objective.predict(teacher.params, example)["logits"])

@@ -3,62 +3,75 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxlm.data.labelled import LabelledData, LabelledSource
+from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 from jaxlm.tasks.base import Task
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.types import Report
 
-Report = Callable[[str], None]
 Result = dict[str, Any]
-"""`task`, `metrics` (name → value), `examples` (how many); where there are any, `unlabelled`, how many have no label
-and are not scored, and `unseen`, how many have a label that training had not seen and are scored as wrong."""
+"""`task`, `metrics` by name, and `examples`, the number of rows; if there are any, also `unlabelled`, the number of
+rows without a label, which are not scored, and `unseen`, with a label that training had not seen, scored as wrong."""
 
 
 def evaluate(
     task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int,
     predictions: str | Path | None = None, report: Report = print,
 ) -> Result:
-    """The metrics of a fine-tuned model on the held-out rows of `data`.
+    """Return the metrics of a fine-tuned model on the held-out rows of `data`.
 
-    task: bound to the tokenizer. predictions: a file to write, one JSON object a row with `id`, `prediction`, `gold`
-    and scores. UserError for bad rows.
+    Args:
+        task: The bound task.
+        params: Its parameters.
+        tokenizer: Its tokenizer.
+        data: The rows.
+        batch_size: Rows per batch.
+        predictions: File to write, one JSON object per row with `id`, `prediction`, `gold` and scores.
+        report: Receives progress messages.
+
+    Raises:
+        UserError: There are no rows, or a row cannot be read.
     """
     check_output(predictions, "--predictions", inputs=(data.source, data.dev))
     source = data.open(tokenizer, report)
     records = source.records["held_out"]
     if not records:
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")
-    if any(task.gold(row) is not None for row in records):
+    golds = [task.gold(record) for record in records]
+    if any(gold is not None for gold in golds):
         task.require_packages()
-    readable = [task.without_unseen_label(row) for row in records]
-    unseen = sum(own is not row for own, row in zip(readable, records, strict=True))
+    readable = [task.without_unseen_label(record) for record in records]
+    unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
     if unseen:
         source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
-    examples = source.examples("held_out", task.encoder, data.length)
-    answers = task.answers(records, examples, task.run(params, source, data.length, batch_size))
+    parts: list[list[tuple[Example, Arrays]]] = [[] for _ in records]
+    outputs = task.run(params, source, data.length, batch_size)
+    for example, output in zip(source.examples("held_out", task, data.length), outputs, strict=True):
+        parts[example.record].append((example, output))
+    answers = [task.answer(record, own) for record, own in zip(records, parts, strict=True)]
     if predictions is not None and jax.process_index() == 0:
         write_predictions(predictions, [
-            {"id": row.id, "prediction": answer.prediction, "gold": task.gold(row)} | answer.scores
-            for row, answer in zip(records, answers, strict=True)
+            {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
+            for record, answer, gold in zip(records, answers, golds, strict=True)
         ])
-    scored = [pair for pair in zip(records, answers, strict=True) if task.gold(pair[0]) is not None]
+    scored = [pair for pair in zip(golds, answers, strict=True) if pair[0] is not None]
     metrics = task.score(*zip(*scored, strict=True)) if scored else {}
     metrics = {name: round(float(value), 6) for name, value in metrics.items()}
-    counts = {"examples": len(records), "unlabelled": len(records) - len(scored), "unseen": unseen}
-    return {"task": task.name, "metrics": metrics} | {
-        name: count for name, count in counts.items() if count or name == "examples"
+    counts = {"unlabelled": len(records) - len(scored), "unseen": unseen}
+    return {"task": task.name, "metrics": metrics, "examples": len(records)} | {
+        name: count for name, count in counts.items() if count
     }
 
 
 def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
-    """One JSON object a line. UserError where the file cannot be written."""
+    """Write one JSON object per line; raise UserError if the file cannot be written."""
     try:
         with Path(path).open("w", encoding="utf-8") as out:
             out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,4 +1,4 @@
-"""Our models under the Language Model Evaluation Harness (package lm-eval, extra [eval]), with no export.
+"""Models of jaxlm under the Language Model Evaluation Harness (package lm-eval, extra [eval]), without export.
 
     from lm_eval import simple_evaluate
     from jaxlm.tasks.lm_eval import JaxLM
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 try:
@@ -28,61 +27,66 @@ except ImportError as error:
 import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
+from jaxlm.inference.score import Pair, encode_pair, score, score_texts
 from jaxlm.inference.text import cut, fit_prompts, write
 
 MAX_NEW_TOKENS = 256
-"""Where a task names no number of new tokens, as in lm_eval's own classes."""
+"""Number of new tokens unless a task gives one, as in lm_eval's own classes."""
 
 
 @register_model("jaxlm")
 class JaxLM(LM):
-    """A run or a Transformers folder as lm_eval asks models. Causal and encoder-decoder models; what an encoder-decoder
-    is asked, it is asked plainly, with no sentinel. The arguments after the path are lm_eval's own, which it always
-    gives; nothing depends on them. UserError for other models."""
+    """A causal or encoder-decoder model, from a run or a Transformers folder, under lm_eval's interface.
+
+    An encoder-decoder is prompted without a sentinel.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], batch_size: Any = None, max_batch_size: Any = None, device: Any = None
     ) -> None:
+        """Load the model; the other arguments, which lm_eval always gives, have no effect.
+
+        Raises:
+            UserError: The model writes no text.
+        """
         super().__init__()
         self.loaded = jaxlm.load(os.fspath(path), to_answer=True)
         if self.loaded.objective.answer_kind != "text":
             raise UserError(f"{path} is of {type(self.loaded.objective).__name__}; lm_eval asks causal and "
                             "encoder-decoder models.")
-        self.tokenizer = self.loaded.tokenizer
 
     @property
     def tokenizer_name(self) -> str:
-        """What lm_eval's cache of requests tells tokenizers apart by."""
-        return self.tokenizer.fingerprint
+        """Fingerprint of the tokenizer, by which lm_eval caches requests."""
+        return self.loaded.tokenizer.fingerprint
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy decoding would write it) of each (context, continuation)."""
-        found = self._scores([self._pair(*request.args) for request in requests])
+        """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
+        objective, params, _, _ = self.loaded
+        found = score(objective, params, [self._pair(*request.args) for request in requests])
         return [(each.total, bool(each.is_likeliest.all())) for each in found]
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        if not self.loaded.objective.model.has_encoder:
-            return encode_pair(self.loaded.objective, self.tokenizer, context, continuation)
-        # As lm_eval has it, a space at the beginning of a text is one.
+        objective, _, tokenizer, _ = self.loaded
+        if not objective.model.has_encoder:
+            return encode_pair(objective, tokenizer, context, continuation)
+        # lm_eval keeps a space at the beginning of a text.
         text = context.rstrip()
-        return Pair(self.tokenizer.encode(text), self.tokenizer.encode(context[len(text) :] + continuation))
-
-    def _scores(self, pairs: Sequence[Pair]) -> list[Any]:
-        return score(self.loaded.objective, self.loaded.params, pairs)
+        return Pair(tokenizer.encode(text), tokenizer.encode(context[len(text) :] + continuation))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each text, in windows that do not overlap."""
-        if self.loaded.objective.model.has_encoder:
-            raise UserError("texts on their own have a likelihood under causal models only.")
-        begin, length = text_begin(self.tokenizer), max_length(self.loaded.objective)
-        pairs = [list(windows(self.tokenizer.encode(r.args[0]), begin, length, length)) for r in requests]
-        found = iter(self._scores([pair for parts in pairs for pair in parts]))
-        return [sum(next(found).total for _ in parts) for parts in pairs]
+        """Return the log-likelihood of each text, in windows that do not overlap."""
+        objective, params, tokenizer, _ = self.loaded
+        texts = [request.args[0] for request in requests]
+        return [each.total for each in score_texts(objective, params, tokenizer, texts, max_length(objective))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continuations up to the texts in `until`, for requests of (context, options). UserError for options other
-        than until, max_gen_toks, do_sample, temperature, top_k, top_p and num_beams."""
+        """Return continuations up to the texts in `until`, for requests of (context, options).
+
+        Raises:
+            UserError: An option is none of until, max_gen_toks, do_sample, temperature, top_k, top_p and num_beams.
+        """
+        objective, params, tokenizer, _ = self.loaded
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             groups[repr(sorted(request.args[1].items(), key=str))].append(number)
@@ -91,27 +95,25 @@ class JaxLM(LM):
             options = dict(requests[numbers[0]].args[1])
             until = options.pop("until", None) or []
             settings = _settings(options)
-            prompts = [self.tokenizer.encode(requests[i].args[0]) for i in numbers]
-            # lm_eval leaves a place for the last new token, too, which is never read.
-            objective, params, tokenizer, _ = self.loaded
-            prompts = fit_prompts(objective, self.tokenizer, prompts, settings.max_new_tokens + 1)
+            prompts = [tokenizer.encode(requests[i].args[0]) for i in numbers]
+            # lm_eval leaves room for the last new token, which is never read.
+            prompts = fit_prompts(objective, tokenizer, prompts, settings.max_new_tokens + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]
             found = write(objective, params, tokenizer, prompts, settings, stop, skip_special=True)
             for i, answer in zip(numbers, found, strict=True):
-                answers[i], _ = cut(self.tokenizer.decode(answer.ids), stop)  # alone, so with no leading space
+                answers[i], _ = cut(tokenizer.decode(answer.ids), stop)  # decoded alone: no leading space
         return answers
 
 
 def _settings(options: dict[str, Any]) -> Settings:
-    """Settings from the options of a task, as lm_eval names them."""
-    draws = options.pop("do_sample", None)
-    temperature = options.pop("temperature", 1.0 if draws else 0.0)
+    """Return generation settings from the options of a task, as lm_eval names them."""
+    samples = options.pop("do_sample", None)
+    temperature = options.pop("temperature", 1.0 if samples else 0.0)
     names = {"max_gen_toks": "max_new_tokens", "num_beams": "beams", "top_k": "top_k", "top_p": "top_p"}
     if unknown := options.keys() - names.keys():
         raise UserError(f"a task asks for {sorted(unknown)[0]} while generating, which jaxlm does not have.")
-    given = {names[name]: value for name, value in options.items()}
-    given.setdefault("max_new_tokens", MAX_NEW_TOKENS)
-    return Settings(temperature=0.0 if draws is False else float(temperature), **given)
+    given = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
+    return Settings(temperature=0.0 if samples is False else float(temperature), **given)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ _PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu"}
 
 
 def require_packages(names: Iterable[str]) -> None:
-    """UserError where a package is missing that one of these metrics needs."""
+    """Raise UserError if one of these metrics needs a package that is not installed."""
     for name in names:
         if name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
             package = _PACKAGES[name].replace("_", "-")
@@ -25,14 +25,38 @@ def require_packages(names: Iterable[str]) -> None:
             )
 
 
+def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+    """Return accuracy, f1 and matthews of classes."""
+    return {
+        "accuracy": accuracy(predictions, gold), "f1": f1(predictions, gold, labels),
+        "matthews": matthews(predictions, gold),
+    }
+
+
+def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu."""
+    found: dict[str, float] = {}
+    for name in names:
+        if name == "rouge":
+            found |= rouge(predictions, golds)
+        elif name == "bleu":
+            found[name] = bleu(predictions, golds)
+        else:
+            measure = {"exact_match": exact_match, "f1": token_f1}[name]
+            found[name] = float(np.mean([measure(*pair) for pair in zip(predictions, golds, strict=True)]))
+    return found
+
+
 def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float:
-    """Share of predictions that equal the gold answer; 0 of none."""
+    """Return the share of predictions that equal the gold answer; 0 for none."""
     return sum(p == g for p, g in zip(predictions, gold, strict=True)) / max(1, len(gold))
 
 
 def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> float:
-    """F1 of the second of two labels, as in GLUE; of more labels the mean of each one's (macro). 0 where a label is
-    neither predicted nor asked for, as in scikit-learn."""
+    """Return F1 of the second of two labels, as in GLUE, or the mean over more labels (macro).
+
+    A label that is neither predicted nor gold has 0, as in scikit-learn.
+    """
     wanted = labels[1:] if len(labels) == 2 else labels
     scores = []
     for label in wanted:
@@ -43,28 +67,28 @@ def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -
 
 
 def matthews(predictions: Sequence[str], gold: Sequence[str]) -> float:
-    """Matthews correlation, in its form for any number of classes (Gorodkin 2004); 0 where either has one class."""
+    """Return the Matthews correlation for any number of classes (Gorodkin 2004); 0 if either has one class."""
     labels = {label: number for number, label in enumerate(sorted({*predictions, *gold}))}
     table = np.zeros((len(labels), len(labels)))
     for p, g in zip(predictions, gold, strict=True):
         table[labels[g], labels[p]] += 1
-    predicted, asked, total = table.sum(0), table.sum(1), table.sum()
-    spread = (total**2 - predicted @ predicted) * (total**2 - asked @ asked)
-    return float((np.trace(table) * total - predicted @ asked) / np.sqrt(spread)) if spread > 0 else 0.0
+    predicted, true, total = table.sum(0), table.sum(1), table.sum()
+    spread = (total**2 - predicted @ predicted) * (total**2 - true @ true)
+    return float((np.trace(table) * total - predicted @ true) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
 def pearson(predictions: Sequence[float], gold: Sequence[float]) -> float:
-    """Pearson correlation; 0 where either is constant."""
+    """Return the Pearson correlation; 0 if either is constant."""
     return _correlation("pearsonr", predictions, gold)
 
 
 def spearman(predictions: Sequence[float], gold: Sequence[float]) -> float:
-    """Spearman's rank correlation; 0 where either is constant."""
+    """Return Spearman's rank correlation; 0 if either is constant."""
     return _correlation("spearmanr", predictions, gold)
 
 
 def _correlation(function: str, predictions: Sequence[float], gold: Sequence[float]) -> float:
-    import scipy.stats  # 60 MB, which pretraining has no use for
+    import scipy.stats  # 60 MB, which pretraining does not need
 
     if len(gold) < 2 or np.ptp(predictions) == 0 or np.ptp(gold) == 0:
         return 0.0
@@ -72,19 +96,21 @@ def _correlation(function: str, predictions: Sequence[float], gold: Sequence[flo
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case without punctuation, articles and extra white space, as SQuAD's script compares answers."""
+    """Return lower case without punctuation, articles and extra white space, as in SQuAD's script."""
     text = "".join(char for char in text.lower() if char not in set(string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
-    """1 where the prediction equals a gold answer after normalisation, as in SQuAD; no gold answer is the empty one."""
+    """Return 1 if the normalized prediction equals a gold answer, as in SQuAD; no gold answer is the empty one."""
     return float(any(normalize_answer(prediction) == normalize_answer(gold) for gold in golds or [""]))
 
 
 def token_f1(prediction: str, golds: Sequence[str]) -> float:
-    """The best F1 of the prediction's words with those of a gold answer, as in SQuAD 2.0: where either has no words, 1
-    if both have none."""
+    """Return the best F1 of the prediction's words with those of a gold answer, as in SQuAD 2.0.
+
+    If either has no words, it is 1 if both have none, else 0.
+    """
     return max(_words_f1(prediction, gold) for gold in golds or [""])
 
 
@@ -93,7 +119,7 @@ def _words_f1(prediction: str, gold: str) -> float:
     if not own or not theirs:
         return float(own == theirs)
     common = sum((collections.Counter(own) & collections.Counter(theirs)).values())
-    return 2 * common / (len(own) + len(theirs)) if common else 0.0
+    return 2 * common / (len(own) + len(theirs))
 
 
 Entity = tuple[int, int, int, str]
@@ -101,8 +127,10 @@ Entity = tuple[int, int, int, str]
 
 
 def entities(tags: Sequence[Sequence[str]]) -> set[Entity]:
-    """The entities of sentences of IOB2 tags, strictly: one begins with B-X and goes on with I-X; an I-X that follows
-    nothing of its type is none."""
+    """Return the entities of sentences of IOB2 tags, strictly.
+
+    An entity begins with B-X and continues with I-X; an I-X after anything else is no entity.
+    """
     found: set[Entity] = set()
     for number, sentence in enumerate(tags):
         start, kind = 0, None  # a tag may be a bare B, of a type without a name
@@ -117,7 +145,7 @@ def entities(tags: Sequence[Sequence[str]]) -> set[Entity]:
 
 
 def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
-    """precision, recall and f1 over whole entities (CoNLL 2003), strict IOB2."""
+    """Return precision, recall and f1 over whole entities (CoNLL 2003), strict IOB2."""
     own, theirs = entities(predictions), entities(gold)
     hits = len(own & theirs)
     return {
@@ -128,7 +156,7 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
 
 
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), between 0 and 1."""
+    """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1."""
     require_packages(["rouge"])
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -139,7 +167,7 @@ def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> di
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Corpus BLEU of detokenised text (package sacrebleu), between 0 and 100."""
+    """Return corpus BLEU of detokenized text (package sacrebleu), from 0 to 100."""
     require_packages(["bleu"])
     import sacrebleu
 

@@ -110,7 +110,7 @@ def with_rows(
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)
     # The embedding gets rows for new special tokens.
     task = dataclasses.replace(task, model=task.model.for_vocabulary(vocabulary))
-    count = len(rows.examples("train", task.bind(vocabulary, data.length).encoder, data.length))
+    count = len(rows.examples("train", task.bind(vocabulary, data.length), data.length))
     warmup_steps = None
     if run_dir is not None and (run := RunFolder.read(run_dir)).has_begun:
         warmup_steps = run.experiment.optimizer.warmup_steps

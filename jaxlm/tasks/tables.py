@@ -3,78 +3,119 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxlm.data import tfds_source
-from jaxlm.data.readers import LABELS, LONGEST_LINE, json_object, read_lines, text_of, without_compression
+from jaxlm.data.labelled import LabelledData, Record
+from jaxlm.data.readers import LABELS, LONGEST_LINE, json_object, read_lines, text_of, texts_of, without_compression
 from jaxlm.errors import UserError
+from jaxlm.paths import reading
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
-def read_table(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, {column: value}) of each row, for the wanted `columns`; the place is "FILE, line N", "tfds:…, record N".
+class TableRow(NamedTuple):
+    """A row of a table. Its methods raise UserError, with the place, for a value that is not text."""
 
-    A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" goes into
-    objects) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file that
-    has no line of names. TSV is read as GLUE's files are written, without quotes. UserError, with file and line, for a
-    missing column or a row of another length.
+    place: str
+    """"FILE, line N" or "tfds:…, record N"."""
+    values: dict[str, Any]
+    """Values by column."""
+
+    def text(self, column: str) -> str:
+        """Return a column as text; "" for a column without a name. Numbers count as text."""
+        return text_of(self.values[column], self.place, column) if column else ""
+
+    def texts(self, column: str) -> list[str]:
+        """Return the texts of a list, or the one text of a column."""
+        return texts_of(self.values[column], self.place, column)
+
+    def label(self, column: str) -> str | None:
+        """Return a label as text; None if its column has no name or is blank."""
+        label = self.values[column] if column else None
+        return None if label is None or not str(label).strip() else text_of(label, self.place, column, LABELS)
+
+    def labels(self, column: str) -> list[str]:
+        """Return the labels of a list, or the one label of a column."""
+        return texts_of(self.values[column], self.place, column, LABELS)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableData(LabelledData):
+    """Rows of TSV, CSV, JSON lines or `tfds:NAME`.
+
+    Columns are named; a number is the place of a column, from 1, in a file without a line of names.
+    """
+
+    id_field: str = ""
+    """Column of the row's id; empty: the number of the row."""
+
+    def columns(self) -> list[str]:
+        """Return the columns to read; one without a name is refused."""
+        raise NotImplementedError
+
+    def record(self, row: TableRow) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return `values` and `texts` of the row's `Record`."""
+        raise NotImplementedError
+
+    def read(self, path: str) -> Iterator[Record]:
+        for number, row in enumerate(read_table(path, [*self.columns(), *filter(None, [self.id_field])])):
+            name = row.text(self.id_field) if self.id_field else str(number)
+            yield Record(name, row.place, *self.record(row))
+
+
+def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow]:
+    """Read the wanted columns of each row.
+
+    A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" is a field
+    of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file
+    without a line of names. TSV is read as GLUE's files are written, without quotes.
+
+    Raises:
+        UserError: A column is missing, or a row has another length.
     """
     if "" in columns:
         raise UserError(f"{path} cannot be read by a column without a name; name that of the texts, and the others.")
     if path.startswith("tfds:"):
-        yield from tfds_source.read_rows(path, columns)
+        yield from (TableRow(*row) for row in tfds_source.read_rows(path, columns))
         return
-    if os.path.isdir(path):
-        raise UserError(f"{path} is a folder; the rows of a task are one file.")
     kind = os.path.splitext(without_compression(path))[1]
     if kind in JSON_LINES:
         for place, line in read_lines(path):
             if line.strip():
                 row = json_object(line, place)
-                yield place, {name: _inside(row, name, place) for name in columns}
+                yield TableRow(place, {name: _field(row, name, place) for name in columns})
         return
     if kind not in (".tsv", ".csv", ".txt"):
         raise UserError(
             f"{path} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
             "or .zst."
         )
-    named = not all(name.isdecimal() for name in columns)
-    names: list[str] | None = None
-    for place, values in _split(path, kind):
-        if names is None:
-            names = values if named else [str(number + 1) for number in range(len(values))]
-            _require(names, columns, path)
-            if named:
-                continue
+    lines = _split(path, kind)
+    if (first := next(lines, None)) is None:
+        return
+    names = first[1]
+    if all(name.isdecimal() for name in columns):  # there is no line of names
+        names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
+    _require(names, columns, path)
+    for place, values in lines:
         if len(values) != len(names):
             raise UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
         row = dict(zip(names, values, strict=True))
-        yield place, {name: row[name] for name in columns}
-
-
-def label_of(row: dict[str, Any], name: str, place: str) -> str | None:
-    """The label of a row as text; None where its column has no name, or is blank."""
-    label = row[name] if name else None
-    return None if label is None or not str(label).strip() else text_of(label, place, name, LABELS)
-
-
-def class_names(path: str, column: str) -> tuple[str, ...]:
-    """Names of a column's classes in the order of their numbers, which only `tfds:NAME` knows; else none."""
-    return tfds_source.class_names(path, column) if path.startswith("tfds:") else ()
+        yield TableRow(place, {name: row[name] for name in columns})
 
 
 def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:
     form: dict[str, Any] = {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     reader = csv.reader((line for _, line in read_lines(path)), **form)
-    try:
+    with reading(path):
         for values in filter(None, reader):  # an empty line is no row
             yield f"{path}, line {reader.line_num}", values
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: this is no row of a table ({error}).") from error
 
 
 def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
@@ -86,7 +127,7 @@ def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
         )
 
 
-def _inside(row: dict[str, Any], name: str, place: str) -> Any:
+def _field(row: dict[str, Any], name: str, place: str) -> Any:
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:

@@ -1,4 +1,4 @@
-"""A tokenizer simple enough to know its answers: one id a byte, 16 more than the byte, white space dropped."""
+"""A tokenizer whose ids are bytes + 16, without white space, and token stores of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ByteTokenizer:
 
 
 def whole(documents):
-    """Documents as pieces, one each."""
+    """Return documents as pieces, one each."""
     return [Piece(text, True, True) for text in documents]
 
 

@@ -1,3 +1,5 @@
+"""Windows and batches of a token store against their definition, and streams."""
+
 import itertools
 import threading
 import time
@@ -24,7 +26,7 @@ def store(tmp_path_factory):
 
 
 def rows_of(batches, epoch=0):
-    """All windows of an epoch, as tuples of (tokens, segment_ids)."""
+    """Return all windows of an epoch as tuples of (tokens, segment_ids)."""
     rows = []
     for place in range(epoch * batches.num_rows, (epoch + 1) * batches.num_rows):
         batch = batches.batch(place // batches.batch_size)
@@ -34,7 +36,7 @@ def rows_of(batches, epoch=0):
 
 
 def expected_windows(documents, length, packing, pad=0):
-    """The definition, written slowly."""
+    """Return the windows by their definition, document by document."""
     ids = [[byte + 16 for byte in text.encode()] for text in documents]
     if packing == "document":
         found = []
@@ -142,7 +144,7 @@ def test_a_closed_stream_ends_its_thread(store):
     assert threading.active_count() == before
 
 
-def test_errors_of_the_thread_are_raised_where_the_batch_is_wanted(store, monkeypatch):
+def test_errors_of_the_thread_are_raised_by_the_iterator(store, monkeypatch):
     batches = store.batches("train", 4, RowFormat("packed", 6), 1)
     right = batches.batch
 
@@ -187,7 +189,7 @@ def test_nothing_held_out(store):
 
 
 def test_the_order_of_windows_is_shuffled_over_the_whole_text(tmp_path):
-    """The documents of a batch come from everywhere: their mean position is that of uniform draws."""
+    """The mean position of a batch's documents is that of uniform draws."""
     store = store_of(tmp_path / "s", [chr(0x4E00 + number) for number in range(3000)])
     batches = store.batches("train", 100, RowFormat("document", 3), 0)
     assert batches.num_rows == 3000
@@ -199,28 +201,12 @@ def test_the_order_of_windows_is_shuffled_over_the_whole_text(tmp_path):
         assert abs(np.mean(places) / 3000 - 0.5) < 5 * np.sqrt(1 / 12 / 100)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("train", 0, 8, "packed", 0), "1 row and 2 tokens or more"),
-        (("train", 4, 1, "packed", 0), "1 row and 2 tokens or more"),
-        (("train", 4, 8, "stacked", 0), "'stacked' is no packing; choose one of document, packed, packed-eos"),
-        (("train", 4, 8, "packed", -1), "seed must be 0 or more"),
-        (("test", 4, 8, "packed", 0), "splits train and held_out"),
-    ],
-)
-def test_values_out_of_range(store, arguments, message):
-    with pytest.raises(UserError, match=message):
-        split, rows, length, packing, seed = arguments
-        store.batches(split, rows, RowFormat(packing, length), seed)
-
-
 def test_too_little_text(tmp_path):
     with pytest.raises(UserError, match="2 tokens or more"):
         store_of(tmp_path / "s", ["a"]).batches("train", 4, RowFormat("document", 8), 0)
 
 
-def test_an_end_symbol_is_needed_where_it_is_packed(tmp_path):
+def test_packing_with_end_tokens_needs_an_end_token(tmp_path):
     class Endless(ByteTokenizer):
         vocabulary = ByteTokenizer.vocabulary.__class__(
             size=272, special=np.zeros(272, bool), word_start=np.zeros(272, bool), sentence_end=np.zeros(272, bool)
@@ -244,13 +230,13 @@ def test_counting_documents_in_parts_agrees(store, monkeypatch):
 
 
 def stream_of(documents):
-    """All tokens with an end after each document, written slowly."""
+    """Return all tokens with an end token after each document."""
     return np.concatenate([np.append([byte + 16 for byte in text.encode()], EOS) for text in documents])
 
 
 @pytest.mark.parametrize(("length", "stride", "rows", "seed"), [(5, None, 3, 0), (6, 4, 3, 2), (7, 7, 1, 5)])
-def test_rows_of_a_stream_go_on_where_they_ended(store, length, stride, rows, seed):
-    """Every row reads the text in order, from a place of its own; after the last window the first follows."""
+def test_rows_of_a_stream_continue_the_last_batch(store, length, stride, rows, seed):
+    """Every row reads the text in order from a position of its own, and wraps around at the end."""
     expected, step = stream_of(DOCUMENTS), stride or length
     batches = store.batches("train", rows, RowFormat("stream", length, stride), seed)
     period = (1 + (len(expected) - length) // step) // rows
@@ -280,9 +266,8 @@ def test_a_stream_needs_a_window_for_every_row(store):
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(2, 0), (4, 3)])
-def test_the_odd_rows_of_a_stream_both_ways_go_back(store, rows, seed):
-    """A row that reads backward finds, reversed, the tokens before those that it has read; over an epoch it sees the
-    windows of the row before it, the other way round."""
+def test_the_odd_rows_of_a_bidirectional_stream_read_backward(store, rows, seed):
+    """A backward row reads the windows of the row before it in reverse order, each followed by the one before it."""
     length, stride = 7, 5
     batches = store.batches("train", rows, RowFormat("stream-both-ways", length, stride), seed)
     steps = batches.num_rows // (rows // 2)

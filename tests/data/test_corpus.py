@@ -1,3 +1,5 @@
+"""Sources of text: files, folders, globs, links, Python's documentation and TFDS."""
+
 import errno
 import json
 import os
@@ -41,8 +43,8 @@ def test_files_folders_globs_and_lists(folder):
     assert texts(comma) == ["comma"]
 
 
-def test_a_file_is_read_once_whatever_leads_to_it(folder):
-    """Links to the folder itself, to one above, and to a file."""
+def test_links_do_not_repeat_a_file(folder):
+    """There are links to the folder itself, to its parent, and to a file."""
     before = texts(folder)
     (folder / "sub" / "self").symlink_to(folder / "sub")
     (folder / "sub" / "up").symlink_to("..")
@@ -78,15 +80,15 @@ def test_a_file_ends_its_last_document(tmp_path):
     ("source", "message"),
     [
         ("none.txt", "does not exist"),
-        ("*.text", "No .txt or .jsonl file"),
-        ("nowhere/*.txt", "No .txt or .jsonl file"),
-        ("empty", "holds no .txt or .jsonl file"),
-        ("notes.md", "is of no known kind"),
+        ("*.text", "names no .txt or .jsonl file"),
+        ("nowhere/*.txt", "names no .txt or .jsonl file"),
+        ("empty", "names no .txt or .jsonl file"),
+        ("notes.md", "names no .txt or .jsonl file"),
         ("b.txt,,c", "names no text"),
         ("", "names no text"),
     ],
 )
-def test_what_is_not_there(folder, monkeypatch, source, message):
+def test_missing_sources_are_refused(folder, monkeypatch, source, message):
     (folder / "empty").mkdir()
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=message):
@@ -95,7 +97,7 @@ def test_what_is_not_there(folder, monkeypatch, source, message):
 
 @pytest.mark.parametrize("source", ["sub", ".", "sub,sub/c.txt"])
 def test_a_folder_that_may_not_be_read(folder, monkeypatch, source):
-    """Root may read everything, so the refusal is played."""
+    """Root may read everything, so the refusal is simulated."""
     listed = type(epath.Path()).iterdir
 
     def iterdir(path):
@@ -109,7 +111,7 @@ def test_a_folder_that_may_not_be_read(folder, monkeypatch, source):
         open_corpus(source)
 
 
-def test_the_stamp_tells_changed_files(folder):
+def test_the_stamp_detects_changed_files(folder):
     before = open_corpus(str(folder)).stamp
     assert open_corpus(str(folder)).stamp == before
     assert open_corpus(str(folder), "body").stamp != before
@@ -118,8 +120,8 @@ def test_the_stamp_tells_changed_files(folder):
 
 
 @pytest.mark.parametrize("place, ctime", [(20_000, None), (0, 1), (50_000, 1), (99_999, 1)])
-def test_the_stamp_tells_an_edit_that_keeps_size_and_modification_time(place, ctime, tmp_path, monkeypatch):
-    """By the change time or, where a coarse clock gives the same, by the bytes at three places."""
+def test_the_stamp_detects_an_edit_that_keeps_size_and_modification_time(place, ctime, tmp_path, monkeypatch):
+    """It does by the change time or, with a coarse clock, by the bytes at three positions."""
     def stat(path):
         found = real(path)
         return SimpleNamespace(st_size=found.st_size, st_mtime_ns=found.st_mtime_ns,
@@ -174,7 +176,7 @@ BUILDER = '''
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A dataset, prepared as array_record by a builder that then is not known any more."""
+    """Return a dataset that a builder, unknown afterwards, prepared as array_record."""
     import sys
 
     root = tmp_path_factory.mktemp("tfds")

@@ -1,4 +1,4 @@
-"""Groups of rows that share texts, and the draw of those that are held out."""
+"""Groups of rows that share texts, and the selection of held-out groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxlm.data.holdout import draw_rows, group_rows
 
 
 def groups_of(rows, documents=None):
-    """The groups as sets of row numbers."""
+    """Return the groups as sets of row numbers."""
     found = group_rows(rows, documents or [""] * len(rows))
     return {frozenset(np.flatnonzero(found == group).tolist()) for group in found}
 
@@ -35,7 +35,7 @@ def test_rows_of_one_document_are_one_group():
 
 
 def test_groups_are_those_of_all_pairs():
-    """Against a comparison of every text with every other; texts of four words and more."""
+    """They equal those of comparing every pair of texts of four words or more."""
     random = np.random.default_rng(0)
     rows = [tuple("".join(random.choice(list("abcde"), random.integers(4, 9))) for _ in range(2)) for _ in range(150)]
     texts = [tuple(" ".join(text) for text in row) for row in rows]

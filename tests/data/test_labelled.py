@@ -15,7 +15,7 @@ from tests.data.stand_ins import ByteTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(LabelledData):
-    """Rows whose text is so many letters: a source "3 1 2" has three of them."""
+    """Rows of given lengths: the source "3 1 2" has three rows."""
 
     def read(self, path):
         for number, size in enumerate(map(int, path.split())):
@@ -31,7 +31,8 @@ class Encoder:
             made.append(Example(number, {"ids": np.arange(1, size + 1, dtype=np.int32), "label": np.int32(number)}))
         return made
 
-    def fill(self, vocabulary):
+    @property
+    def padding(self):
         return {"ids": 0}
 
 
@@ -48,7 +49,7 @@ SOURCE = " ".join(str(1 + (i * 37) % 64) for i in range(100))
 
 @pytest.mark.parametrize("buckets", [True, False])
 def test_an_epoch_has_every_row_once(buckets):
-    """Also where the rows of an epoch end within a batch, and whatever the order of reading."""
+    """An epoch may end within a batch, and batches may be read in any order."""
     found = batches(SOURCE, 8, buckets=buckets)
     steps = 32 * 25  # 64 epochs: whole pools
     rows = np.concatenate([found.batch(step)["label"] for step in range(steps)])
@@ -63,7 +64,7 @@ def test_an_epoch_has_every_row_once(buckets):
 
 @pytest.mark.parametrize(("rows", "batch", "epochs"), [(100, 8, 1), (100, 16, 3), (90, 4, 2), (25, 16, 3)])
 def test_a_run_of_whole_epochs_reads_all_rows_as_often(rows, batch, epochs):
-    """But for what its last batch has of the next epoch. Neither epochs nor runs end where pools of 32 batches do."""
+    """Only the last batch has rows of the next epoch, although epochs and runs end within pools of 32 batches."""
     found = batches(" ".join(SOURCE.split()[:rows]), batch)
     steps = -(-rows * epochs // batch)
     read = np.bincount(np.concatenate([found.batch(step)["row"] for step in range(steps)]), minlength=rows)
@@ -71,7 +72,7 @@ def test_a_run_of_whole_epochs_reads_all_rows_as_often(rows, batch, epochs):
 
 
 def test_no_row_is_twice_in_a_batch():
-    """Also where a pool of batches has every row several times. Batches in which an epoch ends may."""
+    """A pool of batches has every row several times. Only a batch in which an epoch ends may repeat a row."""
     found = batches(" ".join(map(str, range(1, 41))), 8)
     twice = [len(set(found.batch(step)["label"])) < 8 for step in range(32)]
     assert sum(twice) == 0  # 40 rows are five batches
@@ -119,18 +120,18 @@ def test_rows_of_one_group_are_held_out_together():
     ("3 3 3", 0.1, "3 to train on, 0 held out (0 of 1 groups of rows that share texts, drawn whole, so not"),
     ("3 3 3 5 5", 0.2, "3 to train on, 2 held out (1 of 2 groups of rows that share texts, drawn whole, so not"),
 ])
-def test_groups_that_are_too_large_are_told(source, share, said):
+def test_the_summary_names_groups_that_are_too_large(source, share, said):
     assert said in Numbers(source=source, length=64, held_out=share).open(ByteTokenizer(), print).summary
 
 
-def test_the_fingerprint_is_of_rows_and_tokenizer():
+def test_the_fingerprint_depends_on_rows_and_tokenizer():
     assert opened("1 2").fingerprint == opened("1 2", buckets=False).fingerprint != opened("2 1").fingerprint
 
 
 def test_bad_values():
     with pytest.raises(UserError, match="source is empty"):
         Numbers().open(ByteTokenizer(), print)
-    with pytest.raises(UserError, match="between 0 and"):
+    with pytest.raises(UserError, match=r"data.held_out is 0.7; it must be in \[0, 0.5\]"):
         Numbers(source="1", held_out=0.7).open(ByteTokenizer(), print)
     with pytest.raises(UserError, match="--init-from"):
         Numbers(source="1").prepare_tokenizer()

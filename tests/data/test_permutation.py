@@ -1,3 +1,5 @@
+"""The pseudo-random permutation of rows."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,11 +10,11 @@ from jaxlm.data.permutation import permute
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 2**40))
-def test_every_place_once(size, seed, epoch):
+def test_every_element_occurs_once(size, seed, epoch):
     assert sorted(permute(np.arange(size), size, seed, epoch)) == list(range(size))
 
 
-def test_each_place_is_asked_alone():
+def test_positions_are_independent_of_each_other():
     whole = permute(np.arange(1000), 1000, 3, 4)
     for index in (0, 17, 999):
         assert permute(np.array([index]), 1000, 3, 4)[0] == whole[index]
@@ -21,8 +23,8 @@ def test_each_place_is_asked_alone():
 
 
 @pytest.mark.parametrize("size", [2, 5, 12, 100, 1025, 1500])
-def test_every_element_is_as_likely_everywhere(size):
-    """Chi-square of the table (place, range of elements) over many keys."""
+def test_every_element_is_equally_likely_at_every_position(size):
+    """Chi-square test of the table (position, range of elements) over many keys."""
     keys = 4000 if size < 1000 else 400
     ranges = min(size, 20 if size > 100 else 100)
     table = np.zeros((size, ranges))
@@ -34,8 +36,8 @@ def test_every_element_is_as_likely_everywhere(size):
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom) + 5
 
 
-def test_neighbours_are_parted():
-    """Neither neighbouring places nor neighbouring keys give related elements."""
+def test_neighbours_are_unrelated():
+    """Neither neighbouring positions nor neighbouring keys give related elements."""
     size = 20_000
     one, two = permute(np.arange(size), size, 0, 0), permute(np.arange(size), size, 0, 1)
     tolerance = 5 / np.sqrt(size)

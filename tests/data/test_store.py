@@ -1,3 +1,5 @@
+"""Token stores: contents, held-out documents, fingerprints, and interrupted or damaged stores."""
+
 import itertools
 import json
 import os
@@ -94,7 +96,7 @@ def routes(documents):
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.5])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_the_tail_of_few_documents_is_held_out(tmp_path, share, count):
-    """A tenth of a small text where the share is less; nothing gets lost, and no word is cut."""
+    """A small text holds out a tenth even if the share is less; nothing is lost, and no word is cut."""
     documents = [" ".join(f"text{word}" for word in range(number, number + 100)) for number in range(count)]
     store = store_of(tmp_path / "s", documents, held_out=share)
     train, held_out = contents(store.train), contents(store.held_out)
@@ -109,7 +111,7 @@ def test_the_tail_of_few_documents_is_held_out(tmp_path, share, count):
 
 @pytest.mark.parametrize("text", ["word " * 100_000, "字" * 300_000, "a " * 30_000 + "b" * 300_000])
 def test_the_tail_of_one_long_document(tmp_path, text):
-    """At least some thousand tokens, whatever the share, also within a document of several pieces."""
+    """It has at least some thousand tokens for any share, and may begin within a document of several pieces."""
     pieces = list(Cutter().document(text))
     assert len(pieces) > 4
     store = build_store(str(tmp_path / "s"), pieces, survey(pieces), ByteTokenizer(), 0.001)
@@ -119,7 +121,7 @@ def test_the_tail_of_one_long_document(tmp_path, text):
     assert survey(pieces).bytes - store.held_out.text_bytes == store.train.text_bytes
 
 
-def test_where_the_tail_begins_with_a_piece_the_document_before_it_ends(tmp_path):
+def test_a_tail_that_begins_with_a_piece_ends_the_document_before_it(tmp_path):
     texts, text = ["word " * 20, " tail " * 4], ""
     pieces = [Piece(texts[0], True, False), Piece(texts[1], False, True)]
     text = survey(pieces)
@@ -136,7 +138,7 @@ def test_small_texts_of_many_documents_hold_out_more_than_the_share(tmp_path):
 
 
 def test_copies_of_one_document_are_not_all_held_out(tmp_path):
-    """Their hash is the same."""
+    """Copies have the same hash."""
     everything = HeldOutRule.of(1.0, Survey("", 3000, 9_000_000, 5, 5))
     assert everything.below == 0
     below = HeldOutRule.of(0.01, Survey("", 3000, 9_000_000, 5, 1 << 63)).below
@@ -145,7 +147,7 @@ def test_copies_of_one_document_are_not_all_held_out(tmp_path):
     assert copies.train.documents > 400 and copies.held_out.documents >= 1
 
 
-def test_held_out_documents_are_chosen_by_what_they_say(tmp_path):
+def test_held_out_documents_are_chosen_by_their_text(tmp_path):
     documents = texts(200)
     one = {tuple(d) for d in contents(store_of(tmp_path / "a", documents, held_out=0.1).held_out)}
     two = {tuple(d) for d in contents(store_of(tmp_path / "b", documents[::-1], held_out=0.1).held_out)}
@@ -155,7 +157,7 @@ def test_held_out_documents_are_chosen_by_what_they_say(tmp_path):
 # Fingerprints.
 
 
-def test_the_fingerprint_of_a_text_is_of_its_documents():
+def test_the_fingerprint_of_a_text_depends_on_its_documents():
     same = routes(["one two", "three"])
     in_pieces = survey([Piece("one", True, False), Piece(" two", False, True), *whole(["three"])])
     assert in_pieces.fingerprint == same.fingerprint
@@ -164,7 +166,7 @@ def test_the_fingerprint_of_a_text_is_of_its_documents():
     assert (same.documents, same.bytes) == (2, 12)
 
 
-def test_the_fingerprint_of_a_store_is_of_text_tokenizer_and_settings(tmp_path):
+def test_the_fingerprint_of_a_store_depends_on_text_tokenizer_and_settings(tmp_path):
     store = store_of(tmp_path / "s", ["a", "b"], held_out=0.25)
     assert store.fingerprint == store_fingerprint(routes(["a", "b"]).fingerprint, "bytes", 0.25)
     assert len({store_fingerprint(*facts) for facts in (("a", "b", 0.1), ("a", "c", 0.1), ("a", "b", 0.2))}) == 3
@@ -240,7 +242,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         store_of(tmp_path / "file" / "s", ["a"])
 
 
-def test_what_a_killed_build_leaves_is_no_store_and_is_removed(tmp_path):
+def test_the_folder_of_a_killed_build_is_no_store_and_is_removed(tmp_path):
     script = (
         "import os, signal\n"
         "from jaxlm.data import build\n"
@@ -300,7 +302,7 @@ def test_a_finished_store_is_not_built_again(tmp_path):
     assert os.stat(tmp_path / "s" / "manifest.json").st_mtime_ns == before
 
 
-def test_a_store_of_another_version_is_named_so(tmp_path):
+def test_a_store_of_another_version_is_refused(tmp_path):
     store_of(tmp_path / "s", texts(5))
     manifest = tmp_path / "s" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))

@@ -1,3 +1,5 @@
+"""Pretraining text: tokenizer and token store in the cache folder, and mistakes."""
+
 import dataclasses
 import json
 import os
@@ -29,13 +31,13 @@ class Prepared(NamedTuple):
 
 
 def prepare(config, report):
-    """Both, as a run has them made."""
+    """Return tokenizer and store, as a run prepares them."""
     tokenizer = config.prepare_tokenizer(report)
     return Prepared(tokenizer, config.open(tokenizer, report))
 
 
 def write_words(path, count, seed=0):
-    """Documents of made-up words, enough text for a small vocabulary."""
+    """Write documents of made-up words, enough text for a small vocabulary."""
     random = np.random.default_rng(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     words = ["".join(random.choice(syllables, 3)) for _ in range(400)]
@@ -63,7 +65,7 @@ def test_a_text_is_prepared_once(folder, config):
     first = prepare(config, lines.append)
     assert [line.split()[0] for line in lines] == ["Reading", "Training", "Tokenising"]
     assert first.tokenizer.vocabulary.size == first.store.vocab_size == 600
-    assert first.store.tokenizer_fingerprint == first.tokenizer.fingerprint
+    assert first.store.manifest["tokenizer"] == first.tokenizer.fingerprint
     assert first.store.held_out.documents >= 1
     assert 2 < first.store.statistics.unigram_entropy < np.log(600)
 
@@ -85,7 +87,7 @@ def test_a_text_is_prepared_once(folder, config):
     assert [line.split()[0] for line in lines[3:]] == ["Reading"]
 
 
-def test_tokenising_tells_how_far_it_is(config, tmp_path, monkeypatch):
+def test_tokenising_reports_its_progress(config, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(build, "_GROUP", 10_000)
     lines = []
@@ -97,7 +99,7 @@ def test_tokenising_tells_how_far_it_is(config, tmp_path, monkeypatch):
     assert done == sorted(done)
 
 
-def test_what_changes_the_store(folder, config, tmp_path):
+def test_share_and_text_change_the_store(folder, config, tmp_path):
     first = prepare(config, lambda line: None)
     other_share = prepare(dataclasses.replace(config, held_out=0.2), lambda line: None)
     assert other_share.tokenizer == first.tokenizer
@@ -111,7 +113,7 @@ def test_what_changes_the_store(folder, config, tmp_path):
     path.write_text(path.read_text()[:-1] + "!")  # the same size, one character changed
     changed = prepare(same, lambda line: None)
     assert changed.store.fingerprint != first.store.fingerprint
-    assert changed.store.text_fingerprint != first.store.text_fingerprint
+    assert changed.store.manifest["text"] != first.store.manifest["text"]
 
 
 def test_workers_give_the_same_store(config, tmp_path):
@@ -183,12 +185,12 @@ def test_the_cache_folder(monkeypatch, tmp_path):
 )
 def test_values_out_of_range(field, value):
     TextData().validate()
-    with pytest.raises(UserError, match="--data." + field.replace("_", "-")):
+    with pytest.raises(UserError, match=f"data.{field} is "):
         dataclasses.replace(TextData(), **{field: value}).validate()
 
 
-def test_a_source_is_needed_where_text_is(config):
-    """Not before: an imported run has none yet, and can be planned and asked all the same."""
+def test_a_source_is_needed_to_read_text(config):
+    """An imported run has no source, but can be planned and asked."""
     sourceless, report = dataclasses.replace(config, source=" "), [].append
     sourceless.validate()
     with pytest.raises(UserError, match=r"--data\.source is empty"):
@@ -209,7 +211,7 @@ def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
         prepare(dataclasses.replace(config, vocab_size=50_000, cache_dir=str(tmp_path)), lambda line: None)
 
 
-def test_a_tokenizer_that_is_not_there_is_noticed_before_the_text_is_read(config, tmp_path):
+def test_a_missing_tokenizer_is_refused_before_the_text_is_read(config, tmp_path):
     lines = []
     with pytest.raises(UserError):
         prepare(dataclasses.replace(config, tokenizer=str(tmp_path / "none"), cache_dir=str(tmp_path)), lines.append)
@@ -257,7 +259,7 @@ MEASURE = """
 
 
 def tokenised(path, tokenizer, folder):
-    """documents, tokens, and the peak memory in MB of a process that makes a store of a file."""
+    """Return documents, tokens and peak memory in MB of a process that builds the store of a file."""
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEASURE), str(path), str(tokenizer), str(folder)],
         capture_output=True, text=True, check=True,
@@ -268,7 +270,7 @@ def tokenised(path, tokenizer, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["lines.txt", "one_line.txt", "nul.txt"])
 def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
-    """100 MB, as many documents, as one document on one line, or as NUL bytes: under 500 MB in all."""
+    """100 MB of text as many documents, as one line, or as NUL bytes take less than 500 MB."""
     trained = config.prepare_tokenizer(lambda line: None)
     trained.save(tmp_path / "tokenizer")
     words = " ".join((folder / "words.txt").read_text().split())

@@ -231,7 +231,7 @@ def test_the_language_model_beside_choices_is_their_double_head(tokenizer, tmp_p
     with torch.no_grad():
         theirs.multiple_choice_head.summary.weight.copy_(torch.tensor(np.asarray(params["classifier"]["kernel"]).T))
         theirs.multiple_choice_head.summary.bias.zero_()
-        batch = task.encoder.synthetic(3, LENGTH, tokenizer.vocabulary) | {"label": np.array([2, 0, 3], np.int32)}
+        batch = task.synthetic(3, LENGTH) | {"label": np.array([2, 0, 3], np.int32)}
         ids, label = (torch.tensor(batch[name]).long() for name in ("input_ids", "label"))
         last = torch.full(ids.shape[:2], LENGTH - 1)
         found = theirs(ids, mc_token_ids=last, labels=ids, mc_labels=label)

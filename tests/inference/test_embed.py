@@ -1,4 +1,4 @@
-"""Vectors of texts, against sentence-transformers on the same folders."""
+"""Text embeddings against sentence-transformers on the same folders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
     assert read(out) == (vectors._replace(pooling="last") if model is Xlnet else vectors)
 
 
-def test_a_folder_of_sentence_transformers_is_read_as_it_says(tmp_path):
+def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path):
     from sentence_transformers import SentenceTransformer
 
     texts = tmp_path / "texts.txt"

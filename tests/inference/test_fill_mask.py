@@ -1,4 +1,4 @@
-"""Fill-mask against the model asked directly, one unpadded text at a time."""
+"""Fill-mask against direct calls of the model, one unpadded text at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 150
 
 
 class NumberTokenizer:
-    """A text is a row of numbers, each its own token; `<mask>` is the mask, as in RoBERTa's vocabulary."""
+    """Tokenizer of texts that are rows of numbers, one token each; the mask is `<mask>`, as in RoBERTa."""
 
     vocabulary = Vocabulary.stand_in(SIZE)
 
@@ -44,7 +44,7 @@ def filler():
 
 
 def direct(objective, params, row):
-    """Probabilities [length, vocab] from the plain forward pass over one unpadded row."""
+    """Return probabilities [length, vocab] of the forward pass over one unpadded row."""
     @jax.jit
     def probabilities(params, ids):
         hidden = objective.model.hidden_states(params, Inputs(ids))
@@ -53,7 +53,7 @@ def direct(objective, params, row):
     return np.asarray(probabilities(params, jnp.asarray([row])))[0]
 
 
-def test_matches_the_model_asked_directly(filler, monkeypatch):
+def test_equals_direct_calls_of_the_model(filler, monkeypatch):
     objective, params = filler
     monkeypatch.setattr(module, "BATCH", 2)  # so that three texts need two batches
     v = NumberTokenizer.vocabulary
@@ -70,7 +70,7 @@ def test_matches_the_model_asked_directly(filler, monkeypatch):
             np.testing.assert_allclose([p for _, p in best], probabilities[position][expected], atol=1e-5)
 
 
-def test_nothing_asked_nothing_answered(filler):
+def test_no_texts(filler):
     assert fill_mask(*filler, NumberTokenizer(), []) == []
 
 
@@ -83,7 +83,7 @@ def test_nothing_asked_nothing_answered(filler):
         ("[MASK]", SIZE + 1, f"top_k is {SIZE + 1}"),
     ],
 )
-def test_bad_questions(filler, text, top_k, message):
+def test_mistakes_are_refused(filler, text, top_k, message):
     with pytest.raises(UserError, match=message):
         fill_mask(*filler, NumberTokenizer(), [text], top_k)
 

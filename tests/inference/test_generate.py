@@ -47,7 +47,7 @@ def params(bound):
 PROMPTS = [[7, 8, 9], [120], [50, 51, 52, 53, 54, 55]]
 
 
-def test_what_was_compiled_serves_a_model_that_is_loaded_again(bound, params):
+def test_a_reloaded_model_reuses_compiled_programs(bound, params):
     assert generate(bound, params, PROMPTS, max_new_tokens=3) == generate(bound, params, PROMPTS, max_new_tokens=3)
     compiled = _advance._cache_size()
     again = CausalLM(model=MODEL).bind(Vocabulary.stand_in(130), 32)
@@ -59,7 +59,7 @@ def test_what_was_compiled_serves_a_model_that_is_loaded_again(bound, params):
 
 
 def slow_greedy(objective, params, prompt, count):
-    """The whole text through the model again for each token."""
+    """Return greedy continuations by running the model over the whole text for each token."""
     ids = list(prompt)
 
     @jax.jit
@@ -73,7 +73,7 @@ def slow_greedy(objective, params, prompt, count):
     return ids[len(prompt) :]
 
 
-def test_greedy_equals_reading_everything_again(bound, params):
+def test_greedy_decoding_equals_the_uncached_forward_pass(bound, params):
     wanted = [slow_greedy(bound, params, prompt, 12) for prompt in PROMPTS]
     got = generate(bound, params, PROMPTS, max_new_tokens=12, stop_ids=[])
     assert got == wanted
@@ -109,13 +109,14 @@ def test_sampling_depends_on_the_seed_only(bound, params):
     assert sample(0) != sample(1)
 
 
-def test_top_k_of_one_and_a_small_nucleus_are_greedy(bound, params):
+def test_top_k_1_a_small_nucleus_and_a_low_temperature_are_greedy(bound, params):
     greedy = generate(bound, params, PROMPTS, max_new_tokens=8, stop_ids=[])
-    for options in ({"top_k": 1}, {"top_p": 1e-6}):
-        assert generate(bound, params, PROMPTS, max_new_tokens=8, temperature=1.3, stop_ids=[], **options) == greedy
+    for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-39}):
+        options = {"temperature": 1.3} | options
+        assert generate(bound, params, PROMPTS, max_new_tokens=8, stop_ids=[], **options) == greedy
 
 
-def test_draws_follow_the_probabilities(bound, params):
+def test_samples_follow_the_probabilities(bound, params):
     """The first token over many seeds: chi-square against softmax(logits / temperature), few tokens apart."""
     ids, mask = jnp.asarray([[7, 8, 9]] * 2000), jnp.ones((2000, 3), bool)
     prefill = jax.jit(bound.model.prefill, static_argnums=3)
@@ -131,7 +132,7 @@ def test_draws_follow_the_probabilities(bound, params):
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (130, 0.7), (20, 0.5), (3, 0.05), (130, 0.999)])
-def test_filters_keep_what_transformers_keeps(top_k, top_p):
+def test_filters_equal_those_of_transformers(top_k, top_p):
     torch = pytest.importorskip("torch")
     warpers = pytest.importorskip("transformers.generation.logits_process")
     logits = np.random.default_rng(top_k).normal(0, 2, (6, 130)).astype(np.float32)
@@ -145,7 +146,7 @@ def test_filters_keep_what_transformers_keeps(top_k, top_p):
 
 
 def test_rows_beyond_the_vocabulary_are_never_written(bound):
-    """A model may have more rows than there are tokens; here those rows would always win."""
+    """The embedding may have more rows than the vocabulary; here they would always win."""
     model = dataclasses.replace(bound.model, vocab_size=160)
     wide = dataclasses.replace(bound, model=model)
     params = random_params(wide, 1)
@@ -155,12 +156,12 @@ def test_rows_beyond_the_vocabulary_are_never_written(bound):
         assert max(max(row) for row in rows) < 130
 
 
-def test_more_likeliest_tokens_than_there_are_is_all(bound, params):
+def test_top_k_beyond_the_vocabulary_means_all_tokens(bound, params):
     everything = generate(bound, params, PROMPTS, max_new_tokens=5, temperature=1.0, top_p=0.9)
     assert generate(bound, params, PROMPTS, max_new_tokens=5, temperature=1.0, top_p=0.9, top_k=10**12) == everything
 
 
-def test_nothing_asked_nothing_done(bound, params):
+def test_no_prompts(bound, params):
     assert generate(bound, params, []) == []
 
 
@@ -168,21 +169,20 @@ def test_nothing_asked_nothing_done(bound, params):
     ([[7, 8]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
     ([[7, 8]], {"temperature": -0.5}, "temperature is -0.5"),
     ([[7, 8]], {"temperature": float("nan")}, "temperature is nan"),
-    ([[7, 8]], {"temperature": 1e-39}, "at least 1e-06"),
     ([[7, 8]], {"top_k": -1}, "top_k is -1"),
     ([[7, 8]], {"top_p": 0.0}, "top_p is 0.0"),
     ([[7, 8]], {"top_p": 1.5}, "top_p is 1.5"),
     ([[7, 8]], {"seed": -1}, "seed is -1"),
-    ([[7, 8]], {"stop_ids": [130]}, "stop token with id 130 is not in a stand-in vocabulary of 130"),
+    ([[7, 8]], {"stop_ids": [130]}, "the id 130 in the stop tokens is not in a stand-in vocabulary of 130"),
     ([[7, 8]], {"max_new_tokens": 10**9}, "max_new_tokens is 1000000000"),
-    ([[7] * 100_000], {}, "the prompt has 100000 tokens; the most is 8192"),
-    ([[]], {}, "the prompt is empty"),
-    ([[7], []], {}, "prompt 2 is empty"),
-    ([[7, 131]], {}, "the prompt holds an id"),
-    ([[7] * 41], {"max_new_tokens": 1}, "41 tokens is longer than the model's 40 positions"),
-    ([[7] * 30], {"max_new_tokens": 12}, "ask for 11 new tokens at most"),
+    ([[7] * 100_000], {}, "the prompt has 100000 tokens; .* at most 8192"),
+    ([[]], {}, "the prompt has 0 tokens"),
+    ([[7], []], {}, "prompt 2 has 0 tokens"),
+    ([[7, 131]], {}, "the id 131 in the prompt is not in"),
+    ([[7] * 41], {"max_new_tokens": 1}, "41 tokens and 1 new ones exceed the model's 40 positions"),
+    ([[7] * 30], {"max_new_tokens": 12}, "30 tokens and 12 new ones exceed the model's 40 positions"),
 ])
-def test_refuses_in_one_sentence(prompts, options, words, bound, params):
+def test_mistakes_are_refused(prompts, options, words, bound, params):
     with pytest.raises(UserError, match=words) as error:
         generate(bound, params, prompts, **options)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Scores against PyTorch's logits for the same tokens: decoders, encoder-decoders, masked models; long texts too."""
+"""Scores of decoders, encoder-decoders, masked models and long texts against PyTorch's logits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODELS = {
 
 
 def side(family: str, folder):
-    """(their model of random weights, the same imported)."""
+    """Return a Transformers model with random weights, and the same model imported."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     texts = [" ".join(a + b + c for c in letters[:6]) + f" {a}{b}." for a in letters for b in letters]
     kind, size = ("byte-bpe", 420) if family == "gpt2" else ("bpe", 512)
@@ -107,7 +107,7 @@ def test_decoder(gpt2, tokens, monkeypatch):
     np.testing.assert_array_equal(part.log_probs, whole.log_probs[4:])
 
 
-def test_a_context_that_is_too_long_loses_its_beginning(gpt2):
+def test_long_contexts_are_truncated_on_the_left(gpt2):
     model, ours = gpt2
     ids = np.random.default_rng(0).integers(110, 420, 70).tolist()
     logits = model(torch.tensor([ids[-41:-1]])).logits[0, -6:]
@@ -116,7 +116,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(gpt2):
         score(ours.objective, ours.params, [Pair([5], ids[:41])])
 
 
-def test_prompts_lose_what_there_is_no_room_for(gpt2, t5):
+def test_long_prompts_are_truncated_on_the_left(gpt2, t5):
     ids = [7] + [8] * 600
     for (_, ours), room, begin in ((gpt2, 35, "bos"), (t5, 511, "eos")):
         found = fit_prompts(ours.objective, ours.tokenizer, [ids, ids[:9], []], 6)
@@ -155,8 +155,8 @@ def test_masked_model(bert):
         score(ours.objective, ours.params, [Pair([110] * 20, [110] * 20)])
 
 
-def test_perplexity_of_a_long_text_is_theirs(gpt2):
-    """Windows as lm_eval makes them, and overlapping ones as in Transformers' documentation on perplexity."""
+def test_perplexity_of_a_long_text(gpt2):
+    """Windows are those of lm_eval, and overlapping ones those of Transformers' documentation on perplexity."""
     model, ours = gpt2
     ids = np.random.default_rng(2).integers(110, 420, 150).tolist()
     for stride in (40, 10, 7):
@@ -210,6 +210,6 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     )
 
 
-def test_models_that_give_no_likelihood():
+def test_models_without_likelihoods_are_refused():
     with pytest.raises(UserError, match="SkipGram cannot score texts"):
         score(SkipGram(), {}, [Pair([1], [2])])

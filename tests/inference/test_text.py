@@ -1,4 +1,4 @@
-"""Continuations as text: stop strings, text shown as it grows, and the command."""
+"""Continuations as text: stop strings, streaming, and the command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def bytes_tokenizer(tmp_path_factory) -> Tokenizer:
-    """Byte-level BPE with few merges, so that a Korean syllable is three tokens."""
+    """Return byte-level BPE with few merges, so that a Korean syllable is three tokens."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     folder = tmp_path_factory.mktemp("bpe")
@@ -33,7 +33,7 @@ def bytes_tokenizer(tmp_path_factory) -> Tokenizer:
 
 
 class Parrot(Gpt2):
-    """Writes a fixed text token by token, whatever the prompt, through the real loop: the state is how far it is."""
+    """Model that writes a fixed text token by token for any prompt; its state is the number of tokens."""
 
     script: tuple[int, ...] = ()
 
@@ -115,7 +115,7 @@ def test_stable_length(text, stop, count):
     assert stable_length(text, stop) == count
 
 
-def test_equal_prompts_of_two_batches_get_draws_of_their_own(bytes_tokenizer, monkeypatch):
+def test_equal_prompts_of_two_batches_are_sampled_independently(bytes_tokenizer, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 2)
     settings = Settings(max_new_tokens=9, temperature=5.0)
     answers = write(parrot(bytes_tokenizer, "the"), {}, bytes_tokenizer, [[5]] * 4, settings)
@@ -127,7 +127,7 @@ def test_beams_end_at_tokens_that_hold_a_stop_string(bytes_tokenizer):
     assert answer.text == " the sea." and answer.ids == bytes_tokenizer.encode(" the sea.\n")
 
 
-def test_bad_questions(bytes_tokenizer):
+def test_mistakes_are_refused(bytes_tokenizer):
     with pytest.raises(UserError, match="a stop string is empty"):
         say(bytes_tokenizer, "a", [""])
     with pytest.raises(UserError, match="one prompt without beams"):
@@ -146,7 +146,7 @@ def folder(bytes_tokenizer, tmp_path_factory) -> str:
     return str(path)
 
 
-def test_a_folders_weights_are_on_the_device_before_they_are_asked(folder):
+def test_loaded_weights_are_on_the_device(folder):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(load_model(folder).params))
 
 
@@ -168,7 +168,7 @@ def test_command(folder, capsys, monkeypatch):
     assert sum(numbers) == pytest.approx(float(total.split()[0]), abs=1e-3)
 
 
-def test_command_refuses_beams_that_draw(folder):
+def test_command_refuses_beams_with_a_temperature(folder):
     with pytest.raises(UserError, match="beam search does not sample"):
         command.main([folder, "the", "--beams", "2", "--temperature", "0.7"])
     with pytest.raises(UserError, match="beams is 0"):

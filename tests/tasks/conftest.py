@@ -5,7 +5,7 @@ from tests.tasks.support import pretrained, write_rows
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """family → its folder, made when it is asked for."""
+    """Return a function from a family to the folder of its model, which is created on first use."""
     made = {}
 
     def get(family):

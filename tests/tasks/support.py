@@ -25,36 +25,36 @@ from jaxlm.tokenizers.training import train_tokenizer
 
 WORDS = ["red", "blue", "green", "old", "new", "small", "house", "river", "cat", "dog", "runs", "sleeps", "eats", "the"]
 SIZES = dict(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
-PLACES = dict(max_positions=64)
-# Random bits take long to compile: BERT and ELECTRA stand for those with dropout.
-STILL = dict(dropout=0.0, attention_dropout=0.0)
+POSITIONS = dict(max_positions=64)
+# Random bits take long to compile, so only BERT and ELECTRA have dropout.
+NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0)
 GENERATOR = {f"generator_{name}": value for name, value in SIZES.items()}
 OBJECTIVES = {
-    "bert": lambda: MaskedLM(model=Bert(**SIZES, **PLACES)),
+    "bert": lambda: MaskedLM(model=Bert(**SIZES, **POSITIONS)),
     "albert": lambda: MaskedLM(
-        model=Albert(**SIZES, **STILL, **PLACES, embedding_size=8), input_format="sentence-order"
+        model=Albert(**SIZES, **NO_DROPOUT, **POSITIONS, embedding_size=8), input_format="sentence-order"
     ),
     "electra": lambda: ReplacedTokens(model=Electra(
-        **(SIZES | {"num_layers": 2}), **PLACES, **GENERATOR, embedding_size=8,
+        **(SIZES | {"num_layers": 2}), **POSITIONS, **GENERATOR, embedding_size=8,
     )),
-    "xlnet": lambda: PermutationLM(model=Xlnet(**SIZES, **STILL)),
+    "xlnet": lambda: PermutationLM(model=Xlnet(**SIZES, **NO_DROPOUT)),
     "gpt1": lambda: CausalLM(model=Gpt1(
-        **(SIZES | {"intermediate_size": 64}), **STILL, **PLACES, activation="gelu_new",
+        **(SIZES | {"intermediate_size": 64}), **NO_DROPOUT, **POSITIONS, activation="gelu_new",
     )),
-    "gpt2": lambda: CausalLM(model=Gpt2(**SIZES, **STILL, **PLACES)),
-    "t5": lambda: SpanCorruption(model=T5(**SIZES, **STILL, head_dim=8)),
+    "gpt2": lambda: CausalLM(model=Gpt2(**SIZES, **NO_DROPOUT, **POSITIONS)),
+    "t5": lambda: SpanCorruption(model=T5(**SIZES, **NO_DROPOUT, head_dim=8)),
 }
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """Of whole words and letters."""
+    """Train a tokenizer of whole words and letters."""
     letters = "abcdefghijklmnopqrstuvwxyz?"
     texts = [" ".join(WORDS[i:] + WORDS[:i]) + f" {a}{a}." for i in range(len(WORDS)) for a in letters]
     return train_tokenizer(texts, folder, kind="bpe", vocab_size=512)
 
 
 def pretrained(family: str, folder: Path) -> Path:
-    """A Transformers folder of random weights."""
+    """Return a Transformers folder with random weights."""
     tokenizer = tokenizer_of(folder / "tokenizer")
     objective = OBJECTIVES[family]().bind(tokenizer.vocabulary, 64)
     params = jax.jit(objective.init)(jax.random.key(0))
@@ -62,12 +62,12 @@ def pretrained(family: str, folder: Path) -> Path:
 
 
 def sentences(count: int) -> list[str]:
-    """Texts of two to nine words."""
+    """Return texts of two to nine words."""
     return [" ".join(WORDS[(i * j + j) % len(WORDS)] for j in range(2, 4 + i % 8)) for i in range(count)]
 
 
 def write_rows(folder: Path) -> dict[str, Path]:
-    """A file for each preset: the label of a text is whether it has a cat in it."""
+    """Write a file of rows for each preset; the label of a text says whether it contains "cat"."""
     texts = [f"{text} {'cat' if i % 2 else 'dog'}" for i, text in enumerate(sentences(40))]
     labels = ["yes" if "cat" in text else "no" for text in texts]
     files = {

@@ -1,4 +1,4 @@
-"""The benchmark of fine-tuning: both sides do as many rows, and what is reported adds up."""
+"""Benchmark of fine-tuning: both sides process the same rows, and the reported figures are consistent."""
 
 import json
 

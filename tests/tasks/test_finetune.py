@@ -1,4 +1,4 @@
-"""`jaxlm finetune` and `evaluate` on small models: every kind of task, every family, and what users get wrong."""
+"""`jaxlm finetune` and `evaluate` on small models: every kind of task, every family, and mistakes of users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def finetune(preset, source, model, run, *flags):
 
 
 def result(capsys):
-    """The one object on standard output."""
+    """Return the only object on standard output."""
     return json.loads(capsys.readouterr().out)
 
 
@@ -54,9 +54,9 @@ NO_LABELS = {
         ("choose", "gpt1"), ("tag", "gpt2"), ("pair", "t5"), ("tag", "t5"), ("choose", "t5"), ("squad", "xlnet"))),
 ])
 def test_every_kind_of_task(preset, family, models, rows, tmp_path, capsys):
-    """Trains, evaluates, and gives the same figures and predictions again from the run alone."""
+    """Training and evaluation work, and `evaluate` on the run gives the same metrics and predictions."""
     flags = {"pair": ["--objective.target", "number"], "squad": ["--objective.window-stride", "16"]}.get(preset, [])
-    if family == "t5":  # it gets another objective, with other fields
+    if family == "t5":  # its objective is text to text
         flags = [flag.replace("--objective.", "--objective.kind.") for flag in flags] if preset == "pair" else []
     assert finetune(preset, rows[preset], models(family), tmp_path / "run", *flags) == 0
     first = result(capsys)
@@ -94,15 +94,14 @@ def test_text_to_text(models, rows, tmp_path, capsys):
         flags = ["--objective.max-target", "8"]
         assert finetune("text_to_text", rows["text_to_text"], models(family), tmp_path / family, *flags) == 0
         assert set(result(capsys)["metrics"]) == {"exact_match", "f1"}
-    # Flags are of the objective that writes; those of the task are its `kind`'s.
+    # Flags belong to the text-to-text objective; those of the task are fields of `kind`.
     flags = ["--as-text", "--objective.max-target", "16", "--objective.kind.metric", "entities"]
     assert finetune("tag", rows["tag"], models("gpt2"), tmp_path / "written", *flags) == 0
     found = result(capsys)
     assert found["task"] == "text_to_text" and "precision" in found["metrics"]
 
 
-def test_it_learns(models, rows, tmp_path, capsys):
-    """Whether there is a cat in a text."""
+def test_classification_learns(models, rows, tmp_path, capsys):
     flags = ["--data.dev", str(rows["classify"]), "--train.steps", "240", "--optimizer.learning-rate", "3e-3",
              "--train.batch-size", "16"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
@@ -110,9 +109,9 @@ def test_it_learns(models, rows, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("family", ["electra", pytest.param("bert", marks=pytest.mark.slow)])
-def test_the_body_is_the_pretrained_one(family, models, rows, tmp_path, capsys):
-    """At step 0 all but the heads is what the folder holds; of ELECTRA the discriminator. How it is trained is the
-    user's choice."""
+def test_the_encoder_starts_from_the_pretrained_one(family, models, rows, tmp_path, capsys):
+    """At step 0 all parameters but the heads are those of the folder (of ELECTRA's discriminator); training options
+    are those of the flags."""
     flags = ["--train.keep-checkpoints", "5", "--objective.model.dropout", "0.05"]
     assert finetune("classify", rows["classify"], models(family), tmp_path / "run", *flags) == 0
     run = load_run(tmp_path / "run")
@@ -134,7 +133,7 @@ def test_the_body_is_the_pretrained_one(family, models, rows, tmp_path, capsys):
 
 
 def test_new_symbols_get_rows_of_their_own(models, rows, tmp_path, capsys):
-    """GPT-1's start, delimiter and end; the other rows of the embedding stay."""
+    """GPT-1's start, delimiter and end tokens are appended to the embedding."""
     assert finetune("classify", rows["classify"], models("gpt1"), tmp_path / "run", "--train.steps", "1",
                     "--optimizer.learning-rate", "1e-12") == 0
     run = load_run(tmp_path / "run")
@@ -148,8 +147,8 @@ def test_new_symbols_get_rows_of_their_own(models, rows, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_similarity_in_both_orders_and_the_language_model(models, rows, tmp_path, capsys):
-    """GPT-1 on a pair: both orders are read, and their vectors added; the text is predicted, too."""
+def test_both_orders_and_the_language_model_loss(models, rows, tmp_path, capsys):
+    """GPT-1 reads a pair in both orders, adds their vectors, and also predicts the text."""
     flags = ["--objective.target", "number", "--objective.both-orders", "True", "--objective.lm-coefficient", "0.5"]
     assert finetune("pair", rows["pair"], models("gpt1"), tmp_path / "run", *flags) == 0
     assert "lm_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -158,7 +157,7 @@ def test_similarity_in_both_orders_and_the_language_model(models, rows, tmp_path
 
 @pytest.mark.parametrize("preset", ["classify", pytest.param("tag", marks=pytest.mark.slow)])
 def test_elmo_from_a_run(preset, rows, tmp_path, capsys):
-    """Its layers are mixed, and of a text the words' vectors averaged."""
+    """ELMo mixes its layers and averages the vectors of a text's words."""
     others = [f"{text} word{i} word{i}" for i, text in enumerate(sentences(450))]
     (tmp_path / "text.txt").write_text("\n\n".join(others))
     sizes = dict(hidden_size=8, cell_size=16, character_size=4, filter_widths=2, num_highways=1)
@@ -194,7 +193,7 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
 
 
 def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
-    """At such a rate the loss soon rises; the run ends, and the best checkpoint is what later commands read."""
+    """At a high learning rate the loss soon rises: the run ends, and later commands read the best checkpoint."""
     flags = ["--train.steps", "60", "--train.eval-every", "2", "--train.patience", "2",
              "--optimizer.learning-rate", "1", "--optimizer.warmup-share", "0", "--optimizer.warmup-steps", "0",
              "--optimizer.schedule", "constant"]
@@ -253,7 +252,7 @@ MISTAKES = {
     "span": ("squad", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
         {"id": "q7", "question": "?", "answers": [{"text": "blue", "answer_start": 0}]}]}]}]}), None,
         "question q7: the answer 'blue' does not stand at character 0"),
-    "form": ("squad", "{}", None, "is no file of squad's form: it lacks 'data'"),
+    "form": ("squad", "{}", None, r"train.json cannot be read \('data'\); is it whole"),
     "choices": ("choose", '{"text": "a", "choices": ["b", "c"], "label": 0}\n{"text": "a", "choices": ["b", "c", "d"],'
                 ' "label": 0}\n', None, "line 2 has 3 choices, the rows before 2"),
     "choice": ("choose", '{"text": "a", "choices": ["b", "c"], "label": 5}\n', None,

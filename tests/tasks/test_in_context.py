@@ -1,4 +1,4 @@
-"""Tasks in context: prompts as a user writes them, against scores taken from PyTorch's logits, and what is refused."""
+"""Tasks in context: prompt files against scores from PyTorch's logits, and refusals."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxlm.inference import generate
 from jaxlm.inference.score import Score
 from jaxlm.tasks.in_context import evaluate, run
 from jaxlm.tasks.prompts import fill, read_examples, read_task
+from jaxlm.tasks.tables import TableRow
 from tests.inference.test_score import side
 
 ROWS = [
@@ -46,7 +47,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture()
 def prompt_file(tmp_path: Path):
-    """Writes a prompt file beside its data."""
+    """Return a function that writes a prompt file beside its data."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
 
     def write(**fields) -> str:
@@ -58,7 +59,7 @@ def prompt_file(tmp_path: Path):
 
 
 def log_likelihood(model, tokenizer, text: str, count: int) -> np.ndarray:
-    """Their log-probabilities of the last `count` tokens of a text."""
+    """Return PyTorch's log-probabilities of the last `count` tokens of a text."""
     ids = tokenizer.encode(text)
     logits = torch.log_softmax(model(torch.tensor([ids[:-1]])).logits[0], -1)
     return logits[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].detach().numpy()[-count:]
@@ -83,7 +84,7 @@ def test_a_choice_is_the_likeliest_continuation(gpt2, prompt_file, tmp_path):
         assert result["metrics"] == {"accuracy": np.mean([row["prediction"] == row["gold"] for row in rows])}
 
 
-def test_shots_stand_before_the_prompt(prompt_file):
+def test_shots_precede_the_prompt(prompt_file):
     fields = dict(
         kind="choice", prompt="Say {text}:", choices=[" no", " yes"], answer="label", delimiter="", separator="#"
     )
@@ -129,7 +130,7 @@ def test_free_answers(gpt2, t5, prompt_file, tmp_path):
     assert run(path, prompt_file(**fields | {"shots": 0}))["metrics"].keys() == {"exact_match"}
 
 
-def test_a_t5_of_spans_continues_a_sentinel(t5, prompt_file, monkeypatch):
+def test_a_t5_pretrained_on_spans_continues_a_sentinel(t5, prompt_file, monkeypatch):
     _, ours, path = t5
     v = ours.tokenizer.vocabulary
     plain, spans = (
@@ -188,7 +189,7 @@ def test_perplexity(gpt2, prompt_file, tmp_path):
 
 
 def _windowed(model, ids: list[int], length: int) -> float:
-    """Their log-likelihood of ids[1:], `length` at a time, the last window with all the tokens that fit before it."""
+    """Return PyTorch's log-likelihood of ids[1:], `length` at a time; the last window has as much context as fits."""
     total = 0.0
     for start in range(1, len(ids), length):
         end = min(start + length, len(ids))
@@ -210,12 +211,12 @@ def test_masked_models(bert, prompt_file):
 
 def test_templates():
     row = {"a": "x", "b": ["one", "two"], "c.d": 3, "1": "first"}
-    assert fill("{a}-{b[1]}-{b}-{c.d}-{1} {{a}}", row, "f, line 1") == "x-two-one two-3-first {a}"
+    assert fill("{a}-{b[1]}-{b}-{c.d}-{1} {{a}}", TableRow("f, line 1", row)) == "x-two-one two-3-first {a}"
     for template in ("{e}", "{b[7]}", "{a[k]}"):
         with pytest.raises(UserError, match=r"f, line 1: there is no \{"):
-            fill(template, row, "f, line 1")
+            fill(template, TableRow("f, line 1", row))
     with pytest.raises(UserError, match="f, line 1: the field 'c' is an object, not text"):
-        fill("{c}", {"c": {"d": 3}}, "f, line 1")
+        fill("{c}", TableRow("f, line 1", {"c": {"d": 3}}))
 
 
 def test_toml_and_tables(tmp_path):
@@ -241,18 +242,18 @@ def test_toml_and_tables(tmp_path):
 
 
 @pytest.mark.parametrize(("fields", "words"), [
-    ({"kind": "choise"}, "kind is 'choise'; it must be one of choice, generate"),
-    ({"kind": "generate", "promt": "x"}, "there is no field 'promt'; did you mean prompt"),
+    ({"kind": "choise"}, "kind is 'choise'; it must be .*'choice', 'generate'"),
+    ({"kind": "generate", "promt": "x"}, "no field 'promt'; the fields of a prompt file are kind, data, prompt"),
     ({"kind": "generate"}, "kind generate needs the field answer"),
     ({"kind": "choice", "answer": "label"}, "kind choice needs the field choices"),
-    ({"kind": "choice", "answer": "label", "choices": ["a", 3]}, r"choices is \['a', 3\]; it must be a list of texts"),
+    ({"kind": "choice", "answer": "label", "choices": ["a", 3]}, r"choices is \('a', 3\); it must be tuple\[str"),
     ({"kind": "choice", "answer": "label", "choices": ["a", "b"], "labels": ["x"]}, "1 labels for 2 choices"),
-    ({"kind": "generate", "answer": "label", "shots": "two"}, "shots is 'two'; it must be a whole number"),
-    ({"kind": "generate", "answer": "label", "shots": -1}, "shots is -1; it must be at least 0"),
-    ({"kind": "generate", "answer": "label", "metrics": ["rouje"]}, "metrics names 'rouje'; kind generate has exact"),
+    ({"kind": "generate", "answer": "label", "shots": "two"}, "shots is 'two'; it must be int"),
+    ({"kind": "generate", "answer": "label", "shots": -1}, r"shots is -1; it must be in \[0, inf\)"),
+    ({"kind": "generate", "answer": "label", "metrics": ["rouje"]}, r"metrics names \['rouje'\]; kind generate has"),
     ({"kind": "generate", "answer": "label", "prompt": "a {text"}, "the template 'a {text' cannot be read"),
     ({"kind": "perplexity", "shots": 2}, "kind perplexity has no shots"),
-    ({"kind": "generate", "answer": "label", "data": 3}, "data is 3; it must be a text"),
+    ({"kind": "generate", "answer": "label", "data": 3}, "data is 3; it must be str"),
 ])
 def test_a_wrong_field_is_one_sentence(fields, words, prompt_file):
     with pytest.raises(UserError, match=words) as error:
@@ -270,13 +271,13 @@ def test_wrong_flags(bert, prompt_file, capsys):
 def test_wrong_files(tmp_path, prompt_file):
     for content in ("{", "[" * 100_000):
         (tmp_path / "broken.json").write_text(content)
-        with pytest.raises(UserError, match="is not JSON"):
+        with pytest.raises(UserError, match="cannot be read"):
             read_task(str(tmp_path / "broken.json"))
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(UserError, match="holds no object"):
+    with pytest.raises(UserError, match="it must be an object"):
         read_task(str(tmp_path / "list.json"))
     (tmp_path / "empty.json").write_text("{}")
-    with pytest.raises(UserError, match="the field kind is missing"):
+    with pytest.raises(UserError, match="must be an object with the fields kind and data"):
         read_task(str(tmp_path / "empty.json"))
     with pytest.raises(UserError, match="no column 'nothing'"):
         read_examples(read_task(prompt_file(kind="generate", prompt="{nothing}", answer="label")))

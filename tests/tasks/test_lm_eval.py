@@ -1,4 +1,4 @@
-"""lm_eval's tasks on our models, beside `lm_eval --model hf` on the exported folder, on local files."""
+"""lm_eval's tasks on models of jaxlm against `lm_eval --model hf` on the exported folder, with local files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for model, facts in ("jaxlm", {"path": path}), ("hf", {"pretrained": path, "dtyp
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Task files over rows of JSON."""
+    """Return a folder of task files with rows of JSON."""
     path = tmp_path_factory.mktemp("tasks")
     rows = [
         {
@@ -67,7 +67,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Python with no network."""
+    """Run Python without network."""
     environment = os.environ | {
         "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"),
         "TOKENIZERS_PARALLELISM": "false", "JAX_PLATFORMS": "cpu",
@@ -78,7 +78,7 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def ask(model: Path, options: str, folder: Path, *tasks: str) -> list:
-    """Results and answers of our model and of Transformers' with these options, from one folder."""
+    """Return results and answers of our model and of Transformers' with these options, from one folder."""
     out = start(folder, "-c", ASK, str(model), options, str(folder), *tasks)
     lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT")]
     assert len(lines) == 2, out.stderr[-3000:]

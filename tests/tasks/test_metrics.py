@@ -1,5 +1,7 @@
-"""Metrics against scikit-learn, seqeval, rouge-score, sacrebleu, and what the official scripts of SQuAD 2.0 and CoQA
-gave for the same answers (evaluate-v2.0.py, evaluate-v1.0.py; executed, 300 random files agreed to the last digit)."""
+"""Metrics against scikit-learn, seqeval, rouge-score and sacrebleu, and against results of the official scripts.
+
+The scripts are evaluate-v2.0.py of SQuAD 2.0 and evaluate-v1.0.py of CoQA; on 300 random files every digit agreed.
+"""
 
 import importlib.util
 import random
@@ -11,10 +13,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2
 
-from jaxlm.data.labelled import Record
 from jaxlm.errors import UserError
 from jaxlm.tasks import metrics
-from jaxlm.tasks.answers import Answers, left_out
+from jaxlm.tasks.answers import Answers, leave_one_out
 from jaxlm.tasks.base import Answer
 
 
@@ -48,7 +49,7 @@ def test_entities_as_seqeval_strict():
     assert metrics.entity_f1([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     metrics.require_packages(["accuracy"])
     with pytest.raises(UserError, match=r"BLEU needs the package sacrebleu; .* `pip install -e '\.\[eval\]'`"):
@@ -66,7 +67,7 @@ def test_texts_as_rouge_score_and_sacrebleu():
     assert metrics.bleu(same, [other]) == pytest.approx(sacrebleu.corpus_bleu(same, [other]).score)
 
 
-ROWS = [  # answers of people, the best span, how much higher "no answer" scores
+ROWS = [  # human answers, best span, score of no answer
     (["The 10th century", "10th century"], "10th-century", -2.0),
     (["Denmark, Iceland and Norway"], "Iceland and the Norway!", -1.0),
     ([], "Rollo", 0.5),
@@ -77,24 +78,24 @@ ROWS = [  # answers of people, the best span, how much higher "no answer" scores
 
 
 def test_answers_as_the_scripts_of_squad():
-    records = [Record(str(i), "", {"answers": golds}, ("",)) for i, (golds, _, _) in enumerate(ROWS)]
+    golds = [golds for golds, _, _ in ROWS]
     found = [Answer("" if null > 0 else best, {"best": best, "null": null}) for _, best, null in ROWS]
-    scores = Answers(no_answer=True).score(records, found)
+    scores = Answers(no_answer=True).score(golds, found)
     assert scores == pytest.approx({
         "exact_match": 0.16666667, "f1": 0.30952381, "has_answer_exact_match": 0.0, "has_answer_f1": 0.21428571,
         "no_answer_exact_match": 0.5, "no_answer_f1": 0.5, "best_exact_match": 0.33333333, "best_f1": 0.47619048,
         "best_f1_threshold": -1.0, "best_exact_match_threshold": -4.0,
     })
-    answered = Answers(no_answer=True).score(records[:2], found[:2])
+    answered = Answers(no_answer=True).score(golds[:2], found[:2])
     assert not any(name.startswith("no_answer") for name in answered) and "has_answer_f1" in answered
-    plain = Answers().score(records, [Answer(best, {}) for _, best, _ in ROWS])
+    plain = Answers().score(golds, [Answer(best, {}) for _, best, _ in ROWS])
     assert plain == pytest.approx({"exact_match": 0.16666667, "f1": 0.30952381})
 
 
-def test_a_conversation_is_scored_against_the_others():
-    """Each answer of people is left out in turn, as they are scored themselves."""
+def test_conversations_leave_one_gold_answer_out():
+    """Each human answer is left out in turn, as when humans are scored."""
     golds = ["white", "white", "a white kitten", "grey"]
-    assert left_out(metrics.exact_match, "White.", golds) == 1.0
-    assert left_out(metrics.exact_match, "grey", golds) == 0.75
-    assert left_out(metrics.token_f1, "white kitten", ["white kitten", "no"]) == 0.5
-    assert left_out(metrics.exact_match, "yes", ["Yes"]) == 1.0
+    assert leave_one_out(metrics.exact_match, "White.", golds) == 1.0
+    assert leave_one_out(metrics.exact_match, "grey", golds) == 0.75
+    assert leave_one_out(metrics.token_f1, "white kitten", ["white kitten", "no"]) == 0.5
+    assert leave_one_out(metrics.exact_match, "yes", ["Yes"]) == 1.0

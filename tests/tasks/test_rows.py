@@ -1,4 +1,4 @@
-"""Files of rows: what is read of them, also without labels, and what is refused."""
+"""Reading of files of rows, with and without labels, and refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_without_labels(name, tmp_path):
     (AnswerRows(), WITHOUT_LABELS["squad"][2:], ("red",)),
     (TagRows(), ("x.conll", "red O\nhouse O\n"), ("red house",)),
 ])
-def test_the_texts_that_rows_may_share(data, file, texts, tmp_path):
+def test_texts_by_which_rows_are_grouped(data, file, texts, tmp_path):
     (row,) = read(data, tmp_path, *file)
     assert row.texts == texts and row.document == ""
 
@@ -76,7 +76,7 @@ def test_sentences_know_their_document(mark, tmp_path):
 
 
 def test_a_conversation_with_and_without_answers(tmp_path):
-    """Of the turns in front of a question, those of a test set have no answers."""
+    """The turns before a question have answers only if the file has them."""
     turns = {"questions": [{"turn_id": i, "input_text": f"q{i}?"} for i in range(4)], "answers": [TURN] * 4}
     story = {name: value for name, value in (STORY | turns).items() if name != "additional_answers"}
     bare = {name: value for name, value in story.items() if name != "answers"}
@@ -98,16 +98,16 @@ def test_a_label_is_compared_as_text(tmp_path):
     assert MultipleChoice().gold(row) == 1
 
 
-def test_a_choice_has_the_name_that_the_data_gives_it(tmp_path):
+def test_choices_have_the_names_of_the_data(tmp_path):
     choices = [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]
     (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE | {"choices": choices, "label": "B"}))
     task = MultipleChoice()
-    (answer,) = task.answers([row], [], [{"logits": np.array([0.0, 1.0])}])
+    answer = task.answer(row, [(Example(0, {}), {"logits": np.array([0.0, 1.0])})])
     assert (answer.prediction, task.gold(row), task.as_text(row)[1]) == ("B", "B", "B")
     assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
 
 
-def test_as_text_there_is_a_letter_for_each_choice(tmp_path):
+def test_more_choices_than_letters_are_refused_as_text(tmp_path):
     (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE | {"choices": ["a"] * 27, "label": 26}))
     with pytest.raises(UserError, match="line 1 has 27 choices; letters name only 26"):
         MultipleChoice().as_text(row)
@@ -118,7 +118,7 @@ def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path)
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "x.json", json.dumps({"data": [STORY]}))
     window = Window(2, 0, np.array([[0, 3], [4, 9]]), np.array([True, True]))
     output = {"start": np.array([-9.0, 0, 0, 5]), "end": np.array([-9.0, 0, 0, 5]), "kind": np.eye(4)[kind]}
-    (answer,) = Answers(kinds=True, no_answer=True).answers([row], [Example(0, {}, window)], [output])
+    answer = Answers(kinds=True, no_answer=True).answer(row, [(Example(0, {}, window), output)])
     assert answer == (prediction, {"best": "house", "null": -28.0})
 
 
@@ -134,7 +134,7 @@ CONLL = {
 
 @pytest.mark.parametrize("name", CONLL)
 def test_words_and_comments_of_conll(name, tmp_path):
-    """Tabs or spaces alone divide words, and a sentence may begin with the word "#"."""
+    """Only tabs or spaces separate columns, and a sentence may begin with the word "#"."""
     rows = read(CONLL[name][0], tmp_path, "x.conll", CONLL[name][1])
     hashes = ["#", "# O"] if name == "tabs" else ["#", "#"]
     assert [row.values["words"] for row in rows] == [["#Monday", "1\u00a0000"], hashes, ["end"]]
@@ -142,7 +142,7 @@ def test_words_and_comments_of_conll(name, tmp_path):
 
 
 def test_a_long_field(tmp_path):
-    """Longer than Python's limit of a field."""
+    """It is longer than the limit of Python's csv module."""
     (row,) = read(TextRows(label_field=""), tmp_path, "x.csv", "text\n" + "a " * 100_000 + "\n")
     assert len(row.values["text"]) == 200_000
 
@@ -154,9 +154,9 @@ MISTAKES = {
                      "two choices have the same label"),
     "names": (TextRows(), "x.txt", json.dumps({"a": "b" * 999}), r"it has .{300}\. Choose"),
     "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "a column without a name"),
-    "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word-column is 0"),
+    "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word_column is 0"),
     "ids": (TagRows(has_ids=True), "x.conllu", "#c\n1-2\ta\n1\tX\n1.1\tb\nred\tX\n", "line 5 begins with 'red'"),
-    "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "no file of coqa's form"),
+    "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "x.json cannot be read"),
     "input": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"input_text": None}]},
               "story s, turn 1: the field 'input_text' is null or missing, not text"),
     "span": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"span_text": []}]},
@@ -201,13 +201,13 @@ NOT_TEXT = {
 
 
 @pytest.mark.parametrize("name", NOT_TEXT)
-def test_what_is_not_text_is_refused_by_its_row(name, tmp_path):
+def test_values_that_are_not_text_are_refused(name, tmp_path):
     data, row, message = NOT_TEXT[name]
     with pytest.raises(UserError, match=f"x.jsonl, .*{message}"):
         read(data, tmp_path, "x.jsonl", json.dumps(row))
 
 
-def test_numbers_are_written_and_labels_may_be_true_or_false(tmp_path):
+def test_texts_may_be_numbers_and_labels_booleans(tmp_path):
     (row,) = read(TextRows(id_field="id"), tmp_path, "x.jsonl", json.dumps({"text": 12.5, "label": False, "id": 3}))
     assert (row.id, row.values) == ("3", {"text": "12.5", "label": "False"})
     (row,) = read(PairRows(), tmp_path, "x.jsonl", json.dumps({"source": ["a", 1], "target": [True, 2]}))
@@ -222,7 +222,7 @@ def test_a_blank_label_is_none(tmp_path):
     assert [row.values["label"] for row in rows] == [None, 1]
 
 
-def test_a_form_of_files_is_not_read_from_tfds():
+def test_tfds_is_no_squad_file():
     with pytest.raises(UserError, match="tfds:squad cannot be read here, only files can"):
         list(AnswerRows().read("tfds:squad"))
 
@@ -237,23 +237,22 @@ def test_a_file_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["both_orders", "lm_coefficient"])
-def test_what_only_a_classifier_can_do_is_refused_of_a_writer(field):
+def test_options_of_a_classifier_are_refused_for_text_to_text(field):
     with pytest.raises(UserError, match=f"{field} is for a classifier"):
         TextToText(kind=Classification(**{field: True})).bind(Vocabulary.stand_in(100), 64)
 
 
 def test_a_label_that_is_no_number(tmp_path):
-    """Also where it is written as text."""
     (row,) = read(TextRows(), tmp_path, "x.tsv", "text\tlabel\nred\tmany\n")
     with pytest.raises(UserError, match="line 2: the label 'many' is no number"):
         Classification(target="number").as_text(row)
 
 
 class Canned:
-    """Answers the class or tag of number 1 to everything, with no model."""
+    """Task that answers class or tag 1 to everything, without a model."""
 
     def run(self, params, source, length, batch_size):
-        examples = source.examples("held_out", self.encoder, length)
+        examples = source.examples("held_out", self, length)
         return [{"logits": np.eye(2)[1], "tags": np.ones(length, int)} for _ in examples]
 
 
@@ -265,8 +264,8 @@ SENTENCES = "a y\nb x\n\nc y\nd new\n"
     (Classification, TextRows, CLASSES, 2 / 4, {"examples": 5, "unlabelled": 1, "unseen": 1}),
     (Tagging, TagRows, SENTENCES, 2 / 4, {"examples": 2, "unseen": 1}),
 ], ids=["classes", "tags"])
-def test_evaluation_scores_what_has_a_label(kind, data, text, accuracy, counts, tmp_path, capsys):
-    """And counts a label that training had not seen as a wrong answer."""
+def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts, tmp_path, capsys):
+    """A label that training had not seen counts as a wrong answer."""
     (tmp_path / "x.tsv").write_text(text)
     task = type(kind.__name__, (Canned, kind), {})(labels=("x", "y"))
     task = dataclasses.replace(task, vocabulary=Vocabulary.stand_in(300))

@@ -1,4 +1,4 @@
-"""Rows of prepared datasets: GLUE's own builder, with its names and features, over a few sentences."""
+"""Rows of prepared datasets: the builder of GLUE, with its names and features, over a few sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def glue(tmp_path_factory):
-    """GLUE's configurations as array_record, with the labels 0 and 1 by turns, or -1 in the split test."""
+    """Prepare GLUE's configurations as array_record; labels alternate between 0 and 1, and are -1 in the test split."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.text.glue import Glue
 
@@ -52,7 +52,7 @@ def glue(tmp_path_factory):
 
 
 def opened(name):
-    """The preset's data with the flags that its docstring gives for TFDS."""
+    """Return the experiment of a preset with the TFDS flags of its docstring."""
     path = f"configs/tasks/{name}.py"
     said = re.search(r"or (--data\.source tfds:.*?)\n *(\(|Recipe)", Path(path).read_text(), re.S)[1]
     return override(load_preset(path), said.replace("\\", "").split(), path)
@@ -60,7 +60,7 @@ def opened(name):
 
 @pytest.mark.parametrize("name", LABELS)
 def test_glue_by_the_flags_of_a_presets_docstring(name):
-    """Each row has its texts, its label by name, and in the split test none."""
+    """Each row has its texts and the name of its label, which is None in the test split."""
     experiment = opened(name)
     data, task = experiment.data, experiment.objective
     assert (data.source, data.dev) == (f"tfds:glue/{name}", f"tfds:glue/{name}:validation")
@@ -91,7 +91,7 @@ def test_from_training_to_predictions(models, tmp_path, capsys):
     assert "cola:test, record 0 has no label to learn" in capsys.readouterr().err
 
 
-def test_texts_to_write_and_their_absence():
+def test_pairs_of_texts_with_and_without_targets():
     data = PairRows(source_field="sentence", target_field="label")
     targets = {row.values["targets"][0] for row in data.read("tfds:glue/sst2")}
     assert targets == set(LABELS["sst2"])
@@ -99,7 +99,7 @@ def test_texts_to_write_and_their_absence():
 
 
 def test_numbers_and_fields_of_fields():
-    """STS-B's scores are float32 there, and 3.8 is to be written, not 3.799999952316284."""
+    """The scores of STS-B are float32 in TFDS; 3.8 is written so, and not as 3.799999952316284."""
     data = PairRows(source_field="sentence1", target_field="label")
     assert {row.values["targets"][0] for row in data.read("tfds:glue/stsb")} == {"3.8"}
     with pytest.raises(UserError, match="record 0, 'stem' has fields of its own"):

@@ -1,0 +1,149 @@
+"""Tasks whose classifier reads one vector per text: classification and multiple choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxlm.data.labelled import Arrays, Example, Record
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.inference.generate import pad
+from jaxlm.models.base import Inputs, last_token
+from jaxlm.objectives.base import Term, Terms
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.losses import cross_entropy
+from jaxlm.tasks.base import Task
+from jaxlm.tokenizers.template import Row
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledTask(Task):
+    """A task whose classifier reads one vector per text.
+
+    loss = the task's own + lm_coefficient · mean of -log p(token | tokens before it) (Radford et al. 2018, equation 5)
+
+    The arrays of a row: input_ids, token_type_ids, attention_mask int32 [length], or [texts, length] for several texts
+    (both orders of a pair, all choices); label int32 or float32 [].
+    """
+
+    lm_coefficient: float = field(0.0, range="[0, inf)")
+    """Weight of the language-model loss, for decoders; GPT-1 was fine-tuned with 0.5."""
+
+    def texts(self, record: Record) -> list[tuple[str, ...]]:
+        """Return the texts of a row, each a single text or a pair."""
+        raise NotImplementedError
+
+    def label(self, record: Record) -> np.ndarray:
+        """Return the label of a row; 0 if it has none."""
+        raise NotImplementedError
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+        texts = [self.texts(record) for record in records]
+        strings = list(dict.fromkeys(string for row in texts for parts in row for string in parts))
+        ids = dict(zip(strings, tokenizer.encode_arrays(strings), strict=True))
+        examples = []
+        for number, (record, row) in enumerate(zip(records, texts, strict=True)):
+            built = [self._build([ids[string] for string in parts], length) for parts in row]
+            longest = max(len(text.input_ids) for text in built)
+            input_ids, mask = pad([text.input_ids for text in built], longest, self.padding["input_ids"])
+            segments, _ = pad([text.segments for text in built], longest)
+            arrays = {"input_ids": input_ids, "token_type_ids": segments, "attention_mask": mask.astype(np.int32)}
+            if self.num_texts == 1:
+                arrays = {name: array[0] for name, array in arrays.items()}
+            examples.append(Example(number, arrays | {"label": self.label(record)}))
+        return examples
+
+    def _build(self, parts: Sequence[np.ndarray], length: int) -> Row:
+        room = length - self.template.num_symbols(len(parts) == 2)
+        if len(parts) == 2:
+            parts = truncate_pair(*parts, room)
+        return self.template.build(self.vocabulary, *(part[:room] for part in parts))
+
+    def synthetic(self, rows: int, length: int) -> Arrays:
+        return super().synthetic(rows, length) | {"label": np.zeros(rows, np.int32)}
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+        if self.lm_coefficient and not self.model.is_causal:
+            raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(self.model).__name__}.")
+        return super().bind(vocabulary, length, statistics)
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
+        terms = {}
+        if self.lm_coefficient and train:
+            x, terms["lm_loss"] = self._pooled_with_lm(params, example, key)
+        else:
+            x = self.pooled(params, example, key if train else None)
+        return self.label_terms(self.row_logits(params, x), example["label"], self.weights(example)) | terms
+
+    def label_terms(
+        self, logits: Float[Array, "batch classes"], label: Array, weights: Float[Array, " batch"]
+    ) -> Terms:
+        """Return the loss of the labels, and metrics."""
+        return {
+            "task_loss": Term.of(cross_entropy(logits, label), weights, 1.0),
+            "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
+        }
+
+    def predict(self, params: Params, example: Arrays) -> Arrays:
+        return {"logits": self.row_logits(params, self.pooled(params, example, None))}
+
+    def row_logits(self, params: Params, x: Float[Array, "batch texts hidden"]) -> Float[Array, "batch classes"]:
+        """Return the logits of a row from the vectors of its texts."""
+        raise NotImplementedError
+
+    def pooled(
+        self, params: Params, example: Arrays, key: jax.Array | None
+    ) -> Float[Array, "batch texts hidden"]:
+        """Return the vector of each text that the classifier reads; a key turns dropout on."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        inputs = self.model.complete_inputs(flat_inputs(example), self.vocabulary)
+        x = self.before_classifier(params, self.model.summary(params, inputs, key=keys[0]), keys[1])
+        return x.reshape(len(example["row"]), -1, x.shape[-1])
+
+    def _pooled_with_lm(
+        self, params: Params, example: Arrays, key: jax.Array
+    ) -> tuple[Float[Array, "batch texts hidden"], Term]:
+        """Return the vectors as `pooled` does, and the language-model loss.
+
+        The loss is the mean over each text's tokens, then over all texts of all rows.
+        """
+        keys = jax.random.split(key)
+        inputs, rows = flat_inputs(example), len(example["row"])
+        hidden, mask = self.hidden(params, inputs, keys[0]), inputs.mask
+        x = self.before_classifier(params, last_token(hidden, mask), keys[1])
+        weights = jnp.repeat(self.weights(example), len(mask) // rows)
+        targets = mask[:, 1:].astype(jnp.float32)
+        targets = targets / jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1.0)
+        table, bias = self.model.output_matrix(params)
+        features = self.model.token_features(params, hidden[:, :-1])
+        losses = chunked_cross_entropy(features, table, inputs.ids[:, 1:], targets * weights[:, None], bias=bias)
+        return x.reshape(rows, -1, x.shape[-1]), Term(losses.total, jnp.sum(weights), self.lm_coefficient)
+
+    def flops(self, length: int) -> float:
+        # The language-model loss has vocabulary logits.
+        lm_flops = 2 * length * self.model.width * self.model.vocab_size if self.lm_coefficient else 0
+        return self.num_texts * (super().flops(length) + lm_flops)
+
+
+def flat_inputs(example: Arrays) -> Inputs:
+    """Return the texts of a batch, those of a row one after another."""
+    return Inputs(*(
+        example[name].reshape(-1, example[name].shape[-1])
+        for name in ("input_ids", "token_type_ids", "attention_mask")
+    ))
+
+
+def truncate_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Truncate a pair to `room` tokens, one at a time from the longer text (BERT's `_truncate_seq_pair`)."""
+    second = second[: max(room // 2, room - len(first))]
+    return first[: room - len(second)], second
