@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import jax
+from jaxtyping import Array, Float, Int
 
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
