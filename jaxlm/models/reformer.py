@@ -266,10 +266,12 @@ class ReversibleBlock(nn.Module):
         self.mlp = FeedForward(c)
 
     def attend(self, x: jax.Array, rows: Rows, buckets: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+        """Return the change by attention, and the buckets of LSH attention."""
         y, buckets = self.attention(self.attention_norm(x), rows, buckets)
         return self._drop(y), buckets
 
     def feed_forward(self, x: jax.Array) -> jax.Array:
+        """Return the change by the feed-forward layer."""
         return self._drop(self.mlp(self.mlp_norm(x), self.deterministic))
 
     def _drop(self, y: jax.Array) -> jax.Array:
