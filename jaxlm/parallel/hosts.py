@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -44,28 +46,30 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    seconds, processes = _join_seconds(), _processes_from_env()
-    who, bind_address = "this process waits for the others of its cluster", None
-    if processes:
-        address, count, index = processes
-        who = f"process {index} of {count} waits at {address} for the others"
-        if index == 0:
-            _require_free_port(address)
-        if address.startswith(("127.", "localhost:", "[::1]:")):
-            bind_address = address  # by default jax listens on all interfaces
+    seconds, given, came = _join_seconds(), _processes_from_env(), {0}
+
+    def state() -> str:
+        if given is None:  # jax chooses where they meet, so they cannot be counted
+            return "this process waits for the others of its cluster"
+        address, count, index = given
+        if index > 0:
+            return f"process {index} of {count} asks process 0 at {address} whether all have come"
+        missing = ", ".join(str(other) for other in range(count) if other not in came)
+        return f"{len(came)} of {count} processes have come to {address} (missing: {missing or 'none'})"
 
     def give_up() -> None:  # jax's own timeout aborts with a C++ stack
-        _say(f"{who}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
+        _say(f"{state()}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
         os._exit(2)
 
-    _say(f"{who}; waiting up to {seconds} s ({JOIN_SECONDS}).")
+    _say(f"{state()}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
     try:
-        jax.distributed.initialize(
-            *(processes or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind_address
-        )
+        if given:
+            _meet(*given, came)
+        bind = given[0] if given and _is_loopback(given[0]) else None
+        jax.distributed.initialize(*(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind)
     except ValueError as error:
         raise UserError(
             f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
@@ -102,15 +106,47 @@ def _processes_from_env() -> tuple[str, int, int] | None:
     return address, count, index
 
 
-def _require_free_port(address: str) -> None:
-    """Raise UserError if another program listens at the coordinator's port: jax would crash."""
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("127.", "localhost:", "[::1]:"))
+
+
+def _meet(address: str, count: int, index: int, came: set[int]) -> None:
+    """Wait at the coordinator's port, before jax listens there, until all processes have joined.
+
+    Every other process sends its index to process 0, which adds it to `came` and answers when all have joined.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    while index > 0:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(b"jaxlm %d" % index)
+            connection.settimeout(None)
+            if connection.recv(5) == b"jaxlm":
+                return
+        time.sleep(0.5)
+    if not _is_loopback(address):  # the host's name may not resolve to the address that the others see
+        host = "::" if socket.has_dualstack_ipv6() else ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server(("", int(address.rpartition(":")[2]))).close()
+        server = socket.create_server((host, int(port)), family=family, dualstack_ipv6=host == "::")
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen at {address} ({error.strerror.partition(' (')[0]}); give each process a "
             "JAX_PROCESS_ID of its own, and JAX_COORDINATOR_ADDRESS a port that is free."
         ) from error
+    connections = []
+    with server:
+        while len(came) < count:
+            connections.append(server.accept()[0])
+            connections[-1].settimeout(5)
+            with contextlib.suppress(OSError, ValueError):  # not one of ours
+                other = int(connections[-1].recv(20).removeprefix(b"jaxlm "))
+                if other in came:
+                    raise UserError(f"two processes have JAX_PROCESS_ID={other}; give each its own.")
+                came.add(other)
+    for connection in connections:
+        with contextlib.suppress(OSError), connection:
+            connection.sendall(b"jaxlm")
 
 
 def _say(sentence: str) -> None:

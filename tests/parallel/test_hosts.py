@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -36,6 +38,7 @@ def started(monkeypatch):
         calls.append((arguments, coordinator_bind_address))
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(hosts, "_meet", lambda *arguments: None)
     return calls
 
 
@@ -149,18 +152,41 @@ def test_a_cluster_that_is_not_complete_is_given_up(started, monkeypatch, capsys
     assert given_up.is_set() and "others of its cluster; gave up after 1 s" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_a_mistake(started, monkeypatch):
+def test_processes_meet():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = "{}:{}".format(*probe.getsockname())
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(hosts._meet, address, 3, index, set()) for index in (2, 1)]
+        hosts._meet(address, 3, 0, {0})
+        assert [other.result(timeout=20) for other in others] == [None, None]
+
+
+def test_two_processes_with_the_same_index_are_a_mistake():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        where = probe.getsockname()
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        first = pool.submit(hosts._meet, "{}:{}".format(*where), 3, 0, {0})
+        for text in (b"GET / HTTP/1.1", b"jaxlm 1", b"jaxlm 1"):
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):  # it does not listen yet
+                    connection = stack.enter_context(socket.create_connection(where))
+                    break
+            connection.sendall(text)
+        with pytest.raises(UserError, match="two processes have JAX_PROCESS_ID=1; give each its own"):
+            first.result(timeout=20)
+
+
+def test_a_port_that_is_taken_is_a_mistake():
     """As by another process 0."""
-    for name, value in (THREE | {"JAX_PROCESS_ID": "0"}).items():
-        monkeypatch.setenv(name, value)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="Address already in use"):
-        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "{}:{}".format(*server.getsockname()))
-        hosts.join_processes()
-    assert started == []
+        hosts._meet("{}:{}".format(*server.getsockname()), 2, 0, {0})
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_process_that_is_alone_gives_up(tmp_path, preset, index):
+@pytest.mark.parametrize(("index", "said"), [
+    (0, "1 of 2 processes have come to {address} (missing: 1)"),
+    (1, "process 1 of 2 asks process 0 at {address} whether all have come"),
+])
+def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = "{}:{}".format(*probe.getsockname())
     command = Command(
@@ -168,7 +194,7 @@ def test_a_process_that_is_alone_gives_up(tmp_path, preset, index):
         JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index), JAXLM_JOIN_SECONDS="1",
     )
     assert command.wait() == 2
-    said = f"jaxlm: process {index} of 2 waits at {address} for the others"
+    said = "jaxlm: " + said.format(address=address)
     first, second = command.output.splitlines()
     assert first == f"{said}; waiting up to 1 s (JAXLM_JOIN_SECONDS)." and second.startswith(f"{said}; gave up after 1")
 
