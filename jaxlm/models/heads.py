@@ -38,18 +38,26 @@ class LinearHead:
         return call(self.module, params, x).astype(jnp.float32)
 
 
+class TwoLayers(nn.Module):
+    """Dense layer, activation, dense layer."""
+
+    head: TwoLayerHead
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        s = self.head.stack
+        x = nn.Dense(s.hidden_size, dtype=s.dtype, kernel_init=kernel_init(s), name="dense")(x)
+        x = ACTIVATIONS[s.activation](x)
+        return nn.Dense(self.head.features, dtype=s.dtype, kernel_init=kernel_init(s), name="score")(x)
+
+
 @dataclasses.dataclass(frozen=True)
 class TwoLayerHead(LinearHead):
     """Dense layer, activation, and dense layer to `features` logits. Parameters: `dense`, `score`."""
 
     @property
     def module(self) -> nn.Module:
-        s = self.stack
-        dense, score = (
-            nn.Dense(width, dtype=s.dtype, kernel_init=kernel_init(s), name=name)
-            for width, name in ((s.hidden_size, "dense"), (self.features, "score"))
-        )
-        return nn.Sequential([dense, ACTIVATIONS[s.activation], score])
+        return TwoLayers(self)
 
 
 class BoundaryModule(nn.Module):

@@ -82,11 +82,11 @@ def test_imported_logits(name, tokenizer, tmp_path):
     theirs = torch_roberta(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
     assert not imported.fresh
-    assert type(imported.objective.model) is Roberta and imported.objective.input_format == "document"
-    assert imported.objective.max_length == CONFIGS[name]["max_position_embeddings"] - 2
+    assert type(imported.objective.model) is Roberta and imported.objective.input_format == "full-sentences"
+    assert imported.objective.model.max_length == CONFIGS[name]["max_position_embeddings"] - 2
     for length, padded in LENGTHS:
         assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE
-    longest = imported.objective.max_length
+    longest = imported.objective.model.max_length
     assert difference(imported.objective, imported.params, theirs, longest, False) < TOLERANCE
     # Exported again, every tensor is unchanged.
     out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())

@@ -113,7 +113,7 @@ def test_imported_logits_and_exported_files(peer, folder, tmp_path):
     imported = import_folder(folder)
     assert imported.fresh == ()
     assert type(imported.objective.model) is XlmRoberta and imported.objective.input_format == "full-sentences"
-    assert imported.objective.max_length == POSITIONS
+    assert imported.objective.model.max_length == POSITIONS
     v = imported.tokenizer.vocabulary
     assert (v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (0, 1, 2, 3, len(peer) - 1, 0, 2)
     theirs = transformers.XLMRobertaForMaskedLM.from_pretrained(folder).eval()
