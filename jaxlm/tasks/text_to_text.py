@@ -130,7 +130,7 @@ class TextToText(Task):
 
     @property
     def padding(self) -> dict[str, int]:
-        padding = {name: super(TextToText, self).padding[name] for name in ("input_ids", "attention_mask")}
+        padding = {"input_ids": self.vocabulary.pad, "attention_mask": 0}
         return padding | {"weights": 0} if self.is_decoder else padding
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
@@ -151,7 +151,7 @@ class TextToText(Task):
             weights, rest = np.ones(len(target), np.float32), self.max_target - len(target)
             if self.is_decoder:
                 arrays = {"input_ids": np.concatenate([prompt, target]),
-                          "weights": np.pad(weights, (len(prompt) - 1, 1))}
+                          "weights": np.pad(weights, (len(prompt), 1))[1:]}  # at the tokens before the answer's
             else:
                 arrays = {"input_ids": prompt, "weights": np.pad(weights, (0, rest)),
                           "targets": np.pad(target, (0, rest), constant_values=self.vocabulary.pad)}
