@@ -15,7 +15,7 @@ COMMANDS = {
     "bench": ("jaxlm.commands.bench", "time the train step on this machine, optionally beside PyTorch's"),
     "finetune": ("jaxlm.commands.finetune", "train a task from a pretrained model, and evaluate it"),
     "evaluate": ("jaxlm.commands.evaluate", "score a fine-tuned model on rows, or any model on prompts"),
-    "fill-mask": ("jaxlm.commands.fill_mask", "predict the tokens behind [MASK]"),
+    "fill-mask": ("jaxlm.commands.fill_mask", "predict masked tokens"),
     "generate": ("jaxlm.commands.generate", "continue a prompt"),
     "embed": ("jaxlm.commands.embed", "vectors of texts"),
     "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),

@@ -83,13 +83,13 @@ def merge_params(params: Params, source: Params, path: str = "") -> Params:
     return result
 
 
-def with_rows(source: Params, params: Params) -> Params:
+def extend_embeddings(source: Params, params: Params) -> Params:
     """Return `source` with the rows that only `params` has appended to embeddings."""
     result = {}
     for name, leaf in source.items():
         other = params.get(name)
         if isinstance(leaf, dict):
-            result[name] = with_rows(leaf, other) if isinstance(other, dict) else leaf
+            result[name] = extend_embeddings(leaf, other) if isinstance(other, dict) else leaf
         elif name == "embedding" and other is not None and other.shape[0] > leaf.shape[0]:
             result[name] = jnp.concatenate([leaf, other[leaf.shape[0]:]])
         else:

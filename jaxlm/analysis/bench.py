@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
-from jaxlm.analysis.plan import described, published_vocabulary, synthetic_batch
+from jaxlm.analysis.plan import described, stand_in_vocabulary, synthetic_batch
 from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.errors import UserError
@@ -58,7 +58,7 @@ def bench_pretraining(
         report("PyTorch has no LAMB; timing both sides with AdamW …")
         experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
-    objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
+    objective = experiment.objective.bind(vocabulary or stand_in_vocabulary(experiment.objective), length)
     batch, device, dtype = synthetic_batch(experiment, objective), mesh.devices.flat[0], objective.model.dtype
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     if t.short_steps:
@@ -76,8 +76,9 @@ def bench_pretraining(
         side.run(WARMUP_STEPS)
     steps = steps or max(1, min(MAX_STEPS, math.ceil(ROUND_SECONDS / ours.time(1))))
     peaks: list[float] = []  # measured in every round: a single measurement on a busy machine would be far too low
-    known = peak_flops(device)
-    time_in_turns([Side("peak", lambda _: peaks.append(known or measured_flops(device, dtype))), *sides], steps, report)
+    published_peak = peak_flops(device)
+    peak_side = Side("peak", lambda _: peaks.append(published_peak or measured_flops(device, dtype)))
+    time_in_turns([peak_side, *sides], steps, report)
     # The devices of one CPU share its cores, so each reaches its share of the measured peak.
     peak = max(peaks) / (mesh.size if device.platform == "cpu" else 1)
     flops = program.step_flops(length, t.batch_size)
@@ -87,7 +88,7 @@ def bench_pretraining(
         devices=mesh.size, vocabulary=described(experiment.objective, vocabulary), parameters=program.num_params,
         compile_and_first_step_seconds=ours.first_seconds, corruption_seconds=corruption_seconds,
         corruption_share=corruption_seconds / found["step_seconds"], flops_per_step=flops, peak_flops_per_device=peak,
-        peak_is_measured=not known, mfu_formula=MFU_FORMULA,
+        peak_is_measured=not published_peak, mfu_formula=MFU_FORMULA,
     ) | found
 
 
@@ -109,12 +110,12 @@ def bench_generation(
     """
     experiment.validate()
     rows, length = experiment.train.batch_size, max(1, experiment.data.length // 2)
-    bound = vocabulary or published_vocabulary(experiment.objective)
+    bound = vocabulary or stand_in_vocabulary(experiment.objective)
     objective = experiment.objective.bind(bound, experiment.data.length)
     if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} trains no model that writes text; leave --generate out.")
     prompts = np.random.default_rng(0).choice(np.flatnonzero(~bound.special), (rows, length)).tolist()
-    params = jax.device_put(jax.jit(objective.init)(jax.random.key(experiment.train.seed)))
+    params = jax.jit(objective.init)(jax.random.key(experiment.train.seed))
     settings = Settings(max_new_tokens=new_tokens, stop_ids=())
     sides = [Side("jaxlm", lambda _: continuations(objective, params, prompts, settings))]
     if has_peer:

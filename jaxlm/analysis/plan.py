@@ -80,7 +80,7 @@ def plan(
     experiment.validate()
     devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
     mesh, limit, peak = make_mesh(experiment.mesh, devices), hbm_limit(devices[0]), peak_flops(devices[0])
-    objective = experiment.objective.bind(vocabulary or published_vocabulary(experiment.objective), length)
+    objective = experiment.objective.bind(vocabulary or stand_in_vocabulary(experiment.objective), length)
     program = Program(objective, t, experiment.optimizer, mesh, load_constants(objective, load_shapes))
     batch = synthetic_batch(experiment, objective)
     by_kind, flops = _input_bytes(program, batch), program.step_flops(length, t.batch_size)
@@ -129,7 +129,7 @@ def _compile(program: Any, batch: Any, topology: str) -> tuple[Any, str, int]:
         used = _used_bytes(str(error))
         if used is None:
             raise UserError(refusal(topology, str(error))) from error
-        return None, _first_sentence(str(error)), used
+        return None, _first_line(str(error)), used
 
 
 def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
@@ -142,17 +142,19 @@ def _input_bytes(program: Any, batch: Any) -> dict[str, int]:
     """Return the bytes of the step's inputs on one device, by kind."""
     import jax
 
-    from jaxlm.parallel.rules import batch_sharding
+    from jaxlm.parallel.rules import batch_sharding, shardings
 
-    def held(shapes: Any, shardings: Any) -> int:
+    def held(shapes: Any, placement: Any) -> int:
         def share(leaf: Any, sharding: Any) -> int:
             return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
 
-        return sum(jax.tree.leaves(jax.tree.map(share, shapes, shardings)))
+        return sum(jax.tree.leaves(jax.tree.map(share, shapes, placement)))
 
     return {
         "parameters": held(program.shapes.params, program.shardings.params),
         "optimizer_state": held(program.shapes.opt_state, program.shardings.opt_state),
+        "recurrence_memory": held(program.shapes.memory, program.shardings.memory),
+        "constants": held(program.constants, shardings(program.constants, program.mesh)),
         "batch": held(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
     }
 
@@ -191,7 +193,7 @@ def topology_devices(name: str) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{chips}", **options).devices
     except Exception as error:  # libtpu raises runtime errors of several types
         raise UserError(
-            f"there is no TPU topology {name} ({_first_sentence(str(error)).rstrip('.')}); try {EXAMPLES}."
+            f"there is no TPU topology {name} ({_first_line(str(error)).rstrip('.')}); try {EXAMPLES}."
         ) from error
 
 
@@ -213,7 +215,7 @@ def described(objective: Any, vocabulary: Vocabulary | None) -> str:
     return f"vocabulary of {vocabulary.size:,}: the run's own"
 
 
-def published_vocabulary(objective: Any) -> Vocabulary:
+def stand_in_vocabulary(objective: Any) -> Vocabulary:
     """Return a stand-in vocabulary of the published size of the objective's model."""
     return Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
 
@@ -247,7 +249,7 @@ def _used_bytes(message: str) -> int | None:
 
 def refusal(topology: str, message: str) -> str:
     """Return an error message for a step that the compiler refuses for another reason than HBM."""
-    sentence = f"the TPU compiler refuses this step for {topology}: {_first_sentence(message).rstrip('.')}"
+    sentence = f"the TPU compiler refuses this step for {topology}: {_first_line(message).rstrip('.')}"
     space = re.search(r"\b[vs]mem\b", message)
     if "RESOURCE_EXHAUSTED" not in message or space is None:
         return f"{sentence}."
@@ -261,7 +263,7 @@ def _bytes(match: re.Match[str]) -> int:
     return round(float(match[1]) * _UNITS[match[2]])
 
 
-def _first_sentence(text: str) -> str:
+def _first_line(text: str) -> str:
     text = re.sub(r"^[A-Z_]+: (E\d+: \w+:\s+)?", "", text.strip())  # drop error codes
     text = re.sub(r" = \(.*?(?=Scoped allocation)", ": ", text, flags=re.DOTALL)  # drop the operation's text
     return (text.splitlines() or ["no reason given"])[0][:300]

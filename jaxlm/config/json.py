@@ -52,7 +52,9 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
     unknown = sorted(name for name in value if name != "type" and "bound" in marks.get(name, {"bound"}))
     if unknown:
         raise UserError(
-            f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of jaxlm."
+            f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of jaxlm; export it "
+            "with the version that wrote it (jaxlm export RUN OUT), and go on from the exported folder with "
+            "--init-from."
         )
     fields = {name: item for name, item in value.items() if name != "type" and "path" not in marks[name]}
     try:

@@ -75,7 +75,7 @@ def export_family(base: Family, task: Task) -> Family:
     Text-to-text tasks are exported like their pretraining objective.
     """
     if isinstance(task, TextToText):
-        return dataclasses.replace(base, models=lambda task: base.models(pretraining_objective(task)))
+        return dataclasses.replace(base, models=lambda bound: base.models(pretraining_objective(bound)))
     return dataclasses.replace(base, models=lambda task: (_transformers_model(base, task),))
 
 

@@ -22,7 +22,7 @@ from jaxlm.types import Params
 PROMPT_MULTIPLE = 32
 """Rows are padded to a multiple of this length, which limits the number of compilations."""
 MAX_TOKENS = 8192
-"""Maximum length of a prompt and of a continuation, for models with relative positions, which have no limit."""
+"""Maximum length of a prompt and of a continuation; the only limit for models without learned positions."""
 MIN_TEMPERATURE = 1e-6
 """Lower temperatures, which would overflow float32 logits, are raised to this one, at which sampling is greedy."""
 
@@ -55,7 +55,7 @@ class Settings:
     temperature: float = field(0.0, range="[0, inf)")
     """0 means greedy decoding; otherwise tokens are sampled from softmax(logits / temperature)."""
     top_k: int = field(0, range="[0, inf)")
-    """Sample from the k likeliest tokens only; 0 means all."""
+    """Sample from the k likeliest tokens only; 0 means all. Ignored at temperature 0, as are top_p and seed."""
     top_p: float = field(1.0, range="(0, 1]")
     """Sample from the fewest likeliest tokens whose probabilities add up to top_p (Holtzman et al. 2020)."""
     seed: int = field(0, range="[0, 4294967296)")
@@ -63,7 +63,10 @@ class Settings:
     beams: int = field(1, range="[1, 256]")
     """Number of beams; 1 means no beam search."""
     length_penalty: float = field(1.0, range="(-inf, inf)")
-    """Beams are ranked by log-probability / length ** length_penalty; positive values favour longer ones."""
+    """Beams are ranked by log-probability / length ** length_penalty; positive values favour longer ones.
+
+    Ignored without beam search.
+    """
     stop_ids: Sequence[int] | None = None
     """Stop tokens. None for the vocabulary's end-of-sequence token; an empty sequence for none."""
 

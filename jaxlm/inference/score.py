@@ -133,11 +133,13 @@ def score_texts(
     """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`).
 
     Raises:
-        UserError: The model has an encoder, or the stride is longer than the model.
+        UserError: The model is not causal, or the stride is longer than the model.
     """
+    if objective.answer_kind != "text" or not objective.model.is_causal:
+        raise UserError(
+            "only causal models score whole texts; choose one, or the kind pseudo-likelihood for a masked model."
+        )
     length = max_length(objective)
-    if objective.model.has_encoder:
-        raise UserError("texts on their own have a likelihood under causal models only.")
     if stride > length:
         raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")
     begin = text_begin(tokenizer)

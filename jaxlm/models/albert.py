@@ -42,7 +42,3 @@ class Albert(Encoder):
     @property
     def has_projection(self) -> bool:
         return True  # as in Transformers, even if the widths are equal
-
-    @property
-    def groups(self) -> int:
-        return self.num_groups

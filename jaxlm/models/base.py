@@ -1,8 +1,8 @@
 """Contract of the model families.
 
 A model is a frozen dataclass of sizes; its methods are pure functions of parameters. Callers do not depend on the
-family. What a family has beyond this contract (query stream, recurrence memory, hidden states of all layers) are
-methods of the family, which its own objective calls.
+family. Further features of a family (query stream, recurrence memory, hidden states of all layers) are its own methods,
+which only its own objective calls.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ class Inputs(NamedTuple):
     token_types: Int[Array, "batch length"] | None = None
     """Segment types; None for zeros."""
     mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None
-    """1 at tokens, 0 at padding, which is at the end of a row; None without padding."""
+    """1 at tokens, 0 at padding; None without padding. Encoders need the padding at the end of a row."""
     documents: Int[Array, "batch length"] | None = None
-    """Document number of each token in a packed row, 0 at padding; None for `mask`. Causal models attend within a
-    document, and count positions from its start."""
+    """Document number of each token in a packed row, 0 at padding; None: each row is one document, masked by `mask`.
+
+    Causal models attend within a document, and count positions from its start.
+    """
     characters: Int[Array, "batch length characters"] | None = None
     """Characters of each token, for models with character inputs."""
 
@@ -108,7 +110,7 @@ class Model:
 
     @property
     def text_model(self) -> Model:
-        """The model that tasks, text vectors and teachers use: this model, or its part that reads text."""
+        """The model that tasks and text vectors use: this model, or its part that reads text."""
         return self
 
     def text_params(self, params: Params) -> Params:
@@ -125,7 +127,7 @@ class Model:
         return inputs
 
     def init_task(self, key: jax.Array) -> Params:
-        """Return fresh parameters for a task: without output layers, with parameters that only tasks train."""
+        """Return fresh parameters for fine-tuning: no output layers, plus any that only tasks train (ELMo's mix)."""
         return {name: leaf for name, leaf in self.init(key).items() if name not in self.output_params}
 
     @property

@@ -66,7 +66,7 @@ class Electra(TransformerConfig, Model):
     """Maximum sequence length (rows of the position embedding)."""
     type_vocab_size: int = 2
     """Number of segment types."""
-    init_std: float = 0.02
+    init_std: float = field(0.02, range="[0, inf)")
     """Standard deviation of the truncated normal that initializes the weights."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the generator's last layer only at the masked positions."""

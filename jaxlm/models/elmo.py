@@ -155,7 +155,7 @@ class Elmo(HasDtype, Model):
             x = carry * jax.nn.relu(dense(layer["transform"], x)) + (1.0 - carry) * x
         return dense(params["token_projection"], x).reshape(*shape, self.hidden_size)
 
-    def empty_state(self, rows: int) -> tuple[LstmState, ...]:
+    def initial_state(self, rows: int) -> tuple[LstmState, ...]:
         """Return the initial state of one direction's LSTMs: zeros."""
         return tuple(
             LstmState(jnp.zeros((rows, self.cell_size)), jnp.zeros((rows, self.hidden_size), self.dtype))
@@ -198,7 +198,7 @@ class Elmo(HasDtype, Model):
         position = jnp.arange(characters.shape[1])
         reverse = jnp.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)[..., None]
         words = self.word_vectors(params, characters)
-        state = self.empty_state(characters.shape[0])
+        state = self.initial_state(characters.shape[0])
         forward, _ = self.run(params["forward"], words, state)
         backward, _ = self.run(params["backward"], jnp.take_along_axis(words, reverse, axis=1), state)
         backward = [jnp.take_along_axis(layer, reverse, axis=1) for layer in backward]

@@ -34,7 +34,7 @@ class Encoder(TransformerConfig, TokenPredictor):
     """Maximum sequence length (rows of the position embedding)."""
     type_vocab_size: int = 2
     """Number of segment types; 0 for none."""
-    init_std: float = 0.02
+    init_std: float = field(0.02, range="[0, inf)")
     """Standard deviation of the truncated normal that initializes the weights."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the last layer only at the positions whose hidden states are used."""
@@ -61,11 +61,6 @@ class Encoder(TransformerConfig, TokenPredictor):
     def first_position(self) -> int:
         """Row of the position embedding for the first token."""
         return 0
-
-    @property
-    def groups(self) -> int | None:
-        """Number of groups of consecutive layers that share parameters; None without sharing."""
-        return None
 
     @property
     def head_activation(self) -> PlainActivation:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Writer
 from jaxlm.models.layers.config import StackConfig, TransformerConfig, kernel_init, transformer_sizes
 from jaxlm.models.layers.dropout import dropout, module_key
@@ -37,7 +38,7 @@ class DecodeState(NamedTuple):
     """Slot of the next token."""
 
 
-class Streams(NamedTuple):
+class StreamStates(NamedTuple):
     """Hidden states of both streams."""
 
     content: Float[Array, "batch length hidden"]
@@ -57,7 +58,7 @@ class Xlnet(TransformerConfig, Writer):
 
     vocab_size: int = 32000
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
-    init_std: float = 0.02
+    init_std: float = field(0.02, range="[0, inf)")
     """Standard deviation of the normal that initializes the weights."""
 
     template: ClassVar[Template] = Template(
@@ -92,7 +93,7 @@ class Xlnet(TransformerConfig, Writer):
             "bias": jnp.zeros(self.vocab_size, jnp.float32),
         }
 
-    def empty_memory(self, rows: int, length: int) -> Float[Array, "rows layers length hidden"] | None:
+    def initial_memory(self, rows: int, length: int) -> Float[Array, "rows layers length hidden"] | None:
         """Return zero memories of all layers, or None for length 0. They are not masked, as in the official code."""
         return jnp.zeros((rows, self.num_layers, length, self.hidden_size), self.dtype) if length else None
 
@@ -106,7 +107,7 @@ class Xlnet(TransformerConfig, Writer):
         limit: Int[Array, "batch length"] | None = None, positions: Int[Array, "batch predictions"] | None = None,
         memory: Float[Array, "batch layers memory hidden"] | None = None,
         is_backward: Int[Array, " batch"] | None = None, key: jax.Array | None = None,
-    ) -> Streams:
+    ) -> StreamStates:
         """Return both streams.
 
         Token i attends to the memory, to itself, and to every token j with rank[j] < limit[i]. A query at position i
@@ -151,7 +152,7 @@ class Xlnet(TransformerConfig, Writer):
             loop=self.loop_layers,
         )
         content, *query = (dropout(x, self.dropout, next(keys)) for x in streams)
-        return Streams(content, query[0] if query else None, entered)
+        return StreamStates(content, query[0] if query else None, entered)
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
@@ -172,6 +173,7 @@ class Xlnet(TransformerConfig, Writer):
 
     def _next_logits(self, params: Params, state: DecodeState) -> Float[Array, "batch vocab"]:
         rank = jnp.where(state.filled, 0, MASKED_RANK)
+        # After the last new token there is no slot left; those logits are not used.
         positions = jnp.full((state.tokens.shape[0], 1), jnp.minimum(state.index, state.tokens.shape[1] - 1))
         query = self.streams(params, Inputs(state.tokens), rank=rank, positions=positions).query
         return self.predict_tokens(params, query[:, 0])

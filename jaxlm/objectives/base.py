@@ -21,7 +21,7 @@ from jaxlm.fields import check_ranges, field, marks_of
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import merge_params, with_rows
+from jaxlm.trees import extend_embeddings, merge_params
 from jaxlm.types import Params
 
 Batch = Any
@@ -130,7 +130,7 @@ class Objective:
 
     @property
     def text_template(self) -> Template:
-        """Special tokens around a text whose vector is wanted."""
+        """Template of texts for `jaxlm embed`."""
         return self.model.text_model.template
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
@@ -180,7 +180,7 @@ class Objective:
             source: A pretrained model, whose parameters replace those of the same name; embeddings keep the fresh rows
                 of new tokens.
         """
-        return params if source is None else merge_params(params, with_rows(source.params, params))
+        return params if source is None else merge_params(params, extend_embeddings(source.params, params))
 
     def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the model's inputs and targets. Rows of padding get weight 0 in the loss."""
@@ -199,7 +199,7 @@ class Objective:
         raise NotImplementedError
 
     def real_tokens(self, example: Example, batch: Batch) -> Array | np.ndarray:
-        """Return the mask of non-padding tokens that the model reads, [batch, length]."""
+        """Return the mask of non-padding tokens, for the metric `real_tokens`."""
         mask = example.get("attention_mask")
         return (batch.segment_ids if mask is None else mask) > 0
 

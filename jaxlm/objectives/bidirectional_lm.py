@@ -103,7 +103,7 @@ class BidirectionalLM(Streams, HasConstants):
         return example
 
     def initial_memory(self, rows: int) -> Memory:
-        return {name: self.model.empty_state(rows // 2) for name in DIRECTIONS}
+        return {name: self.model.initial_state(rows // 2) for name in DIRECTIONS}
 
     def stream_loss(
         self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
@@ -135,7 +135,9 @@ class BidirectionalLM(Streams, HasConstants):
         masked.
         """
         offset = bias - jnp.log(jnp.asarray(expected_counts(self._noise_distribution(), self.noise_words), jnp.float32))
-        label_logits = jnp.einsum("blh,blh->bl", features, table[labels].astype(features.dtype)) + offset[labels]
+        label_logits = jnp.einsum(
+            "blh,blh->bl", features, table[labels].astype(features.dtype), preferred_element_type=jnp.float32
+        ) + offset[labels]
         noise_logits = jnp.einsum(
             "blh,nh->bln", features, table[noise].astype(features.dtype), preferred_element_type=jnp.float32
         ) + offset[noise]

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.corruption.masking import max_predictions
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -45,17 +44,17 @@ class Distillation(MaskedLM, HasConstants):
     """Run folder or Transformers folder of a masked language model with the student's tokenizer."""
     temperature: float = field(2.0, range="(0, inf)")
     """Softmax temperature of both models."""
-    soft_weight: float = 5.0
+    soft_weight: float = field(5.0, range="[0, inf)")
     """Weight of the divergence from the teacher's distribution."""
-    mlm_weight: float = 2.0
+    mlm_weight: float = field(2.0, range="[0, inf)")
     """Weight of the masked-LM cross-entropy."""
-    cosine_weight: float = 1.0
+    cosine_weight: float = field(1.0, range="[0, inf)")
     """Weight of the cosine loss of the last hidden states."""
     rarity: float = field(0.7, range="[0, inf)")
     """Exponent of masking: a token with count n is masked in proportion to n^-rarity; 0 masks uniformly."""
     input_format: Literal["document", "full-sentences"] = field("document", weights=True)
     """Rows of one segment: text of one document, or full rows across documents, separated by the end symbol."""
-    short_rate: float = 0.0
+    short_rate: float = field(0.0, range="[0, 1]")
     """Share of rows cut to a random shorter length."""
     statistics: Statistics | None = field(None, bound=True)
     """Set by `bind`: token counts of the corpus."""
@@ -63,6 +62,10 @@ class Distillation(MaskedLM, HasConstants):
     token_losses = ()  # rare tokens are predicted more often, so the unigram entropy is no baseline
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Statistics | None = None) -> Self:
+        if self.rarity and (self.whole_word or self.longest_ngram > 1):
+            raise UserError(
+                "objective.rarity masks single tokens; set it to 0, or leave out whole_word and longest_ngram."
+            )
         return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
 
     @property
@@ -75,10 +78,14 @@ class Distillation(MaskedLM, HasConstants):
         teacher = load_teacher(self, load, ("embeddings", "encoder", "mlm_head"))
         teacher_model = teacher.objective.model
         require_equal(self.teacher, teacher_model, self.model, "hidden_size", "embedding_width", "vocab_size")
-        if teacher_model.num_layers < self.model.num_layers or teacher_model.groups is not None:
+        if teacher_model.stack.groups < teacher_model.num_layers:
             raise UserError(
-                f"the teacher {self.teacher} has {teacher_model.groups or teacher_model.num_layers} layers with own "
-                f"parameters and the student {self.model.num_layers}; lower objective.model.num_layers."
+                f"the teacher {self.teacher} shares parameters between layers; choose one that does not, as a BERT."
+            )
+        if teacher_model.num_layers < self.model.num_layers:
+            raise UserError(
+                f"the teacher {self.teacher} has {teacher_model.num_layers} layers and the student "
+                f"{self.model.num_layers}; lower objective.model.num_layers."
             )
         return teacher
 
@@ -119,7 +126,7 @@ class Distillation(MaskedLM, HasConstants):
 
     def flops(self, length: int) -> float:
         # The head runs at every token for the divergence, and again at the masked ones.
-        return self.model.forward_flops(length, length + max_predictions(length, self.mask_rate))
+        return self.model.forward_flops(length, length + self.num_slots(length))
 
     def constants_flops(self, length: int) -> float:
         return self.constants.objective.model.forward_flops(length, length)

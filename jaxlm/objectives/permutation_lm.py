@@ -150,7 +150,7 @@ class PermutationLM(Streams):
         return jnp.where(reads_backward(batch)[:, None] > 0, jnp.roll(starts[:, ::-1], 1, axis=1), starts)
 
     def initial_memory(self, rows: int) -> Memory:
-        return self.model.empty_memory(rows, self.memory_length)
+        return self.model.initial_memory(rows, self.memory_length)
 
     def stream_loss(
         self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool

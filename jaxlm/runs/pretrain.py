@@ -36,7 +36,7 @@ def pretrain(resolved: Resolved, run_dir: str | Path, report: Report = print) ->
         The figures of the last evaluation.
 
     Raises:
-        UserError: The user's mistakes.
+        UserError: A flag, the data or the run folder does not fit.
         NotFinite: The loss diverges; a UserError and a FloatingPointError.
         Stopped: A signal stopped the run, which has been saved.
     """
@@ -79,7 +79,7 @@ def _pretrain(
     feed = Feed(text, objective, t, data.length, mesh)
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
-    # Program. Nothing is left to refuse, so `claim` writes the run's files.
+    # Program. `claim` makes the last checks, then writes the run's files.
     constants = jax.device_put(constants, shardings(constants, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)

@@ -51,7 +51,7 @@ class Task(Objective):
     """The pretrained model; `--init-from` brings it."""
     labels: tuple[str, ...] = field((), weights=True)
     """Names of the classes in the order of their numbers; empty: those of the training rows, sorted."""
-    classifier_dropout: float = 0.1
+    classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
     primary_metric = "task_loss"

@@ -60,7 +60,7 @@ def resolve(
         objective = objective.with_pretrained_model(pretrained)
     preset = dataclasses.replace(experiment, objective=objective)
     experiment = override(preset, list(flags), program)
-    _require_one_length(preset, experiment, is_run)
+    _require_one_duration(preset, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(preset, experiment, pretrained.path, "objective.model.")
         tokenizer = experiment.data.tokenizer
@@ -102,8 +102,8 @@ def with_rows(
     rows = main_first(lambda: data.open(tokenizer, report))  # one process prepares what has to be downloaded
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
-    if bare := next((row for split in rows.records.values() for row in split if task.gold(row) is None), None):
-        raise UserError(f"{bare.place} has no label to learn; name its column, or give files that have one.")
+    if unlabelled := next((row for split in rows.records.values() for row in split if task.gold(row) is None), None):
+        raise UserError(f"{unlabelled.place} has no label to learn; name its column, or give files that have one.")
     labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
     task = task.with_labels(labelled, data.class_names())
     _report_labels(task, report)
@@ -139,7 +139,9 @@ def resolve_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) 
     experiment = override(preset, list(flags), f"jaxlm evaluate {path}")
     for old, _ in _changes(preset, experiment):
         if not old.name.startswith(("data.", "objective.", "train.batch_size")):
-            raise UserError(f"{_flag(old)} decides nothing here; --data.… and --objective.… are the ones that do.")
+            raise UserError(
+                f"{_flag(old)} has no effect here; only --data.…, --objective.… and --train.batch-size have one."
+            )
     _require_same_weights(preset, experiment, str(path))
     data = experiment.data
     if data.source and data.dev:
@@ -191,16 +193,19 @@ def _with_steps(experiment: Experiment, num_rows: int = 0, warmup_steps: int | N
     return dataclasses.replace(experiment, train=train, optimizer=optimizer)
 
 
-def _require_one_length(preset: Experiment, experiment: Experiment, is_run: bool) -> None:
+def _require_one_duration(preset: Experiment, experiment: Experiment, is_run: bool) -> None:
     """Raise UserError if both a number of steps and the epochs or the share that determine it are given."""
     for part, share, number in (("train", "epochs", "steps"), ("optimizer", "warmup_share", "warmup_steps")):
         old, new = getattr(preset, part), getattr(experiment, part)
         # The steps of a run were resolved when it began; a flag for the steps overrides a preset's epochs.
         is_resolved = getattr(new, share) == getattr(old, share) and (is_run or getattr(old, number) is None)
         if getattr(new, share) and getattr(new, number) is not None and not is_resolved:
+            advice = f"set {part}.{number} to None, or {part}.{share} to 0"
+            if is_run:
+                advice = f"give the new {part}.{number} as a number, since a run's was computed when it began"
             raise UserError(
-                f"{part}.{share} {getattr(new, share)} and {part}.{number} {getattr(new, number)} are both given; set "
-                f"{part}.{number} to None, or {part}.{share} to 0."
+                f"{part}.{share} {getattr(new, share)} and {part}.{number} {getattr(new, number)} are both given; "
+                f"{advice}."
             )
 
 

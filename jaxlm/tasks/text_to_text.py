@@ -72,7 +72,7 @@ class TextToText(Task):
     """Text before each text ("summarize: ")."""
     separator: str = " =>"
     """Text between a text and its answer, for a decoder."""
-    max_target: int = 64
+    max_target: int = field(64, range="[1, inf)")
     """Maximum length of an answer in tokens."""
     metric: Metric = "exact_match"
     """Metric of pairs of texts; other rows have the metrics of their task."""

@@ -63,7 +63,11 @@ class Feed:
     """Batches of a run on its devices. Each process reads its own rows; a batch is a function of the step."""
 
     def __init__(self, source: Source, objective: Objective, train: TrainConfig, length: int, mesh: Mesh) -> None:
-        """Open the batches of `source`; UserError as from `stages_of`."""
+        """Open the batches of `source`.
+
+        Raises:
+            UserError: As `stages_of`.
+        """
         self._train = train
         self._stages = stages_of(source, objective, train, length)
         self._held_out = batches_of(source, objective, train, length, "held_out")
@@ -99,7 +103,7 @@ class Feed:
         stage = stage_after(self._stages, step - 1)
         if step == 1 or stage.first != step - 1:
             return None
-        return f"From step {step:,} on, rows have {stage.length} tokens; the loss over such rows may be another."
+        return f"From step {step:,} on, rows have {stage.length} tokens; so the loss may jump."
 
     @property
     def passes(self) -> float:

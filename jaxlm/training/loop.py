@@ -100,7 +100,7 @@ def _due(t: TrainConfig, step: int, stopping: int) -> tuple[bool, bool]:
 
 def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float]:
     """Return the mean of every term over the held-out batches, and "loss", their weighted sum as in training."""
-    totals, memory = Totals(), program.empty_memory()
+    totals, memory = Totals(), program.initial_memory()
     for index, batch in enumerate(feed.held_out()):
         terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
@@ -128,11 +128,11 @@ class StepLog:
         """Start the clock.
 
         Args:
-            program: For its devices, its schedules and a teacher's parameters.
+            program: Source of devices, schedule and FLOPs.
             feed: Batches of the run.
             checkpoints: Named in the error for a diverged run.
-            first: Step that the run was resumed at.
-            writer: Of metrics.jsonl; None on other processes than the first.
+            first: Step from which the run resumes; 0 for a new run.
+            writer: Writer of metrics.jsonl; None except on process 0.
             progress: Display on standard output.
             totals: Sums that were not logged before the run was resumed.
         """
@@ -174,7 +174,7 @@ class StepLog:
         self._clock, self._clock_step = now, step
         means = self.totals.means() if due else self.totals.peek()
         means = {"loss": means.pop("loss")} | means
-        means["learning_rate"] = _on_host(self._program.learning_rate, step - 1)
+        means["learning_rate"] = _on_host(self._program.schedule, step - 1)
         means["tokens_per_second"] = speed * self._feed.tokens_per_step
         flops = self._program.step_flops(*self._feed.shape(step))
         if self._peak and flops:
@@ -235,6 +235,8 @@ def _stop_signals() -> Iterator[Callable[[int], int]]:
 
     numbers = [signal.SIGINT, signal.SIGHUP] + [signal.SIGTERM] * (not several)
     try:
+        # Under nohup SIGHUP is ignored, and stays so.
+        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, receive) for number in numbers}
     except ValueError:  # not the main thread, as in a notebook server
         previous = {}
@@ -242,4 +244,4 @@ def _stop_signals() -> Iterator[Callable[[int], int]]:
         yield stop
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)

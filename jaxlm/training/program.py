@@ -73,7 +73,7 @@ class Program:
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
-        self.learning_rate = make_schedule(optimizer, train.steps)
+        self.schedule = make_schedule(optimizer, train.steps)
         self.optimizer = make_optimizer(optimizer, train.steps, objective.model.input_params)
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
@@ -102,7 +102,7 @@ class Program:
         memory = initial_memory(self.objective, self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 
-    def empty_memory(self) -> Memory:
+    def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
         return jax.jit(
             lambda: initial_memory(self.objective, self.train.batch_size), out_shardings=self.shardings.memory
@@ -124,6 +124,7 @@ class Program:
 
 def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     """Return the key of a step's corruption: threefry, so that masks are the same on every mesh and device."""
+    # `dropout_key` folds in 1.
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
 
 

@@ -236,8 +236,8 @@ def test_a_plan_opens_no_accelerator():
 
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
-    assert planning.published_vocabulary(EXPERIMENT.objective).size == 1024
-    assert planning.published_vocabulary(ReplacedTokens(model=Electra(vocab_size=777))).size == 777
+    assert planning.stand_in_vocabulary(EXPERIMENT.objective).size == 1024
+    assert planning.stand_in_vocabulary(ReplacedTokens(model=Electra(vocab_size=777))).size == 777
 
 
 VMEM_OF_A_FUSION = (  # libtpu 0.0.42.1, v4, of an all-reduce fused with the optimizer

@@ -78,7 +78,7 @@ def test_imported_logits_and_exported_tensors(name, architecture, tmp_path, voca
     source = save_torch(theirs, tmp_path / "hf", vocab_file)
     imported = import_folder(source)
     assert not imported.fresh
-    assert imported.objective.model.groups == CONFIGS[name].get("num_hidden_groups", 1)
+    assert imported.objective.model.num_groups == CONFIGS[name].get("num_hidden_groups", 1)
     assert (imported.objective.input_format == "sentence-order") == (architecture == "AlbertForPreTraining")
     for length, padded in ((7, True), (31, False)):
         assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE

@@ -90,7 +90,11 @@ class StackConfig(ExecutionConfig):
     Attributes:
         band: Number of tokens, up to itself, that a token attends to in every second layer of a causal stack; None for
             full attention in all layers.
+        scale_attention: Divide attention scores by √head_dim; False in T5.
+        intermediate_dropout: Dropout after the activation of the feed-forward layer.
+        residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
         num_groups: Number of groups of consecutive layers that share parameters (ALBERT); None without sharing.
+        last_layer_at_positions: Compute the last layer only at the positions that are predicted.
     """
 
     _: dataclasses.KW_ONLY
