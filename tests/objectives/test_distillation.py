@@ -183,7 +183,7 @@ def test_flops():
 @pytest.mark.parametrize(
     ("loaded", "words"),
     [
-        (teacher(layers=1), "has 1 layers .* and the student 2"),
+        (teacher(layers=1), "has 1 layers and the student 2"),
         (teacher(hidden_size=32), "hidden_size 32 and the student 16"),
         (PretrainedModel(teacher().objective, {"embeddings": {}, "encoder": {}}), "has no mlm_head"),
         (
@@ -218,6 +218,11 @@ def test_another_tokenizer_of_the_same_size_is_another_vocabulary():
 def test_mistakes_are_one_sentence(changes, words):
     with pytest.raises(UserError, match=words):
         student(**changes)
+
+
+def test_rare_tokens_are_masked_alone():
+    with pytest.raises(UserError, match=r"objective\.rarity masks single tokens"):
+        dataclasses.replace(student(), whole_word=True).bind(VOCABULARY, LENGTH)
 
 
 def test_without_a_teacher_nothing_can_be_distilled():

@@ -50,6 +50,7 @@ def test_killed_twice(preset, tmp_path):
 
 STREAMS = {
     "xlnet": """
+from jaxlm.training import loop
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
 objective = PermutationLM(
@@ -190,3 +191,16 @@ def test_a_folder_that_cannot_be_written(tmp_path, request, capsys):
         run_folder.lock(folder)
     with pytest.raises(UserError, match=r"cannot make the run folder .*new: Permission denied"):
         run_folder.create(folder / "new")
+
+
+def test_nohup_keeps_a_run_from_ending_with_its_terminal():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with loop._stop_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop(1) == 0
+            signal.raise_signal(signal.SIGTERM)
+            assert stop(2) == signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
