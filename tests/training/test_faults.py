@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxlm.training import loop
 from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps, write_preset
 
 
@@ -50,7 +51,6 @@ def test_killed_twice(preset, tmp_path):
 
 STREAMS = {
     "xlnet": """
-from jaxlm.training import loop
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
 objective = PermutationLM(
