@@ -233,10 +233,10 @@ def _stop_signals() -> Iterator[Callable[[int], int]]:
             return 0
         return int(multihost_utils.process_allgather(np.int32(received)).max()) or int(signal.SIGTERM)
 
-    numbers = [signal.SIGINT, signal.SIGHUP] + [signal.SIGTERM] * (not several)
+    numbers = [signal.SIGINT] + [signal.SIGTERM] * (not several)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
     try:
-        # Under nohup SIGHUP is ignored, and stays so.
-        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, receive) for number in numbers}
     except ValueError:  # not the main thread, as in a notebook server
         previous = {}
