@@ -25,6 +25,10 @@ IGNORE = -100  # label of positions that Transformers' losses leave out
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
+def leave_untied(objective: Any, models: list[Any]) -> None:
+    """Tie no parameters beyond those that Transformers ties."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Pretraining step of an objective with Transformers.
@@ -38,7 +42,7 @@ class Recipe:
 
     inputs: Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]
     loss: Callable[[Any, list[Any], dict[str, Any]], Any]
-    share: Callable[[Any, list[Any]], None] = lambda objective, models: None
+    share: Callable[[Any, list[Any]], None] = leave_untied
 
 
 def masked_labels(example: dict[str, np.ndarray]) -> np.ndarray:
