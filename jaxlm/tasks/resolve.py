@@ -103,7 +103,9 @@ def with_rows(
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
     if unlabelled := next((row for split in rows.records.values() for row in split if task.gold(row) is None), None):
-        raise UserError(f"{unlabelled.place} has no label to learn; name its column, or give files that have one.")
+        raise UserError(
+            f"{unlabelled.place} has no label to learn; fill it in, leave the row out, or name the column that has it."
+        )
     labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
     task = task.with_labels(labelled, data.class_names())
     _report_labels(task, report)
