@@ -75,6 +75,12 @@ class DistilledClassification(Classification, HasConstants):
             raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
         theirs, ours = teacher.objective.model, self.model
         require_same_text(self.teacher, teacher.objective, self)
+        templates = [(task.template.single, task.template.pair) for task in (teacher.objective, self)]
+        if templates[0] != templates[1]:  # the teacher reads the student's rows
+            raise UserError(
+                f"the teacher {self.teacher} is a {type(theirs).__name__}, which has other special tokens around its "
+                f"texts than a {type(ours).__name__}; choose another teacher."
+            )
         if self.layer_weight:
             if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
                 raise UserError("objective.layer_weight is for encoders; set it to 0.")

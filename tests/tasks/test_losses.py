@@ -18,6 +18,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.elmo import spell
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -188,6 +189,7 @@ WRONG_TEACHERS = {
     "not fine-tuned on the labels": dict(labels=("a", "b")),
     "has 12 positions and the student 24": dict(model=Bert(**SIZES, max_positions=12)),
     "reads a pair in both orders": dict(both_orders=True),
+    "other special tokens around its texts": dict(model=Roberta(**SIZES, **PLACES)),
     "another vocabulary": dict(vocabulary=Vocabulary.stand_in(170)),
 }
 
