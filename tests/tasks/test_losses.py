@@ -189,7 +189,7 @@ WRONG_TEACHERS = {
     "not fine-tuned on the labels": dict(labels=("a", "b")),
     "has 12 positions and the student 24": dict(model=Bert(**SIZES, max_positions=12)),
     "reads a pair in both orders": dict(both_orders=True),
-    "other special tokens around its texts": dict(model=Roberta(**SIZES, **PLACES)),
+    "other special tokens around its texts": dict(model=Roberta(**SIZES, **POSITIONS)),
     "another vocabulary": dict(vocabulary=Vocabulary.stand_in(170)),
 }
 
