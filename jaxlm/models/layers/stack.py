@@ -80,7 +80,13 @@ def run_layers(
     def step(state: State, xs: Any) -> tuple[State, Any]:
         return layer(xs[0], state, xs[1])
 
-    return jax.lax.scan(step, state, (params, inputs), length=num_layers, unroll=1 if loop else max(num_layers, 1))
+    if loop:
+        return jax.lax.scan(step, state, (params, inputs), length=num_layers)
+    outputs = []
+    for xs in unstack((params, inputs), num_layers):
+        state, output = step(state, xs)
+        outputs.append(output)
+    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else None
 
 
 def rematerialized(layer: Layer, remat: RematPolicy, loop: bool = False) -> Layer:
@@ -98,9 +104,13 @@ def split_layers(params: Any, *counts: int) -> list[Any]:
     return [tree.unflatten([part[i] for part in parts]) for i in range(len(counts))]
 
 
-def unstack(params: Any) -> list[Any]:
-    """Return the parameters of each layer of a stack."""
-    count = jax.tree.leaves(params)[0].shape[0]
+def unstack(params: Any, num_layers: int | None = None) -> list[Any]:
+    """Return the parameters of each layer of a stack; `num_layers` is needed if they may be without any array.
+
+    Their gradients are joined by one concatenation. Unrolled, `jax.lax.scan` joins them by one update of the whole
+    stack per layer, which took 2.8 of GPT-2's 84 ms on a v5e.
+    """
+    count = jax.tree.leaves(params)[0].shape[0] if num_layers is None else num_layers
     return [jax.tree.map(lambda leaf: leaf[0], part) for part in split_layers(params, *[1] * count)]
 
 
