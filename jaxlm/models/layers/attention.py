@@ -23,13 +23,10 @@ from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models.layers.biased_attention import biased_attention, fits
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
+from jaxlm.models.layers.row_attention import HIDDEN, Options, Rows, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
-
-HIDDEN = -1e30
-"""Score of a key that a query may not attend to: its exp is 0 beside that of any visible key."""
 
 
 def attend(
@@ -66,11 +63,13 @@ def attend(
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
-        kernel: Result of `choose_kernel`: "xla" (scores in memory), "cudnn" or "pallas" (fused; here with a bias only,
-            without one the TPU's kernel is `fused_attention`).
+        kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
     """
-    if kernel == "pallas":
-        return _biased(query, key, value, key_segments, bias, causal, scale)
+    if kernel == "rows":
+        options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
+        return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key)
+    if kernel == "splash":
+        return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     visible = lengths = None
     if kernel == "cudnn" and query_segments is None and mask is None and band is None:
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
@@ -154,26 +153,38 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
     return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
 
 
-def _biased(query, key, value, key_segments, bias, causal, scale):
-    """Return attention with a bias by the TPU's kernel."""
-    rows, queries, heads, head_dim = query.shape
-    keys = key.shape[1]
-    if causal:
-        bias = jnp.where(jnp.tri(queries, keys, dtype=bool), bias, HIDDEN)
-    hidden = jnp.zeros((rows, keys)) if key_segments is None else jnp.where(key_segments > 0, 0.0, HIDDEN)
+def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
+    """Return attention by the TPU's kernel for short rows (`row_attention`)."""
+    heads = query.shape[2]
     axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
-    split = PartitionSpec(batch, None, axis)
-    run = _on_each_device(
-        functools.partial(biased_attention, head_dim=head_dim),
-        (split, split, split, PartitionSpec(axis), PartitionSpec(batch)), split,
+    rows = Rows(
+        *(x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value)),
+        bias=None if bias is None else bias[0],
+        query_segments=None if query_segments is None else query_segments[:, None],
+        key_segments=None if key_segments is None else key_segments[:, None],
+        seed=jax.random.bits(dropout_key, (), jnp.uint32) if options.dropout_rate else None,
     )
-    query, key, value = (x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value))
-    output = run(query, key, value, bias[0].astype(jnp.float32), hidden[:, None].astype(jnp.float32))
-    return checkpoint_name(output, "attention").reshape(rows, queries, heads, head_dim)
+
+    def run(rows: Rows) -> jax.Array:
+        if rows.seed is not None:
+            first_row = _index(batch) * rows.query.shape[0]
+            first_head = _index(axis) * rows.query.shape[2] // options.head_dim
+            numbers = (rows.seed.astype(jnp.int32), first_row, first_head, heads)
+            rows = rows._replace(seed=jnp.stack([jnp.asarray(n, jnp.int32) for n in numbers]))
+        return row_attention(rows, options)
+
+    split, row = PartitionSpec(batch, None, axis), PartitionSpec(batch)
+    specs = Rows(split, split, split, PartitionSpec(axis), row, row, PartitionSpec())
+    return _on_each_device(run, (specs,), split)(rows).reshape(query.shape)
 
 
-def _on_each_device(kernel: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec) -> Callable:
-    """Return a Pallas kernel that each device runs on its own rows and heads: the compiler does not partition it."""
+def _index(axes: str | tuple[str, ...] | None) -> jax.Array | int:
+    """Return the index of this device along mesh axes; 0 without a mesh."""
+    return 0 if axes is None or get_abstract_mesh().empty else jax.lax.axis_index(axes)
+
+
+def _on_each_device(kernel: Callable, in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable:
+    """Return a Pallas kernel that each device runs on its rows and heads: the compiler does not partition it."""
     if get_abstract_mesh().empty:
         return kernel
     return jax.shard_map(kernel, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -212,18 +223,19 @@ def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "
 
 
 def choose_kernel(
-    implementation: str, queries: int, keys: int, head_dim: int, dtype: str, *, needs_scores: bool, mask: Any,
+    implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
     bias: Any, packed: bool = False,
 ) -> str:
-    """Return the kernel, "xla", "cudnn" or "pallas", for these sizes on the platform of the traced program.
+    """Return the kernel of `attend` for these sizes on the platform of the traced program.
 
     Args:
-        implementation: The `attention` field of the model: a kernel, or "auto".
+        implementation: The `attention` field of the model: "auto", "xla", "cudnn" or "pallas".
         queries: Number of queries.
         keys: Number of keys.
+        heads: Number of heads.
         head_dim: Width of a head.
         dtype: Compute type.
-        needs_scores: Whether probabilities are dropped, which no fused kernel supports.
+        drops: Whether probabilities are dropped.
         mask: Explicit mask, or None.
         bias: Bias, or None.
         packed: Whether queries have segments or a band.
@@ -232,34 +244,31 @@ def choose_kernel(
         UserError: The platform has no such kernel.
     """
     platform, fused = target_platform(), None
-    if platform == "tpu":
-        is_supported = queries % 128 == 0 and keys % 128 == 0
-        if bias is not None:
-            is_supported = bias.shape[0] == 1 and not packed and dtype == "bfloat16"
-            is_supported = is_supported and fits(queries, keys, _split_heads(bias.shape[1])[1], head_dim)
+    if implementation == "xla":
+        return "xla"
+    if platform == "tpu" and mask is None:
         # Before v4 the kernels do not multiply bfloat16.
-        if is_supported and mask is None and not (dtype == "bfloat16" and target_kind() in ("TPU v2", "TPU v3")):
-            fused = "pallas"
-    elif platform == "gpu":
+        is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
+        has_bias = bias is not None
+        if is_bfloat16 and not is_old and (not has_bias or bias.shape[0] == 1):
+            fused = "rows" if fits(queries, keys, _split_heads(heads)[1], head_dim, has_bias) else None
+        if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
+            fused = "splash"
+    elif platform == "gpu" and not drops:
         # cuDNN takes masks as biases, and biases have gradients for even lengths only.
         is_supported = (bias is None and mask is None and not packed) or not (queries % 2 or keys % 2)
         if is_supported and cudnn_works(dtype, head_dim):
             fused = "cudnn"
-    if implementation in ("auto", "xla"):
-        return "xla" if implementation == "xla" or needs_scores or fused is None else fused
-    if needs_scores:
+    if implementation != "auto" and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
-            f"objective.model.attention is {implementation}, whose kernel cannot drop attention probabilities; set "
+            f"objective.model.attention is {implementation}, which a {platform} does not have; set it to auto."
+        )
+    if implementation == "cudnn" and drops:
+        raise UserError(
+            "objective.model.attention is cudnn, whose kernel cannot drop attention probabilities; set "
             "objective.model.attention_dropout to 0, or objective.model.attention to auto."
         )
-    if fused is None and platform == {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
-        return "xla"  # the kernel does not support this attention, such as that of a few queries
-    if fused != implementation:
-        raise UserError(
-            f"objective.model.attention is {implementation}, which has no kernel on a {platform} for {dtype} and heads "
-            f"of width {head_dim}; set it to auto."
-        )
-    return fused
+    return fused or "xla"
 
 
 @functools.cache
@@ -285,28 +294,20 @@ def cudnn_works(dtype: str, head_dim: int) -> bool:
     return True
 
 
-def fused_attention(
-    query: Float[Array, "batch heads queries head_dim"],
-    key: Float[Array, "batch heads keys head_dim"],
-    value: Float[Array, "batch heads keys head_dim"],
-    query_segments: Int[Array, "batch queries"] | None,
-    key_segments: Int[Array, "batch keys"] | None,
-    causal: bool,
-    scale: float,
-    band: int | None = None,
-) -> Float[Array, "batch heads queries head_dim"]:
-    """Return `attend` by the TPU's splash attention, which keeps no scores in memory. Heads come before positions."""
+def _by_splash(query, key, value, query_segments, key_segments, causal, scale, band):
+    """Return attention by splash attention, the TPU's kernel for long rows: the softmax is over blocks of keys."""
     segments = None
     if key_segments is not None:
         # Queries without segments are of segment 1, as are all keys but padding.
         if query_segments is None:
-            query_segments = jnp.ones((query.shape[0], query.shape[2]), jnp.int32)
+            query_segments = jnp.ones(query.shape[:2], jnp.int32)
             key_segments = (key_segments > 0).astype(jnp.int32)
         segments = SegmentIds(q=query_segments, kv=key_segments)
     rows = PartitionSpec(ACTIVATION_AXES["batch"])
-    split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[1])[0])
+    split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[2])[0])
     run = _on_each_device(functools.partial(_splash, causal=causal, band=band), (split, split, split, rows), split)
-    return run(query * jnp.asarray(scale, query.dtype), key, value, segments)
+    query = query * jnp.asarray(scale, query.dtype)
+    return run(*(x.swapaxes(1, 2) for x in (query, key, value)), segments).swapaxes(1, 2)
 
 
 def _splash(query, key, value, segments, causal, band):

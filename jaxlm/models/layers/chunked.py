@@ -193,7 +193,7 @@ class LshAttention(nn.Module):
 
 def project(config: ChunkedConfig, name: str, x: Float[Array, "batch length hidden"]) -> jax.Array:
     """Apply a dense layer without bias; return [batch, heads, length, head_dim]. For compact methods."""
-    return HeadsDense(dataclasses.replace(config, use_bias=False), False, heads_first=True, name=name)(x)
+    return HeadsDense(dataclasses.replace(config, use_bias=False), heads_first=True, name=name)(x)
 
 
 def merge(config: ChunkedConfig, x: Float[Array, "batch heads length head_dim"]) -> Float[Array, "batch length hidden"]:

@@ -23,22 +23,22 @@ def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Fl
 
 
 def random_bits(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
-    """Return the random bits of dropout, uint8 or uint16 (see `_resolution`)."""
-    return checkpoint_name(jax.random.bits(key, shape, _resolution(rate)[0]), "dropout_bits")
+    """Return the random bits of dropout, uint8 or uint16 (see `resolution`)."""
+    return checkpoint_name(jax.random.bits(key, shape, resolution(rate)[0]), "dropout_bits")
 
 
 def kept(bits: jax.Array, rate: float) -> jax.Array:
     """Return the mask of the elements that dropout keeps, from their random bits."""
-    return bits >= jnp.asarray(_resolution(rate)[1], bits.dtype)
+    return bits >= jnp.asarray(resolution(rate)[1], bits.dtype)
 
 
 def keep_scale(rate: float) -> float:
     """Return the factor on the elements that dropout keeps."""
-    _, threshold, count = _resolution(rate)
+    _, threshold, count = resolution(rate)
     return count / (count - threshold)
 
 
-def _resolution(rate: float) -> tuple[Any, int, int]:
+def resolution(rate: float) -> tuple[Any, int, int]:
     """Return the type of the random bits, the threshold below which an element is dropped, and the number of values.
 
     An element gets 8 random bits if they represent the rate within 2 % (0.1 as 26/256), otherwise 16. With 32 bits

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention, in_band
+from jaxlm.models.layers.attention import attend, choose_kernel, in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
 
@@ -66,14 +66,13 @@ class MultiHeadAttention(nn.Module):
             visibility = visibility._replace(mask=visibility.mask & in_band(x.shape[1], slots, c.band, index))
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         kernel = "xla" if decoding else choose_kernel(
-            c.attention, x.shape[1], keys, c.head_dim, c.dtype, needs_scores=dropout_key is not None,
+            c.attention, x.shape[1], keys, c.num_heads, c.head_dim, c.dtype, drops=dropout_key is not None,
             mask=visibility.mask, bias=visibility.bias,
             packed=visibility.query_segments is not None or c.band is not None,
         )
-        heads_first = kernel == "pallas" and visibility.bias is None
 
         def project(name: str, inputs: jax.Array) -> jax.Array:
-            return HeadsDense(c, query=name == "query", heads_first=heads_first, name=name)(inputs)
+            return HeadsDense(c, query=name == "query", name=name)(inputs)
 
         query = project("query", x)
         if source is None:
@@ -87,15 +86,11 @@ class MultiHeadAttention(nn.Module):
                 )
         extra = {"key": key, "value": value} if decoding else None
         if with_scores:
-            axes = "bhqk,bhsk->bhqs" if heads_first else "bqhk,bshk->bhqs"
-            extra = jnp.einsum(axes, query, key, preferred_element_type=jnp.float32) * c.attention_scale
-        if heads_first:
-            y = fused_attention(query, key, value, *visibility[:2], causal, c.attention_scale, c.band).swapaxes(1, 2)
-        else:
-            y = attend(
-                query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
-                scale=c.attention_scale, dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
-            )
+            extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
+        y = attend(
+            query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
+            scale=c.attention_scale, dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+        )
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
@@ -109,8 +104,8 @@ class HeadsDense(nn.Module):
     """
 
     config: StackConfig
-    query: bool
-    heads_first: bool
+    query: bool = False
+    heads_first: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch length hidden"]) -> jax.Array:

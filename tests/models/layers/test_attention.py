@@ -14,7 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
-from jaxlm.models.layers.attention import attend, choose_kernel, fused_attention
+from jaxlm.models.layers.attention import attend, choose_kernel
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 
 
@@ -42,8 +42,7 @@ def test_cudnn_accepts_masks_and_biases(mask, bias, segments, monkeypatch):
     ("cudnn", "cpu"), ("pallas", "cpu"), ("cudnn", "tpu"), ("pallas", "gpu"),
 ])
 def test_an_unavailable_kernel_is_refused(kernel, platform, monkeypatch):
-    words = f"has no kernel on a {platform} for bfloat16 and heads of width 64; set it to auto"
-    with pytest.raises(UserError, match=f"attention is {kernel}, which {words}"):
+    with pytest.raises(UserError, match=f"attention is {kernel}, which a {platform} does not have; set it to auto"):
         choice(monkeypatch, platform, kernel)
 
 
@@ -51,35 +50,37 @@ def choice(monkeypatch, platform, implementation="auto", queries=128, keys=128, 
     """Return the kernel for these arguments on a platform whose cuDNN supports bfloat16."""
     monkeypatch.setattr(attention, "target_platform", lambda: platform)
     monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: dtype == "bfloat16")
-    arguments = dict(needs_scores=False, mask=None, bias=None) | arguments
-    return choose_kernel(implementation, queries, keys, 64, dtype, **arguments)
+    arguments = dict(heads=12, head_dim=64, drops=False, mask=None, bias=None) | arguments
+    return choose_kernel(implementation, queries, keys, dtype=dtype, **arguments)
 
 
 @pytest.mark.parametrize(("kind", "dtype", "expected"), [
-    ("TPU v3", "bfloat16", "xla"), ("TPU v3", "float32", "pallas"), ("TPU v4", "bfloat16", "pallas"),
+    ("TPU v3", "bfloat16", "xla"), ("TPU v3", "float32", "splash"), ("TPU v4", "bfloat16", "rows"),
 ])
 def test_kernels_need_v4_for_bfloat16(kind, dtype, expected, monkeypatch):
     monkeypatch.setattr(attention, "target_kind", lambda: kind)
     assert choice(monkeypatch, "tpu", dtype=dtype) == choice(monkeypatch, "tpu", "pallas", dtype=dtype) == expected
 
 
-def test_a_fused_kernel_with_attention_dropout_is_refused(monkeypatch):
-    for platform, kernel in (("gpu", "cudnn"), ("tpu", "pallas")):
-        assert choice(monkeypatch, platform, kernel) == kernel
-        with pytest.raises(UserError, match="attention_dropout to 0"):
-            choice(monkeypatch, platform, kernel, needs_scores=True)
-        assert choice(monkeypatch, platform, "auto", needs_scores=True) == "xla"
+def test_cudnn_with_attention_dropout_is_refused(monkeypatch):
+    assert choice(monkeypatch, "gpu", "cudnn") == "cudnn"
+    with pytest.raises(UserError, match="attention_dropout to 0"):
+        choice(monkeypatch, "gpu", "cudnn", drops=True)
 
 
 @pytest.mark.parametrize(("platform", "arguments", "expected"), [
-    ("cpu", {}, "xla"), ("gpu", {}, "cudnn"), ("tpu", {}, "pallas"),
-    ("gpu", dict(implementation="xla"), "xla"), ("tpu", dict(implementation="xla"), "xla"),
-    ("gpu", dict(dtype="float32"), "xla"), ("tpu", dict(dtype="float32"), "pallas"),
-    ("tpu", dict(bias=(1, 12, 128, 128)), "pallas"), ("tpu", dict(bias=(1, 3, 128, 128)), "xla"),
+    ("cpu", {}, "xla"), ("gpu", {}, "cudnn"), ("gpu", dict(drops=True), "xla"), ("tpu", {}, "rows"),
+    ("tpu", dict(drops=True), "rows"), ("gpu", dict(implementation="xla"), "xla"),
+    ("tpu", dict(implementation="xla"), "xla"), ("gpu", dict(dtype="float32"), "xla"),
+    ("tpu", dict(dtype="float32"), "splash"), ("tpu", dict(dtype="float32", drops=True), "xla"),
+    ("tpu", dict(queries=4096, keys=4096), "splash"), ("tpu", dict(queries=4096, keys=4096, drops=True), "xla"),
+    ("tpu", dict(heads=3), "splash"), ("tpu", dict(heads=3, drops=True), "xla"),
+    ("tpu", dict(head_dim=80), "splash"), ("tpu", dict(head_dim=128, heads=3, drops=True), "rows"),
+    ("tpu", dict(bias=(1, 12, 128, 128)), "rows"), ("tpu", dict(bias=(1, 3, 128, 128), heads=3), "xla"),
     ("tpu", dict(bias=(1, 12, 512, 1024), queries=512, keys=1024), "xla"),
     ("tpu", dict(bias=(1, 12, 128, 128), dtype="float32"), "xla"), ("tpu", dict(bias=(2, 12, 128, 128)), "xla"),
     ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
-    ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "pallas"),
+    ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "rows"),
     ("gpu", dict(implementation="cudnn", dtype="float32"), "xla"),
     ("gpu", dict(bias=(1, 12, 128, 128)), "cudnn"), ("gpu", dict(bias=(1, 12, 128, 127), keys=127), "xla"),
     ("gpu", dict(keys=127), "cudnn"),
@@ -104,19 +105,11 @@ def segments(length: int, *rows: list[int]) -> jax.Array:
 
 
 def use(kernel: str, monkeypatch) -> None:
-    """Make models choose a kernel; the TPU's runs in Pallas's interpreter."""
+    """Make models choose a kernel; the TPU's run in Pallas's interpreter."""
     interpreted = functools.partial(attention.make_splash_mha, interpret=True)
     monkeypatch.setattr(attention, "make_splash_mha", interpreted)
+    monkeypatch.setattr(attention, "Options", functools.partial(attention.Options, interpret=True))
     monkeypatch.setattr(multi_head, "choose_kernel", lambda *_, **__: kernel)
-
-
-def attend_by(kernel, query, key, value, causal, query_segments=None, key_segments=None, band=None):
-    """Run attention with a kernel, as MultiHeadAttention calls it; heads follow positions."""
-    if kernel != "pallas":
-        return attend(query, key, value, query_segments=query_segments, key_segments=key_segments, causal=causal,
-                      band=band, scale=0.125, kernel=kernel)
-    turned = (x.swapaxes(1, 2) for x in (query, key, value))
-    return fused_attention(*turned, query_segments, key_segments, causal, 0.125, band).swapaxes(1, 2)
 
 
 def results(kernel, monkeypatch, length, real, **arguments):
@@ -125,7 +118,7 @@ def results(kernel, monkeypatch, length, real, **arguments):
     query, key, value, cotangent = arrays(length)
 
     def run(query, key, value):
-        y = attend_by(kernel, query, key, value, **arguments)
+        y = attend(query, key, value, scale=0.125, kernel=kernel, **arguments)
         return jnp.where(real[..., None, None], y, 0)
 
     y, pull = jax.vjp(jax.jit(run), query, key, value)
@@ -149,26 +142,27 @@ def masked(length: int, kind: str) -> tuple[jax.Array, dict]:
 TOLERANCE = dict(rtol=1e-5, atol=5e-6)
 
 
+@pytest.mark.parametrize(("kernel", "length"), [("splash", 128), ("rows", 128), ("rows", 384)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["packed", "padded", "left", "whole"])
-def test_splash_attention_equals_scores_in_memory(kind, causal, monkeypatch):
-    """The TPU's kernel in Pallas's interpreter: its segments, causality, scale and gradients."""
-    real, arguments = masked(128, kind)
-    expected = results("xla", monkeypatch, 128, real, causal=causal, **arguments)
-    found = results("pallas", monkeypatch, 128, real, causal=causal, **arguments)
+def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length, monkeypatch):
+    """In Pallas's interpreter: segments, causality, scale and gradients; 384 positions are three blocks of queries."""
+    real, arguments = masked(length, kind)
+    expected = results("xla", monkeypatch, length, real, causal=causal, **arguments)
+    found = results(kernel, monkeypatch, length, real, causal=causal, **arguments)
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(theirs).max() > 0.5
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["padded", "whole"])
-def test_biased_attention_equals_scores_in_memory(kind, causal, monkeypatch):
-    """The TPU's kernel in Pallas's interpreter: two heads in one block; the gradient of the bias sums over all rows."""
-    monkeypatch.setattr(attention, "biased_attention", functools.partial(attention.biased_attention, interpret=True))
-    real, arguments = masked(128, kind)
-    *inputs, cotangent = arrays(128)
-    bias = jnp.asarray(np.random.default_rng(1).standard_normal((1, 2, 128, 128)), jnp.float32)
+@pytest.mark.parametrize("kind", ["padded", "packed", "whole"])
+def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch):
+    """Two heads in one block of columns; the gradient of the bias sums over all rows."""
+    use("rows", monkeypatch)
+    real, arguments = masked(256, kind)
+    *inputs, cotangent = arrays(256)
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal((1, 2, 256, 256)), jnp.float32)
 
     def run(kernel, query, key, value, bias):
         y = attend(query, key, value, bias=bias, causal=causal, scale=0.125, kernel=kernel, **arguments)
@@ -176,22 +170,23 @@ def test_biased_attention_equals_scores_in_memory(kind, causal, monkeypatch):
 
     found, expected = (
         (y, *pull(cotangent))
-        for y, pull in (jax.vjp(jax.jit(functools.partial(run, kernel)), *inputs, bias) for kernel in ("pallas", "xla"))
+        for y, pull in (jax.vjp(jax.jit(functools.partial(run, kernel)), *inputs, bias) for kernel in ("rows", "xla"))
     )
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(theirs).max() > 0.1
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
+@pytest.mark.parametrize(("kernel", "length", "band"), [("splash", 128, 20), ("rows", 128, 20), ("rows", 640, 150)])
 @pytest.mark.parametrize("kind", ["packed", "whole"])
-def test_bands_of_splash_attention_equal_scores_in_memory(kind, monkeypatch):
-    """GPT-3's bands; they differ from full attention."""
-    real, arguments = masked(128, kind)
-    expected = results("xla", monkeypatch, 128, real, causal=True, band=20, **arguments)
-    found = results("pallas", monkeypatch, 128, real, causal=True, band=20, **arguments)
+def test_bands_in_the_kernels_equal_scores_in_memory(kind, kernel, length, band, monkeypatch):
+    """GPT-3's bands; they differ from full attention. The last case skips blocks of keys before the band."""
+    real, arguments = masked(length, kind)
+    expected = results("xla", monkeypatch, length, real, causal=True, band=band, **arguments)
+    found = results(kernel, monkeypatch, length, real, causal=True, band=band, **arguments)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
-    dense = results("xla", monkeypatch, 128, real, causal=True, **arguments)
+    dense = results("xla", monkeypatch, length, real, causal=True, **arguments)
     assert np.abs(dense[0] - expected[0]).max() > 0.1
 
 
@@ -217,7 +212,7 @@ def test_cudnn_equals_scores_in_memory(kind, causal, monkeypatch):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+@pytest.mark.parametrize("kernel", ["xla", "splash", "rows"])
 def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
     """Other keys and values in one document leave the results and gradients of the others bit-identical.
 
@@ -232,7 +227,8 @@ def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
     @jax.jit
     def run(query, key, value):
         def attended(query, key, value):
-            return attend_by(kernel, query, key, value, causal, packed, packed)
+            return attend(query, key, value, query_segments=packed, key_segments=packed, causal=causal, scale=0.125,
+                          kernel=kernel)
 
         y, pull = jax.vjp(attended, query, key, value)
         return y, *pull(jnp.where(changed, 0, one[3]))
@@ -247,7 +243,7 @@ def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
         assert not gradient[there].any()
 
 
-@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+@pytest.mark.parametrize("kernel", ["xla", "splash", "rows"])
 def test_packed_documents_are_isolated_in_a_model(kernel, monkeypatch):
     """Other words in one document change neither the hidden states nor the gradients of the others."""
     model = Gpt2(vocab_size=300, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=64, max_positions=128,

@@ -1,0 +1,262 @@
+"""Pallas kernel of attention for TPUs, with bias and with dropout of the probabilities.
+
+VMEM holds the scores of a block of queries and all their keys, so that the softmax needs no blocks of keys. The
+backward pass computes the scores and draws the bits of dropout again. Arrays keep their layout [batch, length, heads ·
+head_dim]. A program of the grid handles one row and 128 columns; narrower heads share the columns, each behind a mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from jaxlm.models.layers.dropout import keep_scale, resolution
+
+COLUMNS = 128
+"""Columns of a block: the width of a TPU's tiles and matrix unit."""
+VMEM = 30 * 2**20
+"""Bytes of vector memory that a kernel may use. Arrays that fit were compiled for v4, the generation with the least."""
+LONGEST = 2048
+"""Largest number of queries and of keys."""
+MOST_BIASES = 2**19
+"""Limit of the biases of all heads in a block. VMEM holds them and their gradients twice, in float32."""
+HIDDEN = -1e30
+"""Score of a key that a query may not attend to: its exp is 0 beside that of any visible key."""
+
+Refs = dict[str, Any]
+"""Blocks of the kernel's inputs or outputs in VMEM, by name."""
+
+
+class Options(NamedTuple):
+    """What a kernel is compiled for."""
+
+    head_dim: int
+    causal: bool = False
+    """Whether later keys are masked; there are as many queries as keys."""
+    band: int | None = None
+    """Number of keys, up to its own position, that a query attends to, with `causal`; None for all."""
+    dropout_rate: float = 0.0
+    interpret: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Number of heads in a block of columns."""
+        return COLUMNS // self.head_dim
+
+
+class Rows(NamedTuple):
+    """Inputs of attention. `width` is heads · head_dim of this device; queries are scaled."""
+
+    query: Float[Array, "batch queries width"]
+    key: Float[Array, "batch keys width"]
+    value: Float[Array, "batch keys width"]
+    bias: Float[Array, "heads queries keys"] | None = None
+    """Added to the scores."""
+    query_segments: Int[Array, "batch 1 queries"] | None = None
+    """Segment of each query, which attends only to keys of that segment; None to attend to all keys but padding."""
+    key_segments: Int[Array, "batch 1 keys"] | None = None
+    """Segment of each key; 0 is padding."""
+    seed: Int[Array, "4"] | None = None
+    """Random seed of dropout; first row and first head of this device; number of heads on all devices."""
+
+
+def fits(queries: int, keys: int, heads: int, head_dim: int, has_bias: bool) -> bool:
+    """Return whether the kernel supports arrays of these sizes."""
+    aligned = queries % 128 == 0 and keys % 128 == 0 and COLUMNS % head_dim == 0 and heads * head_dim % COLUMNS == 0
+    has_room = not has_bias or COLUMNS // head_dim * queries * keys <= MOST_BIASES
+    return aligned and has_room and max(queries, keys) <= LONGEST
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def row_attention(rows: Rows, options: Options) -> Float[Array, "batch queries width"]:
+    """Return softmax(q kᵀ + bias) v, with the softmax in float32 and dropout of its probabilities.
+
+    The bits of dropout are a function of seed, row and head, the same on any mesh. They are the chip's: another
+    generation has others.
+    """
+    return _forward(rows, options)[0]
+
+
+def _forward(rows, options):
+    batch, queries, width = rows.query.shape
+    log_sums = jax.ShapeDtypeStruct((batch, width // COLUMNS, options.heads, queries), jnp.float32)
+    found = _call(_forward_kernel, options, rows._asdict(), {"output": rows.query, "log_sums": log_sums})
+    found = {name: checkpoint_name(array, "attention") for name, array in found.items()}
+    return found["output"], (rows, found)
+
+
+def _backward(options, saved, d_output):
+    rows, found = saved
+    shapes = {name: getattr(rows, name) for name in ("query", "key", "value")}
+    if rows.bias is not None:
+        shapes["bias"] = jax.ShapeDtypeStruct(rows.bias.shape, jnp.float32)
+    sums = [pltpu.VMEM((rows.key.shape[1], COLUMNS), jnp.float32)] * 2
+    inputs = {**rows._asdict(), **found, "d_output": d_output}
+    gradients = _call(_backward_kernel, options, inputs, shapes, sums)
+    return (Rows(**{name: gradients.get(name) for name in Rows._fields}),)
+
+
+row_attention.defvjp(_forward, _backward)
+
+
+def _call(kernel, options: Options, inputs: dict, outputs: dict, scratch: list | None = None) -> dict[str, jax.Array]:
+    """Run a kernel over the grid (blocks of columns, batch), which reads each bias once."""
+    inputs = {name: array for name, array in inputs.items() if array is not None}
+    batch, _, width = inputs["query"].shape
+
+    def spec(name: str, array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+        if name == "seed":
+            return pl.BlockSpec(memory_space=pltpu.SMEM)
+        if name == "bias":
+            return pl.BlockSpec((options.heads, *array.shape[1:]), lambda column, row: (column, 0, 0))
+        if name == "log_sums":
+            return pl.BlockSpec((1, 1, *array.shape[2:]), lambda column, row: (row, column, 0, 0))
+        if name.endswith("segments"):
+            return pl.BlockSpec((1, *array.shape[1:]), lambda column, row: (row, 0, 0))
+        return pl.BlockSpec((1, array.shape[1], COLUMNS), lambda column, row: (row, 0, column))
+
+    return pl.pallas_call(
+        functools.partial(kernel, options=options),
+        grid=(width // COLUMNS, batch),
+        in_specs=[{name: spec(name, array) for name, array in inputs.items()}],
+        out_specs={name: spec(name, array) for name, array in outputs.items()},
+        out_shape={name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in outputs.items()},
+        scratch_shapes=scratch or [],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM
+        ),
+        interpret=options.interpret,
+        name=f"row_attention{kernel.__name__.removesuffix('_kernel')}",
+    )(inputs)
+
+
+def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
+    for block, queries, keys in _blocks(inputs, options):
+        q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
+        output = jnp.zeros(q.shape, jnp.float32)
+        for head in range(options.heads):
+            scores = _scores(inputs, options, head, _of_head(q, head, options), k, queries, keys)
+            top = jnp.max(scores, axis=1, keepdims=True)
+            exponentials = jnp.exp(scores - top)
+            total = jnp.sum(exponentials, axis=1, keepdims=True)
+            factor = 1.0 / total
+            if options.dropout_rate:
+                factor *= keep_scale(options.dropout_rate)
+                exponentials = jnp.where(_kept(inputs, options, block, head, scores.shape), exponentials, 0.0)
+            output += _of_head(_dot(exponentials.astype(v.dtype), v, (1, 0)) * factor, head, options)
+            outputs["log_sums"][0, 0, head, queries] = (top + jnp.log(total))[:, 0]
+        outputs["output"][0, queries] = output.astype(q.dtype)
+
+
+def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Options) -> None:
+    """Write the gradients of query, key, value and bias; `dk_ref` and `dv_ref` hold float32 sums over the queries."""
+    dk_ref[...], dv_ref[...] = jnp.zeros_like(dk_ref), jnp.zeros_like(dv_ref)
+    if "bias" in inputs:
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            outputs["bias"][...] = jnp.zeros_like(outputs["bias"])
+
+    for block, queries, keys in _blocks(inputs, options):
+        q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
+        do = inputs["d_output"][0, queries].astype(jnp.float32)
+        # Σ_k p · dp of the softmax's gradient is do · output (Dao et al. 2022, appendix B.2).
+        row_terms = do * inputs["output"][0, queries].astype(jnp.float32)
+        if options.dropout_rate:
+            do *= keep_scale(options.dropout_rate)
+        do, dq = do.astype(q.dtype), jnp.zeros(q.shape, jnp.float32)
+        for head in range(options.heads):
+            q_head, k_head, do_head = (_of_head(x, head, options) for x in (q, k, do))
+            scores = _scores(inputs, options, head, q_head, k, queries, keys)
+            probabilities = jnp.exp(scores - inputs["log_sums"][0, 0, head, queries][:, None])
+            kept, d_kept = probabilities, _dot(do_head, v, (1, 1))
+            if options.dropout_rate:
+                keep = _kept(inputs, options, block, head, scores.shape)
+                kept, d_kept = jnp.where(keep, kept, 0.0), jnp.where(keep, d_kept, 0.0)
+            row = jnp.sum(_of_head(row_terms, head, options), axis=1, keepdims=True)
+            d_scores = probabilities * (d_kept - row)
+            if "bias" in inputs:
+                outputs["bias"][head, queries, keys] += d_scores
+            d_scores = d_scores.astype(q.dtype)
+            dv_ref[keys] += _dot(kept.astype(q.dtype), do_head, (0, 0))
+            dk_ref[keys] += _dot(d_scores, q_head, (0, 0))
+            dq += _dot(d_scores, k_head, (1, 0))
+        outputs["query"][0, queries] = dq.astype(q.dtype)
+    outputs["key"][0], outputs["value"][0] = dk_ref[...].astype(k.dtype), dv_ref[...].astype(k.dtype)
+
+
+def _blocks(inputs: Refs, options: Options) -> Iterator[tuple[int, slice, slice]]:
+    """Yield each block of queries: its number, the queries, and the keys that any of them may attend to."""
+    queries, keys = inputs["query"].shape[1], inputs["key"].shape[1]
+    # Blocks of 512 are fastest for full rows; under a causal mask smaller ones skip more keys.
+    largest = 256 if options.causal or keys > 512 else 512
+    size = next(size for size in (512, 256, 128) if size <= largest and queries % size == 0)
+    for block, start in enumerate(range(0, queries, size)):
+        first = 0 if options.band is None else max(0, start - options.band + 1) // 128 * 128
+        yield block, slice(start, start + size), slice(first, start + size if options.causal else keys)
+
+
+def _scores(
+    inputs: Refs, options: Options, head: int, q: jax.Array, k: jax.Array, queries: slice, keys: slice
+) -> Float[Array, "queries keys"]:
+    """Return the scores of a block of queries, in float32, with bias and masks."""
+    scores = _dot(q, k, (1, 1))
+    if "bias" in inputs:
+        scores += inputs["bias"][head, queries, keys].astype(jnp.float32)
+    if "query_segments" in inputs:
+        same = inputs["query_segments"][0, 0, queries][:, None] == inputs["key_segments"][0, :, keys]
+        scores = jnp.where(same, scores, HIDDEN)
+    elif "key_segments" in inputs:
+        scores += jnp.where(inputs["key_segments"][0, :, keys] > 0, 0.0, HIDDEN)
+    if not options.causal:
+        return scores
+
+    def visible(first: int, last: int) -> jax.Array:
+        """Return which of the keys from `first` to `last` the queries may attend to."""
+        shape = (queries.stop - queries.start, last - first)
+        query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+        distance = query - key + (queries.start - first)
+        return (distance >= 0) if options.band is None else (distance >= 0) & (distance < options.band)
+
+    # Without a band only the queries' own block of keys needs a mask.
+    first = keys.start if options.band is not None else queries.start
+    before, own = scores[:, : first - keys.start], scores[:, first - keys.start :]
+    own = jnp.where(visible(first, keys.stop), own, HIDDEN)
+    return jnp.concatenate([before, own], axis=1) if before.shape[1] else own
+
+
+def _kept(inputs: Refs, options: Options, block: int, head: int, shape: tuple[int, int]) -> jax.Array:
+    """Return the mask of the probabilities that dropout keeps, from the chip's generator: 8 or 16 bits for each."""
+    seed, first_row, first_head, heads = (inputs["seed"][i] for i in range(4))
+    row, head = first_row + pl.program_id(1), first_head + pl.program_id(0) * options.heads + head
+    pltpu.prng_seed(seed, (row * heads + head) * (LONGEST // 128) + block)
+    dtype, threshold, _ = resolution(options.dropout_rate)
+    bits = jnp.iinfo(dtype).bits
+    words = pltpu.prng_random_bits((shape[0] * bits // 32, shape[1]))
+    # Words are signed: the lower parts are compared where they stand, the highest with its bits below it.
+    parts = [
+        (words & ((2**bits - 1) << shift)) >= (threshold << shift) for shift in range(0, 32 - bits, bits)
+    ]
+    parts.append(words >= (threshold << (32 - bits)) - 2**31)
+    return jnp.concatenate(parts, axis=0)
+
+
+def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
+    return jax.lax.dot_general(
+        a, b, (((contracted[0],), (contracted[1],)), ((), ())), preferred_element_type=jnp.float32
+    )
+
+
+def _of_head(x: jax.Array, head: int, options: Options) -> jax.Array:
+    """Return `x` with zeros in the columns of the other heads."""
+    if options.heads == 1:
+        return x
+    column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) - head * options.head_dim
+    return jnp.where((column >= 0) & (column < options.head_dim), x, jnp.zeros((), x.dtype))
