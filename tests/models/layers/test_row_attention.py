@@ -1,0 +1,170 @@
+"""Dropout of probabilities in the TPU's kernel for short rows: its law, its gradients, the same on any mesh.
+
+Pallas's interpreter has no random bits, so a generator of jax stands in for the chip's. What the chip's own bits are
+worth, and that it repeats them for a seed, cannot be tested without a chip.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.models.layers import attention, row_attention
+from jaxlm.models.layers.attention import attend
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+
+ROWS, LENGTH, HEADS, HEAD_DIM = 4, 384, 4, 64
+BLOCK = 128
+"""Queries of a block, for 384 positions."""
+
+
+class Generator:
+    """Stands in for the chip's generator: its words are a function of the seeds and of their place in the block."""
+
+    def seed(self, *seeds) -> None:
+        self.key = functools.reduce(jax.random.fold_in, seeds, jax.random.key(0))
+
+    def words(self, shape):
+        whole = jax.random.bits(self.key, (shape[0], LENGTH), jnp.uint32)
+        return jax.lax.bitcast_convert_type(whole[:, : shape[1]], jnp.int32)
+
+
+@pytest.fixture
+def generator(monkeypatch):
+    return use_generator(monkeypatch.setattr)
+
+
+def use_generator(replace) -> Generator:
+    generator = Generator()
+    replace(row_attention.pltpu, "prng_seed", generator.seed)
+    replace(row_attention.pltpu, "prng_random_bits", generator.words)
+    replace(attention, "Options", functools.partial(row_attention.Options, interpret=True))
+    return generator
+
+
+def arrays(dtype=jnp.float32):
+    """Return query, key, value and cotangent [batch, length, heads, head_dim]."""
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal((ROWS, LENGTH, HEADS, HEAD_DIM)), dtype) for _ in range(4)]
+
+
+def drop(query, key, value, rate: float, **arguments):
+    return attend(query, key, value, scale=0.125, kernel="rows", dropout_rate=rate, dropout_key=jax.random.key(7),
+                  **arguments)
+
+
+def kept_elements(generator: Generator, bits: int, threshold: int) -> np.ndarray:
+    """Return which probabilities are kept [batch, heads, queries, keys]: those whose `bits` bits reach the threshold.
+
+    A word has the bits of 32 / `bits` queries, the lowest first; the highest are those of a signed number.
+    """
+    seed, parts = jax.random.bits(jax.random.key(7), (), jnp.uint32).astype(jnp.int32), 32 // bits
+
+    @jax.jit
+    def words(number):
+        generator.seed(seed, number)
+        return generator.words((BLOCK // parts, LENGTH))
+
+    kept = np.zeros((ROWS, HEADS, LENGTH, LENGTH), bool)
+    for row, head, block in itertools.product(range(ROWS), range(HEADS), range(LENGTH // BLOCK)):
+        drawn = np.asarray(words((row * HEADS + head) * 16 + block)).view(np.uint32) ^ np.uint32(2**31)
+        drawn = np.stack([drawn >> (i * bits) & (2**bits - 1) for i in range(parts)])
+        kept[row, head, block * BLOCK :][:BLOCK] = drawn.reshape(BLOCK, LENGTH) >= threshold
+    return kept
+
+
+LAWS = {0.1: (8, 26), 0.03: (16, 1966)}
+"""Number of random bits of a probability, and the threshold below which it is dropped, by rate."""
+
+
+@pytest.mark.parametrize(("rate", "causal"), [(0.1, False), (0.03, False), (0.1, True)])
+def test_dropped_probabilities_equal_the_formula(rate, causal, generator):
+    """softmax(scale · q kᵀ) with dropped probabilities, times v, and its gradients by autodiff."""
+    *inputs, cotangent = arrays()
+    bits, threshold = LAWS[rate]
+    kept, real = kept_elements(generator, bits, threshold), jnp.arange(LENGTH) < jnp.asarray([LENGTH, 300, 200, LENGTH])[:, None]
+
+    def formula(query, key, value):
+        scores = 0.125 * jnp.einsum("bqhd,bkhd->bhqk", query, key)
+        visible = real[:, None, None] & (jnp.tri(LENGTH, dtype=bool) if causal else True)
+        probabilities = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf)) * kept / (1 - threshold / 2**bits)
+        return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+
+    def values(function, inputs, cotangent):
+        y, pull = jax.vjp(function, *inputs)
+        return y, *pull(cotangent)
+
+    ours = functools.partial(drop, rate=rate, causal=causal, key_segments=real.astype(jnp.int32))
+    run = jax.jit(values, static_argnums=0)
+    for found, expected in zip(run(ours, inputs, cotangent), run(formula, inputs, cotangent), strict=True):
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", LAWS)
+def test_the_law_of_the_bits(rate, generator):
+    """Rate, and independence of rows, heads and blocks of queries, within five standard deviations."""
+    bits, threshold = LAWS[rate]
+    dropped, share = ~kept_elements(generator, bits, threshold), threshold / 2**bits
+    assert abs(share - rate) < 0.02 * rate
+    for axis in range(4):
+        others = tuple(i for i in range(4) if i != axis)
+        deviation = (share * (1 - share) * dropped.shape[axis] / dropped.size) ** 0.5
+        assert np.all(np.abs(dropped.mean(others) - share) < 5 * deviation)
+    blocks = dropped.reshape(-1, BLOCK * LENGTH)
+    both = np.triu(blocks.astype(np.float32) @ blocks.T.astype(np.float32) / blocks.shape[1], 1)
+    deviation = share * (1 - share) / blocks.shape[1] ** 0.5
+    assert np.abs(both[np.triu_indices(len(blocks), 1)] - share**2).max() < 5 * deviation
+
+
+def test_bfloat16_is_as_close_as_scores_in_memory(generator):
+    """Errors of both against float32, without dropout, since the bits differ."""
+    *inputs, cotangent = arrays()
+
+    def values(kernel, dtype):
+        cast = [x.astype(dtype) for x in inputs]
+        y, pull = jax.vjp(functools.partial(attend, scale=0.125, kernel=kernel), *cast)
+        return [np.asarray(x, np.float32) for x in (y, *pull(cotangent.astype(dtype)))]
+
+    exact, plain, ours = values("xla", jnp.float32), values("xla", jnp.bfloat16), values("rows", jnp.bfloat16)
+    for truth, by_xla, by_kernel in zip(exact, plain, ours, strict=True):
+        assert np.abs(by_kernel - truth).max() < 1.5 * np.abs(by_xla - truth).max() < 0.05 * np.abs(truth).max()
+
+
+def test_the_same_on_any_mesh():
+    """Eight devices: rows over data and fsdp, heads over tensor."""
+    here = "from tests.models.layers.test_row_attention import compare_meshes; compare_meshes()"
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", here], env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def compare_meshes() -> None:
+    """Raise AssertionError if outputs or gradients on a mesh differ from those of one device."""
+    use_generator(setattr)
+    *inputs, cotangent = arrays()
+
+    @jax.jit
+    def values(inputs, cotangent):
+        y, pull = jax.vjp(functools.partial(drop, rate=0.1), *inputs)
+        return y, *pull(cotangent)
+
+    expected = jax.device_get(values(inputs, cotangent))
+    for sizes in ((2, 2, 2), (4, 1, 2), (1, 4, 2)):
+        with jax.set_mesh(make_mesh(MeshConfig(*sizes))):
+            found = jax.device_get(values(inputs, cotangent))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert np.abs(theirs).max() > 0.5
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
