@@ -114,16 +114,12 @@ class HeadsDense(nn.Module):
         kernel = self.param("kernel", kernel_init(c, query=self.query), (x.shape[-1], math.prod(shape)), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32) if c.use_bias else None
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
-        if not self.heads_first:
-            y = x @ kernel
-            y = y if bias is None else y + bias.astype(c.dtype)
-            return y.reshape(*x.shape[:-1], *shape)
-        kernel = kernel.reshape(x.shape[-1], *shape)
-        if bias is None:
-            return jnp.einsum("bli,ihk->bhlk", x, kernel)
-        # The bias is added in float32: its gradient is a sum over a narrow array, which is slow in bfloat16.
-        y = jnp.einsum("bli,ihk->bhlk", x, kernel, preferred_element_type=jnp.float32)
-        return (y + bias.reshape(c.num_heads, 1, c.head_dim)).astype(c.dtype)
+        y = jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape)) if self.heads_first else x @ kernel
+        if bias is not None:
+            # Added in float32: its gradient is a sum over many rows, which is slow in bfloat16.
+            bias = bias.reshape(c.num_heads, 1, c.head_dim) if self.heads_first else bias
+            y = (y.astype(jnp.float32) + bias).astype(c.dtype)
+        return y if self.heads_first else y.reshape(*x.shape[:-1], *shape)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int = 0) -> list[dict[str, Cache]]:
