@@ -65,6 +65,24 @@ def test_equals_the_formula(chunk, z_loss):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+def test_labels_far_below_the_others():
+    """Up to 75 nats the loss is exact; beyond, log Z is between the largest logit and the truth, and all is finite."""
+    hidden, table, bias, labels, _ = inputs(batch=8, length=64)
+    hidden, weights = 12 * hidden, jnp.ones(labels.shape)
+    _, nll, _, _ = slow(hidden, table, bias, labels, weights)
+
+    def loss(hidden, table):
+        found = chunked_cross_entropy(hidden, table, labels, weights, bias=bias)
+        return found.total, found.nll
+
+    (_, found), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, table)
+    near = nll < 70
+    assert near.sum() > 100 and (nll > 100).sum() > 20
+    np.testing.assert_allclose(found[near], nll[near], rtol=1e-4, atol=1e-4)
+    assert np.all(found <= nll + 1e-3) and np.all(found >= nll - np.log(29) - 1e-3)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
 def test_bfloat16_stays_near_float32():
     hidden, table, _, labels, weights = inputs()
 
