@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/albert_large.py --run-dir runs/albert_large 
 Version 2:   the same without dropout (--objective.model.dropout 0 --objective.model.attention-dropout 0) on more text
              and for longer (--train.steps 3000000)
 Hardware:    published: 64 to 512 Cloud TPU v3; here see `jaxlm plan configs/albert_large.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention
 Parameters:  17,847,474 with the published vocabulary of 30,000
 Result:      published, average of five tasks' dev sets after fine-tuning:
              82.4 (SQuAD 1.1 90.6 F1, SQuAD 2.0 82.3 F1, MNLI 83.5, SST-2 91.7, RACE 68.5)

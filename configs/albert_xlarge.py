@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/albert_xlarge.py --run-dir runs/albert_xlarg
 Version 2:   the same without dropout (--objective.model.dropout 0 --objective.model.attention-dropout 0) on more text
              and for longer (--train.steps 3000000)
 Hardware:    published: 64 to 512 Cloud TPU v3; here see `jaxlm plan configs/albert_xlarge.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention
 Parameters:  59,021,490 with the published vocabulary of 30,000
 Result:      published, average of five tasks' dev sets after fine-tuning:
              85.5 (SQuAD 1.1 92.5 F1, SQuAD 2.0 86.1 F1, MNLI 86.4, SST-2 92.4, RACE 74.8)

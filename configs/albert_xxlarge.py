@@ -5,7 +5,7 @@ Version 2:   the same without dropout (--objective.model.dropout 0 --objective.m
              and for longer (--train.steps 3000000)
 Hardware:    published: 64 to 512 Cloud TPU v3; planned for v5e:16x16 with --train.accumulate 2: 13.2 GiB per chip,
              910 ms per step, 68 % MFU
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention
 Parameters:  223,158,450 with the published vocabulary of 30,000
 Result:      published, average of five tasks' dev sets after fine-tuning:
              88.7 (SQuAD 1.1 94.1 F1, SQuAD 2.0 88.1 F1, MNLI 88.0, SST-2 95.2, RACE 82.3)

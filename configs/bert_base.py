@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/bert_base.py --run-dir runs/bert_base --data.source "gs://YOUR/text/*.jsonl.zst"
              (the paper: 90 % of the steps with this length, the rest with --data.length 512)
 Hardware:    published: 4 Cloud TPUs (16 chips), four days; here see `jaxlm plan configs/bert_base.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  110,106,428 with the published vocabulary of 30,522
 Result:      published, SQuAD 1.1 dev after fine-tuning: 88.4 F1 (google-research/bert, README)
 """

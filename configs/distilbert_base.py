@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/distilbert_base.py --run-dir runs/distilbert
                  --objective.teacher BERT_DIR --data.tokenizer BERT_DIR --data.source "gs://YOUR/text/*.jsonl.zst"
              (BERT_DIR: a run of bert_base, or bert-base-uncased as Transformers saves it)
 Hardware:    published: 8 V100 GPUs of 16 GB for about 90 hours
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  66,985,530 with the published vocabulary of 30,522; the teacher's are neither trained nor saved
 Result:      published, GLUE dev average after fine-tuning: 77.0, BERT-base 79.5 (the README of the released code)
 

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/electra_base.py --run-dir runs/electra_base --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/electra_base.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  109,483,009 in the discriminator, 119,386,427 in training, with the published vocabulary of 30,522
 Result:      none for these steps in google-research/electra: its README's 82.7 on GLUE's test sets belongs to Base++,
              trained for longer

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/electra_large.py --run-dir runs/electra_large --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/electra_large.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  335,142,913 in the discriminator, 354,655,291 in training, with the published vocabulary of 30,522
 Result:      none for these 400,000 steps in google-research/electra: its README's 85.2 on GLUE's test sets belongs to
              the model of 1,750,000 steps

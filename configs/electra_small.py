@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/electra_small.py --run-dir runs/electra_small --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    published: one V100, four days; already decent after 200,000 steps, ten hours
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  13,549,057 in the discriminator, 14,196,219 in training, with the published vocabulary of 30,522
 Result:      published, MNLI dev: 78.9, of ELECTRA-Small-OWT, these steps on OpenWebText (google-research/electra,
              README). Its 77.4 on GLUE's test sets belongs to Small++: 4,000,000 steps, a generator of full width.

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/gpt1.py --run-dir runs/gpt1 --data.source "gs://YOUR/books/*.jsonl.zst"
 Hardware:    published: 8 GPUs for a month
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the paper's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  116,534,784 with the published vocabulary of 40,478
 Result:      published, BooksCorpus: perplexity 18.4 per token (Radford et al. 2018, section 4.1)
 

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/spanbert_base.py --run-dir runs/spanbert_base --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: 32 V100 GPUs; here see `jaxlm plan configs/spanbert_base.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; the published rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the published rate is 0.1
 Parameters:  110,300,480 with the published cased vocabulary of 28,996, with the private span boundary head
 Result:      published, SQuAD 1.1 dev after fine-tuning: 92.4 F1; SQuAD 2.0 dev 83.6 F1
              (facebookresearch/SpanBERT, README)

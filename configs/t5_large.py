@@ -2,8 +2,7 @@
 
 Command:     jaxlm pretrain configs/t5_large.py --run-dir runs/t5_large --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    a TPU pod slice with sharded parameters (see `jaxlm plan configs/t5_large.py`)
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel, if the device has one for
-             T5's relative bias (cuDNN on GPUs)
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention
 Parameters:  737,668,096 with the published 32,128 rows of embedding
 
 Adafactor at 1/sqrt(max(step, 10,000)) and a million steps of 2,048 sequences, as for the final models of Raffel et al.

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/xlm_roberta_base.py --run-dir runs/xlm_roberta_base --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: 500 V100 GPUs; here see `jaxlm plan configs/xlm_roberta_base.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; RoBERTa's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; RoBERTa's rate is 0.1
 Parameters:  278,295,186 with the published vocabulary of 250,002, whose padding symbol has id 1; 278,294,418 with id 0
 
 The paper gives no learning rate; this is RoBERTa's. The paper samples each language in proportion to its share of the

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/xlm_roberta_large.py --run-dir runs/xlm_roberta_large --data.source "gs://YOUR/text/*.jsonl.zst"
 Hardware:    published: 500 V100 GPUs; here see `jaxlm plan configs/xlm_roberta_large.py`
-Faster:      --objective.model.attention-dropout 0 selects the fused attention kernel; RoBERTa's rate is 0.1
+Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; RoBERTa's rate is 0.1
 Parameters:  560,142,482 with the published vocabulary of 250,002, whose padding symbol has id 1; 560,141,458 with id 0
 
 The paper gives no learning rate; this is RoBERTa's. The paper samples each language in proportion to its share of the
