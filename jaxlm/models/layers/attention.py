@@ -155,32 +155,21 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
 
 def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
     """Return attention by the TPU's kernel for short rows (`row_attention`)."""
-    heads = query.shape[2]
-    axis, batch = _split_heads(heads)[0], ACTIVATION_AXES["batch"]
+    (batch, _, heads, _), seeds = query.shape, None
+    if options.dropout_rate:
+        seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (batch, heads), jnp.uint32), jnp.int32)
     rows = Rows(
         *(x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value)),
         bias=None if bias is None else bias[0],
         query_segments=None if query_segments is None else query_segments[:, None],
         key_segments=None if key_segments is None else key_segments[:, None],
-        seed=jax.random.bits(dropout_key, (), jnp.uint32) if options.dropout_rate else None,
+        seeds=seeds,
     )
-
-    def run(rows: Rows) -> jax.Array:
-        if rows.seed is not None:
-            first_row = _index(batch) * rows.query.shape[0]
-            first_head = _index(axis) * rows.query.shape[2] // options.head_dim
-            numbers = (rows.seed.astype(jnp.int32), first_row, first_head, heads)
-            rows = rows._replace(seed=jnp.stack([jnp.asarray(n, jnp.int32) for n in numbers]))
-        return row_attention(rows, options)
-
-    split, row = PartitionSpec(batch, None, axis), PartitionSpec(batch)
-    specs = Rows(split, split, split, PartitionSpec(axis), row, row, PartitionSpec())
-    return _on_each_device(run, (specs,), split)(rows).reshape(query.shape)
-
-
-def _index(axes: str | tuple[str, ...] | None) -> jax.Array | int:
-    """Return the index of this device along mesh axes; 0 without a mesh."""
-    return 0 if axes is None or get_abstract_mesh().empty else jax.lax.axis_index(axes)
+    over_rows, over_heads = ACTIVATION_AXES["batch"], _split_heads(heads)[0]
+    split, row = PartitionSpec(over_rows, None, over_heads), PartitionSpec(over_rows)
+    specs = Rows(split, split, split, PartitionSpec(over_heads), row, row, PartitionSpec(over_rows, over_heads))
+    run = _on_each_device(functools.partial(row_attention, options=options), (specs,), split)
+    return run(rows).reshape(query.shape)
 
 
 def _on_each_device(kernel: Callable, in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable:

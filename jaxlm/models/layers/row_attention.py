@@ -64,8 +64,8 @@ class Rows(NamedTuple):
     """Segment of each query, which attends only to keys of that segment; None to attend to all keys but padding."""
     key_segments: Int[Array, "batch 1 keys"] | None = None
     """Segment of each key; 0 is padding."""
-    seed: Int[Array, "4"] | None = None
-    """Random seed of dropout; first row and first head of this device; number of heads on all devices."""
+    seeds: Int[Array, "batch heads"] | None = None
+    """Seeds of dropout: no device repeats the bits of another."""
 
 
 def fits(queries: int, keys: int, heads: int, head_dim: int, has_bias: bool) -> bool:
@@ -79,8 +79,7 @@ def fits(queries: int, keys: int, heads: int, head_dim: int, has_bias: bool) -> 
 def row_attention(rows: Rows, options: Options) -> Float[Array, "batch queries width"]:
     """Return softmax(q kᵀ + bias) v, with the softmax in float32 and dropout of its probabilities.
 
-    The bits of dropout are a function of seed, row and head, the same on any mesh. They are the chip's: another
-    generation has others.
+    The bits of dropout come from the chip's generator: another generation has others.
     """
     return _forward(rows, options)[0]
 
@@ -113,7 +112,7 @@ def _call(kernel, options: Options, inputs: dict, outputs: dict, scratch: list |
     batch, _, width = inputs["query"].shape
 
     def spec(name: str, array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-        if name == "seed":
+        if name == "seeds":
             return pl.BlockSpec(memory_space=pltpu.SMEM)
         if name == "bias":
             return pl.BlockSpec((options.heads, *array.shape[1:]), lambda column, row: (column, 0, 0))
@@ -234,9 +233,8 @@ def _scores(
 
 def _kept(inputs: Refs, options: Options, block: int, head: int, shape: tuple[int, int]) -> jax.Array:
     """Return the mask of the probabilities that dropout keeps, from the chip's generator: 8 or 16 bits for each."""
-    seed, first_row, first_head, heads = (inputs["seed"][i] for i in range(4))
-    row, head = first_row + pl.program_id(1), first_head + pl.program_id(0) * options.heads + head
-    pltpu.prng_seed(seed, (row * heads + head) * (LONGEST // 128) + block)
+    seed = inputs["seeds"][pl.program_id(1), pl.program_id(0) * options.heads + head]
+    pltpu.prng_seed(seed, block)
     dtype, threshold, _ = resolution(options.dropout_rate)
     bits = jnp.iinfo(dtype).bits
     words = pltpu.prng_random_bits((shape[0] * bits // 32, shape[1]))

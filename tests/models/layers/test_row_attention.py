@@ -67,16 +67,16 @@ def kept_elements(generator: Generator, bits: int, threshold: int) -> np.ndarray
 
     A word has the bits of 32 / `bits` queries, the lowest first; the highest are those of a signed number.
     """
-    seed, parts = jax.random.bits(jax.random.key(7), (), jnp.uint32).astype(jnp.int32), 32 // bits
+    seeds, parts = jax.random.bits(jax.random.key(7), (ROWS, HEADS), jnp.uint32).astype(jnp.int32), 32 // bits
 
     @jax.jit
-    def words(number):
-        generator.seed(seed, number)
+    def words(*seeds):
+        generator.seed(*seeds)
         return generator.words((BLOCK // parts, LENGTH))
 
     kept = np.zeros((ROWS, HEADS, LENGTH, LENGTH), bool)
     for row, head, block in itertools.product(range(ROWS), range(HEADS), range(LENGTH // BLOCK)):
-        drawn = np.asarray(words((row * HEADS + head) * 16 + block)).view(np.uint32) ^ np.uint32(2**31)
+        drawn = np.asarray(words(seeds[row, head], block)).view(np.uint32) ^ np.uint32(2**31)
         drawn = np.stack([drawn >> (i * bits) & (2**bits - 1) for i in range(parts)])
         kept[row, head, block * BLOCK :][:BLOCK] = drawn.reshape(BLOCK, LENGTH) >= threshold
     return kept
@@ -91,7 +91,8 @@ def test_dropped_probabilities_equal_the_formula(rate, causal, generator):
     """softmax(scale · q kᵀ) with dropped probabilities, times v, and its gradients by autodiff."""
     *inputs, cotangent = arrays()
     bits, threshold = LAWS[rate]
-    kept, real = kept_elements(generator, bits, threshold), jnp.arange(LENGTH) < jnp.asarray([LENGTH, 300, 200, LENGTH])[:, None]
+    kept = kept_elements(generator, bits, threshold)
+    real = jnp.arange(LENGTH) < jnp.asarray([LENGTH, 300, 200, LENGTH])[:, None]
 
     def formula(query, key, value):
         scores = 0.125 * jnp.einsum("bqhd,bkhd->bhqk", query, key)
