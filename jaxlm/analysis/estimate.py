@@ -110,10 +110,10 @@ def kernel_cost(
 ) -> KernelCost:
     """Estimate the cost of a kernel.
 
-    With a count the time is that of its bundles, but no part is faster than its matrix products at the peak, and the
-    FLOPs are those of the matrix units, padding included. Without one, `kernel_flops` take the time that
-    KERNEL_PEAK_SHARE says, times matrix unit width / head size where heads are narrower than the matrix unit. In
-    either case its HBM traffic is a lower bound.
+    With a count the time is that of its bundles, but no part is faster than its matrix products at the peak. The FLOPs
+    are those of the matrix units, without the padding of attention heads narrower than a unit where the operands show
+    it, and at most those of the kernel's own cost estimate. Without a count, `kernel_flops`, with that padding, take
+    the time that KERNEL_PEAK_SHARE says. In either case the kernel's HBM traffic is a lower bound.
 
     Args:
         kernel: The kernel.
@@ -124,16 +124,17 @@ def kernel_cost(
     """
     operands = [one.shape for one in computation if one.name in kernel.operand_names]
     transfer = sum(map(placed_bytes, [kernel.shape, *operands])) / chip.hbm_bandwidth
+    arrays = _float_operands(kernel)
+    padding = max(1.0, chip.mxu_width / arrays[0][-1]) if _is_attention(kernel) and arrays else 1.0
     if count is None:
-        arrays, flops = _float_operands(kernel), kernel_flops(kernel)
-        padding = max(1.0, chip.mxu_width / arrays[0][-1]) if _is_attention(kernel) and arrays else 1.0
+        flops = kernel_flops(kernel)
         return KernelCost(max(flops * padding / (KERNEL_PEAK_SHARE * peak), transfer), flops)
     seconds = flops = 0.0
     for work, share in zip(count, (1.0, computed_share(kernel, computation)), strict=True):
         products = 2.0 * work.rows * chip.mxu_width**2 * chip.cores
         seconds += share * max(work.cycles / chip.clock, products / peak)
-        flops += share * products
-    return KernelCost(max(seconds, transfer), flops)
+        flops += share * products / padding
+    return KernelCost(max(seconds, transfer), min(flops, _stated_flops(kernel) or flops))
 
 
 def computed_share(kernel: Instruction, computation: list[Instruction]) -> float:
@@ -164,8 +165,8 @@ def kernel_flops(kernel: Instruction) -> float:
     and values, three in that of queries, five in the fused backward kernel. Every backward kernel recomputes the
     scores. A name scope that contains "causal" halves the FLOPs. Other kernels count 0 FLOPs and are timed by bytes.
     """
-    if match := re.search(r'"cost_estimate":\{[^}]*"flops":"(\d+)"', kernel.attributes):
-        return float(match[1])
+    if stated := _stated_flops(kernel):
+        return stated
     arrays = _float_operands(kernel)
     if not _is_attention(kernel) or len(arrays) < 2:
         return 0.0
@@ -176,6 +177,12 @@ def kernel_flops(kernel: Instruction) -> float:
         products = next((n for part, n in (("dkv", 4), ("dq", 3)) if part in kernel.name + kernel.op_name), 2)
     causal = 0.5 if _is_causal(kernel) else 1.0
     return causal * products * 2.0 * math.prod(queries) * keys[-2]
+
+
+def _stated_flops(kernel: Instruction) -> float:
+    """Return the FLOPs of the kernel's own cost estimate; 0 without one."""
+    match = re.search(r'"cost_estimate":\{[^}]*"flops":"(\d+)"', kernel.attributes)
+    return float(match[1]) if match else 0.0
 
 
 def _is_attention(kernel: Instruction) -> bool:

@@ -149,7 +149,10 @@ def test_the_share_of_blocks_that_splash_attention_computes(name, scope, text, s
     assert computed_share(one, mask(text)) == share
     cost = kernel_cost(one, mask(text), V5E_CHIP, PEAK, Count(Work(3 * 10**6, 0), Work(6 * 10**6, 4 * 10**6)))
     assert cost.seconds == pytest.approx((3 + 6 * share) * 1e6 / 1.5e9)
-    assert cost.flops == share * 2 * 4e6 * 128**2
+    # Heads of 64 fill half of a matrix unit. A kernel that states its FLOPs has no more than those.
+    assert cost.flops == share * 2 * 4e6 * 128**2 / 2
+    stated = dataclasses.replace(one, attributes=one.attributes + '{"cost_estimate":{"flops":"7"}}')
+    assert kernel_cost(stated, mask(text), V5E_CHIP, PEAK, Count(Work(9, 9), Work(9, 9))).flops == 7
 
 
 def compiled_estimate(function, *shapes, topology="v5e:2x2"):
