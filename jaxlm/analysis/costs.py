@@ -21,6 +21,7 @@ _FREE = (
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)((?::|,)[^}]*)?\})?")
 _SLICES = ("dynamic-slice", "slice", "gather")
+_WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 
 
 def product_flops(module: Module) -> float:
@@ -45,28 +46,20 @@ def _flops(instruction: Instruction, shapes: dict[str, str]) -> float:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         return 0.0
-    window = _window(instruction.attributes)
-    spatial = [label for label in labels[3] if label.isdigit()]
     pairs = [
-        _pairs(lhs[labels[1].index(i)], rhs[labels[2].index(i)], output[labels[3].index(i)], *window(int(i)))
-        for i in spatial
+        _pairs(
+            lhs[labels[1].index(i)], rhs[labels[2].index(i)], output[labels[3].index(i)],
+            *(_window(instruction.attributes, name, int(i), default) for name, default in _WINDOW.items()),
+        ) for i in labels[3] if i.isdigit()
     ]
     channels = rhs[labels[2].index("i")]
     return 2.0 * channels * math.prod(pairs) * output[labels[3].index("b")] * output[labels[3].index("f")]
 
 
-def _window(attributes: str):
-    """Return a function from a spatial dimension to (stride, padding before it, dilation of lhs and of rhs)."""
-    match = re.search(r"window=\{([^}]*)\}", attributes)
-    fields = dict(field.split("=") for field in match[1].split()) if match else {}
-
-    def of(dimension: int) -> tuple[int, int, int, int]:
-        def value(name: str, default: str) -> int:
-            return int(fields[name].split("x")[dimension].split("_")[0]) if name in fields else int(default)
-
-        return value("stride", "1"), value("pad", "0"), value("lhs_dilate", "1"), value("rhs_dilate", "1")
-
-    return of
+def _window(attributes: str, name: str, dimension: int, default: int) -> int:
+    """Return a field of a convolution's window in a spatial dimension: "pad=1_2x3_4" → 1 or 3, the padding before."""
+    match = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", attributes)
+    return int(match[1].split("x")[dimension].split("_")[0]) if match else default
 
 
 @functools.cache
@@ -189,21 +182,17 @@ def _written(computations: Computations, body: list[Instruction], shape: str) ->
     return total
 
 
-def _moved(shape: str, place: str) -> int:
-    """Return the bytes of `shape` if the array of shape `place`, which it is a part of, is in HBM."""
-    return sum(array_bytes_padded(dtype, dims, order, layout) for dtype, dims, order, layout in _ARRAY.findall(shape)) \
-        if placed_bytes(place) else 0
+def _moved(part: str, whole: str) -> int:
+    """Return the bytes of a part of an array, given both shapes, if the array is in HBM."""
+    return sum(_tiled_bytes(*array) for array in _ARRAY.findall(part)) if placed_bytes(whole) else 0
 
 
 def placed_bytes(shape: str) -> int:
     """Return the bytes in HBM of the arrays of an HLO shape with layouts; S(1) is on-chip memory."""
-    return sum(
-        array_bytes_padded(dtype, dims, order, layout) for dtype, dims, order, layout in _ARRAY.findall(shape)
-        if not re.search(r"S\([1-9]", layout)
-    )
+    return sum(_tiled_bytes(*array) for array in _ARRAY.findall(shape) if not re.search(r"S\([1-9]", array[-1]))
 
 
-def array_bytes_padded(dtype: str, dims: str, order: str, layout: str) -> int:
+def _tiled_bytes(dtype: str, dims: str, order: str, layout: str) -> int:
     """Return the bytes of an array with the padding of its tiles.
 
     Args:

@@ -12,11 +12,9 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +49,7 @@ def count_kernels(module: Module, topology: str, device_kind: str, cache: Path) 
     counts = {digest: cached for digest, file in files.items() if (cached := _read(file)) is not None}
     missing = {digest: _description(kernel) for digest, kernel in kernels.items() if digest not in counts}
     if missing:
-        found = _compile_elsewhere({"topology": topology, "device_kind": device_kind, "kernels": missing})
+        found = _compile_elsewhere({"topology": topology, "kernels": missing})
         for digest, numbers in found.items():
             counts[digest] = _decode(numbers)
             with contextlib.suppress(OSError):  # the cache only saves time
@@ -114,11 +112,14 @@ def main() -> None:
             f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
             "--xla_jf_dump_llo_pass_label_regex=^final_bundles$"
         )
+        import jax
+
         from jaxlm.analysis.plan import prepare_environment, topology_devices
 
         prepare_environment()
+        jax.config.update("jax_enable_compilation_cache", False)  # a program from the cache would leave no dump
         device = topology_devices(request["topology"])[0]
-        delay_slots = 1 if request["device_kind"] in _ONE_DELAY_SLOT else 4
+        delay_slots = 1 if device.device_kind in _ONE_DELAY_SLOT else 4
         counts = {}
         for digest, description in request["kernels"].items():
             try:
@@ -145,20 +146,14 @@ def _dump(description: dict[str, Any], device: Any, folder: Path) -> str:
     )
     module = parse(jax.jit(call).lower(*operands).compile().as_text())
     kernel = next(one for computation in module.computations.values() for one in computation if one.is_kernel)
-    files = [file for file in _final_bundles(folder) if f"-{kernel.name}-" in file.name]
-    return files[0].read_text()
-
-
-def _final_bundles(folder: Path) -> Iterable[Path]:
-    return (file for file in folder.iterdir() if re.search(r"-\d+-final_bundles\.txt$", file.name))
+    return next(folder.glob(f"*-{kernel.name}-*-final_bundles.txt")).read_text()
 
 
 def _dtype(name: str) -> str:
     """Return jax's name of an HLO type."""
     if name in ("pred", "bf16"):
         return {"pred": "bool", "bf16": "bfloat16"}[name]
-    kinds = {"s": "int", "u": "uint", "f": "float", "c": "complex"}
-    return kinds[name[0]] + name[1:]
+    return {"s": "int", "u": "uint", "f": "float", "c": "complex"}[name[0]] + name[1:]
 
 
 if __name__ == "__main__":

@@ -107,6 +107,31 @@ def test_an_update_in_place_moves_the_update():
     assert entry_bytes(update, f"%r = {PLACED} dynamic-update-slice(%p, %u, %i)") == ARRAY  # written; read on chip
 
 
+def test_a_collective_that_is_fused_with_compute_leaves_the_traffic_of_the_compute():
+    """As the TPU compiler writes a step of an asynchronous all-reduce: its arrays are passed on."""
+    hlo = """\
+HloModule m
+
+%async_collective_fusion (g: f32[64,128], h: f32[64,128], x: f32[8,128]) -> (f32[8,128], f32[64,128], f32[64,128]) {
+  %g = f32[64,128]{1,0} parameter(0)
+  %h = f32[64,128]{1,0} parameter(1)
+  %x = f32[8,128]{1,0} parameter(2)
+  %all-reduce = f32[64,128]{1,0} all-reduce(%g), channel_id=1
+  %square = f32[8,128]{1,0} multiply(%x, %x)
+  ROOT %all = (f32[8,128]{1,0}, f32[64,128]{1,0}, f32[64,128]{1,0}) tuple(%square, %all-reduce, %h)
+}
+
+ENTRY %main (p: f32[64,128], q: f32[8,128]) -> f32[8,128] {
+  %p = f32[64,128]{1,0} parameter(0)
+  %q = f32[8,128]{1,0} parameter(1)
+  %step = (f32[8,128]{1,0}, f32[64,128]{1,0}, f32[64,128]{1,0}) fusion(%p, %p, %q), kind=kLoop, \
+calls=%async_collective_fusion
+  ROOT %r = f32[8,128]{1,0} get-tuple-element(%step), index=0
+}
+"""
+    assert hbm_bytes(parse(hlo)) == 2 * 8 * 128 * 4
+
+
 @pytest.mark.parametrize(("shape", "size"), [
     ("bf16[16,12,512,64]{3,2,1,0:T(8,128)(2,1)}", 16 * 12 * 512 * 128 * 2),
     ("bf16[16,12,512,64]{2,3,1,0:T(8,128)(2,1)}", 16 * 12 * 512 * 64 * 2),
