@@ -30,7 +30,7 @@ class Row:
         topology: Topology to plan it for.
         flags: Flags of the step.
         at_0346f2a: Time of a step, MFU and HBM at commit 0346f2a.
-        at_414361a: Time of a step and MFU at commit 414361a.
+        at_414361a: The same at commit 414361a.
         peer: Milliseconds that a step of the Flax class takes.
     """
 
@@ -47,27 +47,28 @@ LENGTH = ("--data.length", "512")
 NO_DROPOUT = ("--objective.model.attention-dropout", "0")
 ROWS = (
     Row("bert_base, published dropout", "bert_base", "v5e:4x4", (*LENGTH, "--train.batch-size", "256"),
-        "172 ms, 14 %, 9.3 GiB", "63.0 ms, 39 %", peer=99),
+        "172 ms, 14 %, 9.3 GiB", "63.0 ms, 39 %, 4.9 GiB", peer=99),
     Row("bert_base, no attention dropout", "bert_base", "v5e:4x4",
-        (*LENGTH, "--train.batch-size", "256", *NO_DROPOUT), at_414361a="55.3 ms, 44 %", peer=99),
+        (*LENGTH, "--train.batch-size", "256", *NO_DROPOUT), at_414361a="55.3 ms, 44 %, 4.5 GiB", peer=99),
     Row("bert_base, no attention dropout, data 4, fsdp 4", "bert_base", "v5e:4x4",
         (*LENGTH, "--train.batch-size", "256", *NO_DROPOUT, "--mesh.data", "4", "--mesh.fsdp", "4"),
-        at_414361a="53.2 ms, 46 %", peer=99),
+        at_414361a="53.2 ms, 46 %, 3.7 GiB", peer=99),
     Row("bert_large", "bert_large", "v5e:16x16", (*LENGTH, "--train.batch-size", "4096"), "627 ms, 13 %",
-        "192 ms, 43 %"),
-    Row("gpt2", "gpt2", "v5e:8x8", (), "199 ms, 18 %, 11.9 GiB", "78.5 ms, 45 %", peer=119),
+        "192 ms, 43 %, 13.2 GiB"),
+    Row("gpt2", "gpt2", "v5e:8x8", (), "199 ms, 18 %, 11.9 GiB", "78.5 ms, 45 %, 6.0 GiB", peer=119),
     Row("t5_1_1_base, data 2, fsdp 32", "t5_1_1_base", "v5e:8x8", ("--mesh.data", "2", "--mesh.fsdp", "32"),
-        "57 ms, 15 %, 3.0 GiB", "21.2 ms, 41 %", peer=25.5),
-    Row("electra_base", "electra_base", "v5e:4x4", (), "273 ms, 10 %", "84.7 ms, 33 %"),
-    Row("albert_xxlarge", "albert_xxlarge", "v5e:16x16", ("--train.accumulate", "2"), at_414361a="910 ms, 68 %"),
+        "57 ms, 15 %, 3.0 GiB", "21.2 ms, 41 %, 1.9 GiB", peer=25.5),
+    Row("electra_base", "electra_base", "v5e:4x4", (), "273 ms, 10 %", "84.7 ms, 33 %, 6.5 GiB"),
+    Row("albert_xxlarge", "albert_xxlarge", "v5e:16x16", ("--train.accumulate", "2"),
+        at_414361a="910 ms, 68 %, 13.2 GiB"),
     Row("xlnet_large", "xlnet_large", "v5e:16x16",
         ("--train.accumulate", "4", "--objective.model.loop-layers", "True", "--objective.model.remat", "full"),
-        at_414361a="2,760 ms, 11 %"),
-    Row("reformer_enwik8", "reformer_enwik8", "v5e:2x4", at_414361a="1,940 ms, 17 %"),
-    Row("gpt3_13b", "gpt3_13b", "v5e:16x16", ("--train.accumulate", "2"), at_414361a="6,970 ms, 48 %"),
-    Row("t5_11b, fsdp 256", "t5_11b", "v5e:16x16", at_414361a="3,310 ms, 28 %"),
+        at_414361a="2,760 ms, 11 %, 13.3 GiB"),
+    Row("reformer_enwik8", "reformer_enwik8", "v5e:2x4", at_414361a="1,940 ms, 17 %, 15.5 GiB"),
+    Row("gpt3_13b", "gpt3_13b", "v5e:16x16", ("--train.accumulate", "2"), at_414361a="6,970 ms, 48 %, 9.8 GiB"),
+    Row("t5_11b, fsdp 256", "t5_11b", "v5e:16x16", at_414361a="3,310 ms, 28 %, 6.5 GiB"),
     Row("t5_11b, data 8, fsdp 32", "t5_11b", "v5e:16x16", ("--mesh.data", "8", "--mesh.fsdp", "32"),
-        at_414361a="2,990 ms, 31 %"),
+        at_414361a="2,990 ms, 31 %, 10.2 GiB"),
 )
 COLUMNS = ("step", "topology", "0346f2a", "414361a", "now", "MFU", "by executed FLOPs", "Flax class", "kernels",
            "HBM a chip", "roofline", "collective bytes that overlap")
