@@ -101,17 +101,16 @@ def count(text: str, delay_slots: int = 4) -> Count:
     """
     bundles = _parse(text, delay_slots)
     stops = [i for i, bundle in enumerate(bundles) if bundle.operations or bundle.branch] + [len(bundles) - 1]
-    rows = [0, *itertools.accumulate(bundle.rows for bundle in bundles)]
     values: dict[str, Value] = {}
-    total, conditional = [0, 0], [0, 0]
+    executed: collections.Counter[tuple[int, int]] = collections.Counter()  # (first bundle, end) → executions
+    conditional: collections.Counter[tuple[int, int]] = collections.Counter()
     region = range(0)  # the bundles behind the latest branch that depends on data
     position = steps = 0
     while position < len(bundles):
         stop = stops[bisect.bisect_left(stops, position)]
-        for work, end in ((total, stop + 1), (conditional, min(stop + 1, region.stop) if position in region else 0)):
-            if end:
-                work[0] += end - position
-                work[1] += rows[end] - rows[position]
+        executed[position, stop + 1] += 1
+        if position in region:
+            conditional[position, min(stop + 1, region.stop)] += 1
         position, bundle = stop + 1, bundles[stop]
         steps += 1 + len(bundle.operations)
         if steps > MAX_STEPS:
@@ -126,8 +125,14 @@ def count(text: str, delay_slots: int = 4) -> Count:
             raise ValueError("the trip count of a loop depends on data")
         elif is_taken is None and not (position in region and bundle.branch.target <= region.stop):
             region = range(position, bundle.branch.target)
-    certain = Work(*(whole - part for whole, part in zip(total, conditional, strict=True)))
-    return Count(certain, Work(*conditional))
+    executed.subtract(conditional)
+    rows = [0, *itertools.accumulate(bundle.rows for bundle in bundles)]
+    return Count(*(
+        Work(
+            sum(times * (end - start) for (start, end), times in spans.items()),
+            sum(times * (rows[end] - rows[start]) for (start, end), times in spans.items()),
+        ) for spans in (executed, conditional)
+    ))
 
 
 def _parse(text: str, delay_slots: int) -> list[_Bundle]:
