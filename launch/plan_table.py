@@ -3,8 +3,10 @@
 
     .venv/bin/python launch/plan_table.py [--only bert_base] [--json FILE] [--any.field VALUE …]
 
-Flags such as `--train.batch-size 512` apply to every row. A row takes minutes. "Before" is commit 0346f2a by the
-same count (cycles times trip counts over the clock).
+Flags such as `--train.batch-size 512` apply to every row. A row takes minutes. Three columns are times by the TPU
+compiler: of commits 0346f2a and 414361a, whose kernels are charged by their FLOPs at half the peak, and of this one,
+whose kernels are counted. "Flax class" is the same step of Transformers 4.57.3's class by the same compiler, and how
+many times as long it takes.
 """
 
 from __future__ import annotations
@@ -20,37 +22,56 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One step of the table: a preset on a topology, and what the same step was estimated to take before."""
+    """One step of the table.
+
+    Attributes:
+        name: Name of the step; `--only` selects by its beginning.
+        preset: Preset in configs/.
+        topology: Topology to plan it for.
+        flags: Flags of the step.
+        at_0346f2a: Time of a step, MFU and HBM at commit 0346f2a.
+        at_414361a: The same at commit 414361a.
+        peer: Milliseconds that a step of the Flax class takes.
+    """
 
     name: str
     preset: str
     topology: str
     flags: tuple[str, ...] = ()
-    before: str = "–"
+    at_0346f2a: str = "–"
+    at_414361a: str = "–"
+    peer: float | None = None
 
 
 LENGTH = ("--data.length", "512")
+NO_DROPOUT = ("--objective.model.attention-dropout", "0")
 ROWS = (
     Row("bert_base, published dropout", "bert_base", "v5e:4x4", (*LENGTH, "--train.batch-size", "256"),
-        "172 ms, 14 %, 9.3 GiB"),
+        "172 ms, 14 %, 9.3 GiB", "63.0 ms, 39 %, 4.9 GiB", peer=99),
     Row("bert_base, no attention dropout", "bert_base", "v5e:4x4",
-        (*LENGTH, "--train.batch-size", "256", "--objective.model.attention-dropout", "0")),
+        (*LENGTH, "--train.batch-size", "256", *NO_DROPOUT), at_414361a="55.3 ms, 44 %, 4.5 GiB", peer=99),
     Row("bert_base, no attention dropout, data 4, fsdp 4", "bert_base", "v5e:4x4",
-        (*LENGTH, "--train.batch-size", "256", "--objective.model.attention-dropout", "0",
-         "--mesh.data", "4", "--mesh.fsdp", "4")),
-    Row("bert_large", "bert_large", "v5e:16x16", (*LENGTH, "--train.batch-size", "4096"), "627 ms, 13 %"),
-    Row("gpt2", "gpt2", "v5e:8x8", before="199 ms, 18 %, 11.9 GiB"),
+        (*LENGTH, "--train.batch-size", "256", *NO_DROPOUT, "--mesh.data", "4", "--mesh.fsdp", "4"),
+        at_414361a="53.2 ms, 46 %, 3.7 GiB", peer=99),
+    Row("bert_large", "bert_large", "v5e:16x16", (*LENGTH, "--train.batch-size", "4096"), "627 ms, 13 %",
+        "192 ms, 43 %, 13.2 GiB"),
+    Row("gpt2", "gpt2", "v5e:8x8", (), "199 ms, 18 %, 11.9 GiB", "78.5 ms, 45 %, 6.0 GiB", peer=119),
     Row("t5_1_1_base, data 2, fsdp 32", "t5_1_1_base", "v5e:8x8", ("--mesh.data", "2", "--mesh.fsdp", "32"),
-        "57 ms, 15 %, 3.0 GiB"),
-    Row("electra_base", "electra_base", "v5e:4x4", before="273 ms, 10 %"),
-    Row("albert_xxlarge", "albert_xxlarge", "v5e:16x16", ("--train.accumulate", "2")),
+        "57 ms, 15 %, 3.0 GiB", "21.2 ms, 41 %, 1.9 GiB", peer=25.5),
+    Row("electra_base", "electra_base", "v5e:4x4", (), "273 ms, 10 %", "84.7 ms, 33 %, 6.5 GiB"),
+    Row("albert_xxlarge", "albert_xxlarge", "v5e:16x16", ("--train.accumulate", "2"),
+        at_414361a="910 ms, 68 %, 13.2 GiB"),
     Row("xlnet_large", "xlnet_large", "v5e:16x16",
-        ("--train.accumulate", "4", "--objective.model.loop-layers", "True", "--objective.model.remat", "full")),
-    Row("reformer_enwik8", "reformer_enwik8", "v5e:2x4"),
-    Row("gpt3_13b", "gpt3_13b", "v5e:16x16", ("--train.accumulate", "2")),
-    Row("t5_11b, fsdp 256", "t5_11b", "v5e:16x16"),
-    Row("t5_11b, data 8, fsdp 32", "t5_11b", "v5e:16x16", ("--mesh.data", "8", "--mesh.fsdp", "32")),
+        ("--train.accumulate", "4", "--objective.model.loop-layers", "True", "--objective.model.remat", "full"),
+        at_414361a="2,760 ms, 11 %, 13.3 GiB"),
+    Row("reformer_enwik8", "reformer_enwik8", "v5e:2x4", at_414361a="1,940 ms, 17 %, 15.5 GiB"),
+    Row("gpt3_13b", "gpt3_13b", "v5e:16x16", ("--train.accumulate", "2"), at_414361a="6,970 ms, 48 %, 9.8 GiB"),
+    Row("t5_11b, fsdp 256", "t5_11b", "v5e:16x16", at_414361a="3,310 ms, 28 %, 6.5 GiB"),
+    Row("t5_11b, data 8, fsdp 32", "t5_11b", "v5e:16x16", ("--mesh.data", "8", "--mesh.fsdp", "32"),
+        at_414361a="2,990 ms, 31 %, 10.2 GiB"),
 )
+COLUMNS = ("step", "topology", "0346f2a", "414361a", "now", "MFU", "by executed FLOPs", "Flax class", "kernels",
+           "HBM a chip", "roofline", "collective bytes that overlap")
 
 
 def main() -> int:
@@ -68,8 +89,8 @@ def main() -> int:
     try:
         planning.require_compiler()
         planning.prepare_environment()
-        print("| step | topology | before | now | MFU | HBM a chip | roofline | collective bytes that overlap |")
-        print("|---|---|---|---|---|---|---|---|", flush=True)
+        print(table_line(COLUMNS))
+        print("|---" * len(COLUMNS) + "|", flush=True)
         for row in ROWS:
             if row.name.startswith(options.only):
                 experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))
@@ -86,15 +107,26 @@ def main() -> int:
 
 
 def markdown(row: Row, plan: dict) -> str:
-    name = f"{row.name}, {plan['batch_size']} × {plan['length']}"
+    """Return the line of a planned step."""
+    start = (f"{row.name}, {plan['batch_size']} × {plan['length']}", row.topology, row.at_0346f2a, row.at_414361a)
     memory = f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB"
     overlap = "–" if plan["asynchronous_share"] is None else f"{plan['asynchronous_share']:.0%}"
     if not plan["estimated_step_seconds"]:
-        return f"| {name} | {row.topology} | {row.before} | does not fit | – | {memory} | – | {overlap} |"
-    return (
-        f"| {name} | {row.topology} | {row.before} | {plan['estimated_step_seconds'] * 1e3:.1f} ms "
-        f"| {plan['estimated_mfu']:.0%} | {memory} | {plan['roofline_seconds'] * 1e3:.1f} ms | {overlap} |"
-    )
+        return table_line((*start, "does not fit", "–", "–", "–", "–", memory, "–", overlap))
+    milliseconds = plan["estimated_step_seconds"] * 1e3
+    kernels = [f"{plan['counted_kernels']} counted"] if plan["counted_kernels"] else []
+    kernels += [f"{plan['charged_kernels']} charged"] if plan["charged_kernels"] else []
+    return table_line((
+        *start, f"{milliseconds:,.1f} ms", f"{plan['estimated_mfu']:.0%}", f"{plan['estimated_executed_mfu']:.0%}",
+        f"{row.peer:g} ms, {row.peer / milliseconds:.2f} ×" if row.peer else "–",
+        f"{', '.join(kernels)}, {plan['estimated_kernel_seconds'] * 1e3:,.1f} ms" if kernels else "–",
+        memory, f"{plan['roofline_seconds'] * 1e3:,.1f} ms", overlap,
+    ))
+
+
+def table_line(cells: tuple[str, ...]) -> str:
+    """Return a line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

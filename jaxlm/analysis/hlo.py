@@ -55,6 +55,11 @@ class Instruction:
         cycles = int(match[1]) if match else 0
         return cycles if cycles < _UNKNOWN_CYCLES else 0
 
+    @functools.cached_property
+    def operand_names(self) -> list[str]:
+        """Names of the instructions whose values are read."""
+        return re.findall(r"%([\w.\-]+)", self.operands)
+
     @property
     def is_kernel(self) -> bool:
         """Whether the instruction is a Mosaic kernel (`pallas_call` on TPU), which has no estimated cycles."""
@@ -80,12 +85,11 @@ class Module:
     entry: str
     computations: dict[str, list[Instruction]]
 
-    def executions(self, fused: bool, loops: bool = True) -> dict[str, int]:
+    def executions(self, fused: bool) -> dict[str, int]:
         """Return how often each computation runs in one run of the module. All branches of a conditional count.
 
         Args:
             fused: Follow calls of fusions and reductions too, whose instructions have no time of their own.
-            loops: Multiply by trip counts; otherwise a loop's body counts once.
         """
         runs: dict[str, int] = {}
 
@@ -94,10 +98,9 @@ class Module:
             for instruction in self.computations[name]:
                 if not fused and instruction.opcode not in CONTROL_FLOW:
                     continue
-                trips = self.trip_count(instruction) if loops else 1
                 for called in instruction.called():
                     if called in self.computations:
-                        visit(called, times * trips)
+                        visit(called, times * self.trip_count(instruction))
 
         visit(self.entry, 1)
         return runs
@@ -156,9 +159,20 @@ def array_shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
+def element_bits(dtype: str) -> int:
+    """Return the bits of an element of an HLO type; 0 for tokens and other types without a size."""
+    return _BITS.get(dtype, 0)
+
+
 def array_bytes(shape: str) -> list[int]:
     """Return the bytes, without padding, of each array in an HLO shape or tuple of shapes."""
     return [math.prod(dims) * _BITS[dtype] // 8 for dtype, dims in array_shapes(shape)]
+
+
+def operand_shapes(kernel: Instruction) -> str:
+    """Return the shapes of a kernel's operands, with commas between them."""
+    match = re.search(r"operand_layout_constraints=\{(.*?\})\}", kernel.attributes, re.DOTALL)
+    return match[1] if match else ""
 
 
 class Traffic(NamedTuple):
@@ -238,7 +252,7 @@ def _overlaps(instructions: list[Instruction], index: int) -> bool:
 
 def _collective_bytes(kind: str, instruction: Instruction) -> int:
     """Return the bytes of the full arrays: the output of most collectives, the input of a reduce-scatter."""
-    groups = _elements(instruction.shape)
+    groups = elements(instruction.shape)
     if instruction.opcode.endswith("-start") and len(groups) > 1 and kind != "all-reduce":
         # The result of a start is (operands, results, contexts), each an array or a tuple.
         return sum(array_bytes(groups[0 if kind == "reduce-scatter" else 1]))
@@ -246,19 +260,19 @@ def _collective_bytes(kind: str, instruction: Instruction) -> int:
     return size * _group_size(instruction.attributes) if kind == "reduce-scatter" else size
 
 
-def _elements(shape: str) -> list[str]:
+def elements(shape: str) -> list[str]:
     """Return the elements of an HLO tuple, which may be tuples; an array is its own only element."""
-    shape = re.sub(r"\{[^}]*\}|/\*.*?\*/", "", shape)  # without layouts and comments
+    shape = re.sub(r"/\*.*?\*/", "", shape).strip()
     if not shape.startswith("("):
         return [shape]
-    depth, elements = 0, [""]
+    depth, found = 0, [""]
     for char in shape[1:-1]:
-        depth += (char in "([") - (char in ")]")
+        depth += (char in "([{") - (char in ")]}")
         if char == "," and not depth:
-            elements.append("")
+            found.append("")
         else:
-            elements[-1] += char
-    return elements
+            found[-1] += char
+    return [element.strip() for element in found]
 
 
 def _group_size(attributes: str) -> int:

@@ -16,10 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, estimate
-from jaxlm.analysis.hlo import asynchronous_share, parse, traffic
+from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, Estimate, estimate
+from jaxlm.analysis.hlo import Module, asynchronous_share, parse, traffic
+from jaxlm.analysis.kernels import count_kernels
 from jaxlm.config.experiment import Experiment
+from jaxlm.data.text import compilation_cache
 from jaxlm.errors import UserError
+from jaxlm.parallel.peaks import peak_flops, tpu_generation
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 TOPOLOGIES = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
@@ -73,7 +76,6 @@ def plan(
     """
     from jaxlm.objectives.base import load_constants
     from jaxlm.parallel.mesh import make_mesh
-    from jaxlm.parallel.peaks import peak_flops
     from jaxlm.runs.load import load_shapes
     from jaxlm.training.program import Program
 
@@ -97,7 +99,7 @@ def plan(
             hlo.write_text(text)
         by_kind = _memory(compiled.memory_analysis(), by_kind)
         used, module = sum(by_kind.values()), parse(text)
-        e = estimate(module, compiled.cost_analysis() or {}, devices[0], flops / len(devices))
+        e = _estimate(module, topology, devices[0], flops / len(devices))
         totals = traffic(module)
     return {
         "topology": topology, "devices": len(devices), "device_kind": devices[0].device_kind, "mesh": dict(mesh.shape),
@@ -107,14 +109,24 @@ def plan(
         "headroom_bytes": max(limit - used, 0), "bytes_over": max(used - limit, 0), "hbm_by_kind": by_kind,
         "flops_per_step": flops, "flops_per_step_per_chip": flops / len(devices), "peak_flops_per_chip": peak,
         "estimated_step_seconds": e and e.seconds, "estimated_mfu": e and flops / len(devices) / e.seconds / peak,
+        "executed_flops_per_chip": e and e.executed_flops,
+        "estimated_executed_mfu": e and e.executed_flops / e.seconds / peak,
         "estimated_tokens_per_second": e and t.batch_size * length / e.seconds,
-        "estimated_kernel_seconds": e and e.kernel_seconds, "kernel_peak_share": KERNEL_PEAK_SHARE,
+        "estimated_kernel_seconds": e and e.kernel_seconds, "counted_kernels": e and e.counted_kernels,
+        "charged_kernels": e and e.charged_kernels, "kernel_peak_share": KERNEL_PEAK_SHARE,
         "roofline_seconds": e and e.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
         "top_operations": e.top if e else [],
         "collectives": {kind: item._asdict() for kind, item in totals.items()},
         "asynchronous_share": asynchronous_share(totals),
         "compile_seconds": seconds, "compiler_message": message or None,
     }
+
+
+def _estimate(module: Module, topology: str, device: Any, flops: float) -> Estimate | None:
+    if tpu_generation(device) is None:
+        return None
+    counts = count_kernels(module, topology, device.device_kind, Path(compilation_cache()).parent / "kernels")
+    return estimate(module, device, flops, counts)
 
 
 def _compile(program: Any, batch: Any, topology: str) -> tuple[Any, str, int]:

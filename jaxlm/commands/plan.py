@@ -134,14 +134,16 @@ def _estimate_lines(p: SimpleNamespace) -> list[str]:
     flops_seconds = p.flops_per_step_per_chip / p.peak_flops_per_chip
     lines = [
         f"Estimated by the TPU compiler's cycles, without collectives: {p.estimated_step_seconds * 1e3:,.2f} ms a "
-        f"step, MFU {p.estimated_mfu:.1%} of {si(p.peak_flops_per_chip)}FLOP/s, {p.estimated_tokens_per_second:,.0f} "
-        "tokens/s.",
+        f"step, MFU {p.estimated_mfu:.1%} of {si(p.peak_flops_per_chip)}FLOP/s ({p.estimated_executed_mfu:.1%} by the "
+        f"{si(p.executed_flops_per_chip)}FLOPs that a chip executes), {p.estimated_tokens_per_second:,.0f} tokens/s.",
         f"Roofline: {p.roofline_seconds * 1e3:,.2f} ms (by FLOPs {flops_seconds * 1e3:,.2f} ms; "
         f"{gib(p.bytes_accessed_per_chip)} of HBM traffic).",
     ]
     if p.estimated_kernel_seconds:
-        lines.append(f"Of it, kernels without cycles: {p.estimated_kernel_seconds * 1e3:,.2f} ms, assumed to reach "
-                     f"{p.kernel_peak_share:.0%} of the peak.")
+        by = [f"{p.counted_kernels} counted by the compiler's schedule"] if p.counted_kernels else []
+        by += [f"{p.charged_kernels} charged by their FLOPs at {p.kernel_peak_share:.0%} of the peak"] \
+            if p.charged_kernels else []
+        lines.append(f"Of it, kernels: {p.estimated_kernel_seconds * 1e3:,.2f} ms; {', '.join(by)}.")
     lines += ["", f"{'ms':>10}{'share':>8}{'times':>7}  operation"]
     return lines + [
         f"{op['seconds'] * 1e3:>10,.2f}{op['share']:>8.1%}{op['executions']:>7}  {op['name']}"

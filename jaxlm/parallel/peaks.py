@@ -21,11 +21,19 @@ PEAKS: tuple[tuple[str, float], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class TPU:
-    """One device of a TPU generation: clock in Hz, HBM bandwidth in bytes/s, rows and columns of its matrix units."""
+    """One device of a TPU generation.
+
+    Attributes:
+        clock: Clock in Hz.
+        hbm_bandwidth: HBM bandwidth in bytes/s.
+        mxu_width: Rows and columns of its matrix units.
+        cores: Cores that share the device's matrix units and the grid of a kernel.
+    """
 
     clock: float
     hbm_bandwidth: float
     mxu_width: int
+    cores: int = 1
 
 
 # Bandwidths: Google Cloud's pages on each generation. Clocks: v2's, v3's and v4's are published (Jouppi et al. 2020 and
@@ -34,11 +42,11 @@ class TPU:
 # already more FLOPs a cycle than 2 of them do. 7x has no entry: neither its clock nor its matrix units are published.
 TPUS: dict[str, TPU] = {
     "TPU v6": TPU(1.75e9, 1640e9, 256),
-    "TPU v5p": TPU(1.75e9, 2765e9, 128),
+    "TPU v5p": TPU(1.75e9, 2765e9, 128, cores=2),
     "TPU v5 lite": TPU(1.5e9, 819e9, 128),
     "TPU v5e": TPU(1.5e9, 819e9, 128),
-    "TPU v5": TPU(1.75e9, 2765e9, 128),
-    "TPU v4": TPU(1.05e9, 1228e9, 128),
+    "TPU v5": TPU(1.75e9, 2765e9, 128, cores=2),
+    "TPU v4": TPU(1.05e9, 1228e9, 128, cores=2),
     "TPU v3": TPU(0.94e9, 450e9, 128),
     "TPU v2": TPU(0.7e9, 350e9, 128),
 }

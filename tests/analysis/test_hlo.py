@@ -182,7 +182,6 @@ def test_executions_of_nested_loops_and_of_fused_computations():
     module = parse(NESTED)
     assert module.executions(fused=False) == {"main": 1, "outer": 5, "inner": 15, "condition": 20}
     assert module.executions(fused=True)["fused"] == 5
-    assert module.executions(fused=False, loops=False) == {"main": 1, "outer": 1, "inner": 1, "condition": 2}
 
 
 def test_instructions_that_span_lines_are_read_whole():

@@ -135,7 +135,8 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
         hbm_bytes_per_chip=2**33, hbm_limit_bytes=2**34, headroom_bytes=2**33, bytes_over=0,
         hbm_by_kind={"optimizer_state": 4000}, flops_per_step=4e12, flops_per_step_per_chip=1e12,
         peak_flops_per_chip=1e14, estimated_step_seconds=0.025, estimated_mfu=0.4, estimated_tokens_per_second=40960.0,
-        estimated_kernel_seconds=0.005, kernel_peak_share=0.5, roofline_seconds=0.02, bytes_accessed_per_chip=2.0**30,
+        executed_flops_per_chip=1.25e12, estimated_executed_mfu=0.5, estimated_kernel_seconds=0.005, counted_kernels=2,
+        charged_kernels=0, kernel_peak_share=0.5, roofline_seconds=0.02, bytes_accessed_per_chip=2.0**30,
         top_operations=[dict(name="jit(step)/dot_general", seconds=0.0125, share=0.5, executions=24)],
         collectives={"all-reduce": dict(count=3, bytes=4096, asynchronous_count=2, asynchronous_bytes=2048)},
         asynchronous_share=0.5, compile_seconds=1.5, compiler_message=None,
@@ -143,7 +144,9 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     text = report(fits)
     assert "vocabulary of 512: the run's own" in text and "3.91 KiB  optimizer state" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
-    assert "25.00 ms a step, MFU 40.0%" in text and "20.00 ms" in text and "5.00 ms, assumed to reach 50%" in text
+    assert "25.00 ms a step, MFU 40.0%" in text and "(50.0% by the 1.25 TFLOPs" in text and "20.00 ms" in text
+    assert "kernels: 5.00 ms; 2 counted by the compiler's schedule.\n" in text
+    assert "schedule, 1 charged by their FLOPs at 50% of the peak." in report(fits | {"charged_kernels": 1})
     assert "50.0%     24  jit(step)/dot_general" in text and "50% of these bytes overlap" in text
     assert "4 TFLOPs a step by formula, 1 TFLOPs a chip" in text
     assert "25.00" in table_row(fits) and "40.0%" in table_row(fits) and "41 k" in table_row(fits)
@@ -181,12 +184,14 @@ def test_a_topology_that_fails_is_a_row_of_the_table(capsys, tmp_path, monkeypat
 @pytest.mark.parametrize("topology", ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "v7x:2x2x1"])
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(data=1, fsdp=-1)])
 def test_every_generation_compiles_a_step_with_its_kernels(topology, mesh):
-    model = dataclasses.replace(MODEL, max_positions=128)
+    model = dataclasses.replace(MODEL, max_positions=128, num_layers=2)  # the last one needs no fused attention
     experiment = dataclasses.replace(
         on(mesh), data=TextData(length=128), objective=dataclasses.replace(EXPERIMENT.objective, model=model)
     )
     result = planning.plan(experiment, topology)
     assert result["fits"] and (result["estimated_step_seconds"] is None) == topology.startswith("v7x")
+    kernels = {"v2": 0, "v3": 0, "v7": None}.get(topology[:2], 2)  # forward and backward
+    assert (result["counted_kernels"], result["charged_kernels"]) == (kernels, None if kernels is None else 0)
 
 
 @needs_compiler
