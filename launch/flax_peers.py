@@ -106,7 +106,10 @@ def electra(rows: int = 16) -> Step:
     sizes = dict(embedding_size=768, num_hidden_layers=12)
     small = transformers.ElectraConfig(hidden_size=256, num_attention_heads=4, intermediate_size=1024, **sizes)
     large = transformers.ElectraConfig(hidden_size=768, num_attention_heads=12, intermediate_size=3072, **sizes)
-    models = {"generator": build("FlaxElectraForMaskedLM", small), "discriminator": build("FlaxElectraForPreTraining", large)}
+    models = {
+        "generator": build("FlaxElectraForMaskedLM", small),
+        "discriminator": build("FlaxElectraForPreTraining", large),
+    }
 
     def loss(params, key, ids, mask, labels):
         keys = jax.random.split(key, 3)

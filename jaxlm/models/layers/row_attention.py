@@ -87,7 +87,7 @@ def row_attention(rows: Rows, options: Options) -> Float[Array, "batch queries w
 def _forward(rows, options):
     batch, queries, width = rows.query.shape
     log_sums = jax.ShapeDtypeStruct((batch, width // COLUMNS, options.heads, queries), jnp.float32)
-    found = _call(_forward_kernel, options, rows._asdict(), {"output": rows.query, "log_sums": log_sums})
+    found = _call(_forward_kernel, 2, options, rows._asdict(), {"output": rows.query, "log_sums": log_sums})
     found = {name: checkpoint_name(array, "attention") for name, array in found.items()}
     return found["output"], (rows, found)
 
@@ -99,17 +99,25 @@ def _backward(options, saved, d_output):
         shapes["bias"] = jax.ShapeDtypeStruct(rows.bias.shape, jnp.float32)
     sums = [pltpu.VMEM((rows.key.shape[1], COLUMNS), jnp.float32)] * 2
     inputs = {**rows._asdict(), **found, "d_output": d_output}
-    gradients = _call(_backward_kernel, options, inputs, shapes, sums)
+    gradients = _call(_backward_kernel, 5, options, inputs, shapes, sums)
     return (Rows(**{name: gradients.get(name) for name in Rows._fields}),)
 
 
 row_attention.defvjp(_forward, _backward)
 
 
-def _call(kernel, options: Options, inputs: dict, outputs: dict, scratch: list | None = None) -> dict[str, jax.Array]:
-    """Run a kernel over the grid (blocks of columns, batch), which reads each bias once."""
+def _call(
+    kernel, products: int, options: Options, inputs: dict, outputs: dict, scratch: list | None = None
+) -> dict[str, jax.Array]:
+    """Run a kernel over the grid (blocks of columns, batch), which reads each bias once.
+
+    `products` is the number of its products with arrays of scores, for the cost estimate.
+    """
     inputs = {name: array for name, array in inputs.items() if array is not None}
-    batch, _, width = inputs["query"].shape
+    batch, queries, width = inputs["query"].shape
+    blocks = _blocks(queries, inputs["key"].shape[1], options)
+    scores = sum((rows.stop - rows.start) * (keys.stop - keys.start) for _, rows, keys in blocks)
+    arrays = [*inputs.values(), *outputs.values()]
 
     def spec(name: str, array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
         if name == "seeds":
@@ -132,13 +140,17 @@ def _call(kernel, options: Options, inputs: dict, outputs: dict, scratch: list |
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
+        cost_estimate=pl.CostEstimate(
+            flops=products * 2 * batch * width * scores, transcendentals=batch * width // options.head_dim * scores,
+            bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
+        ),
         interpret=options.interpret,
         name=f"row_attention{kernel.__name__.removesuffix('_kernel')}",
     )(inputs)
 
 
 def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
-    for block, queries, keys in _blocks(inputs, options):
+    for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
         q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
         output = jnp.zeros(q.shape, jnp.float32)
         for head in range(options.heads):
@@ -163,7 +175,7 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
         def _():
             outputs["bias"][...] = jnp.zeros_like(outputs["bias"])
 
-    for block, queries, keys in _blocks(inputs, options):
+    for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
         q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
         do = inputs["d_output"][0, queries].astype(jnp.float32)
         # Σ_k p · dp of the softmax's gradient is do · output (Dao et al. 2022, appendix B.2).
@@ -191,9 +203,8 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
     outputs["key"][0], outputs["value"][0] = dk_ref[...].astype(k.dtype), dv_ref[...].astype(k.dtype)
 
 
-def _blocks(inputs: Refs, options: Options) -> Iterator[tuple[int, slice, slice]]:
+def _blocks(queries: int, keys: int, options: Options) -> Iterator[tuple[int, slice, slice]]:
     """Yield each block of queries: its number, the queries, and the keys that any of them may attend to."""
-    queries, keys = inputs["query"].shape[1], inputs["key"].shape[1]
     # Blocks of 512 are fastest for full rows; under a causal mask smaller ones skip more keys.
     largest = 256 if options.causal or keys > 512 else 512
     size = next(size for size in (512, 256, 128) if size <= largest and queries % size == 0)
