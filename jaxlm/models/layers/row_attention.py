@@ -22,8 +22,8 @@ from jaxlm.models.layers.dropout import keep_scale, resolution
 
 COLUMNS = 128
 """Columns of a block: the width of a TPU's tiles and matrix unit."""
-VMEM = 30 * 2**20
-"""Bytes of vector memory that a kernel may use. Arrays that fit were compiled for v4, the generation with the least."""
+VMEM = 64 * 2**20
+"""Bytes of vector memory that a kernel may use. Arrays that fit were compiled for v4 to v6e."""
 LONGEST = 2048
 """Largest number of queries and of keys."""
 MOST_BIASES = 2**19
@@ -163,7 +163,7 @@ def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
                 factor *= keep_scale(options.dropout_rate)
                 exponentials = jnp.where(_kept(inputs, options, block, head, scores.shape), exponentials, 0.0)
             output += _of_head(_dot(exponentials.astype(v.dtype), v, (1, 0)) * factor, head, options)
-            outputs["log_sums"][0, 0, head, queries] = (top + jnp.log(total))[:, 0]
+            outputs["log_sums"][0, 0, head : head + 1, queries] = _as_row(top + jnp.log(total))
         outputs["output"][0, queries] = output.astype(q.dtype)
 
 
@@ -186,7 +186,7 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
         for head in range(options.heads):
             q_head, k_head, do_head = (_of_head(x, head, options) for x in (q, k, do))
             scores = _scores(inputs, options, head, q_head, k, queries, keys)
-            probabilities = jnp.exp(scores - inputs["log_sums"][0, 0, head, queries][:, None])
+            probabilities = jnp.exp(scores - _as_column(inputs["log_sums"][0, 0, head : head + 1, queries]))
             kept, d_kept = probabilities, _dot(do_head, v, (1, 1))
             if options.dropout_rate:
                 keep = _kept(inputs, options, block, head, scores.shape)
@@ -221,7 +221,7 @@ def _scores(
     if "bias" in inputs:
         scores += inputs["bias"][head, queries, keys].astype(jnp.float32)
     if "query_segments" in inputs:
-        same = inputs["query_segments"][0, 0, queries][:, None] == inputs["key_segments"][0, :, keys]
+        same = _as_column(inputs["query_segments"][0, :, queries]) == inputs["key_segments"][0, :, keys]
         scores = jnp.where(same, scores, HIDDEN)
     elif "key_segments" in inputs:
         scores += jnp.where(inputs["key_segments"][0, :, keys] > 0, 0.0, HIDDEN)
@@ -261,6 +261,14 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
     return jax.lax.dot_general(
         a, b, (((contracted[0],), (contracted[1],)), ((), ())), preferred_element_type=jnp.float32
     )
+
+
+def _as_row(column: Float[Array, "queries 1"]) -> Float[Array, "1 queries"]:
+    return jnp.broadcast_to(column, (column.shape[0], COLUMNS)).T[:1]
+
+
+def _as_column(row: Float[Array, "1 queries"] | Int[Array, "1 queries"]) -> jax.Array:
+    return jnp.broadcast_to(row, (COLUMNS, row.shape[1])).T[:, :1]
 
 
 def _of_head(x: jax.Array, head: int, options: Options) -> jax.Array:
