@@ -5,28 +5,41 @@ Transformer-XL (Dai et al. 2019, section 3.3) and XLNet (Yang et al. 2019, secti
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.attention import _on_each_device, _split_heads, attend, choose_kernel
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
+from jaxlm.models.layers.relative_kernel import TILE, fits, relative_attention
+from jaxlm.parallel.rules import ACTIVATION_AXES
 
 
 class Queries(NamedTuple):
-    """Positions and masks of the queries of one stream."""
+    """Queries of one stream."""
 
     positions: Int[Array, "batch queries"] | None
-    """Positions in the row; None for one query at every position."""
-    is_other: Bool[Array, "batch queries keys"]
-    """Whether query and key are of different segments."""
-    visible: Bool[Array, "batch queries keys"]
-    """Whether the query attends to the key."""
+    """Positions in the text; None for one query at every position, which also attends to itself."""
+    segments: Int[Array, "batch queries"]
+    """Segment of each query."""
+    limits: Int[Array, "batch queries"]
+    """First rank that a query does not attend to."""
+
+
+class Keys(NamedTuple):
+    """Keys of both streams: the memory, then the text."""
+
+    segments: Int[Array, "batch keys"]
+    """Segment of each key."""
+    ranks: Int[Array, "batch keys"]
+    """Rank of each key; the queries whose limit is higher attend to it."""
 
 
 def sinusoids(length: int, memory: int, width: int) -> Float[np.ndarray, "2 distances width"]:
@@ -74,6 +87,7 @@ class RelativeAttention(nn.Module):
         distances: Float[Array, "2 distances hidden"],
         is_backward: Int[Array, " batch"],
         queries: Queries,
+        keys: Keys,
     ) -> Float[Array, "batch queries hidden"]:
         """Return the attention output.
 
@@ -82,7 +96,8 @@ class RelativeAttention(nn.Module):
             source: The memory, then the content stream.
             distances: Result of `sinusoids`.
             is_backward: 1 in rows whose text is reversed.
-            queries: Positions and masks of the queries.
+            queries: Positions, segments and limits of the queries.
+            keys: Segments and ranks of the keys.
         """
         c = self.config
 
@@ -97,16 +112,71 @@ class RelativeAttention(nn.Module):
             return self.param(name, kernel_init(c), shape, jnp.float32).astype(c.dtype)
 
         query, key, value = heads("query", x), heads("key", source), heads("value", source)
-        forward, backward = heads("position", distances)
-        # The gradient of indexing with is_backward would be a scatter, which a TPU runs as a loop over the rows.
-        position = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
-        by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position)
-        bias = by_key(by_distance, queries.positions, source.shape[1])
-        by_segment = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2))
-        bias += jnp.where(queries.is_other[:, None], by_segment[1, ..., None], by_segment[0, ..., None])
-        y = attend(
-            query + vectors("content_bias"), key, value, mask=queries.visible[:, None], bias=bias * c.attention_scale,
-            scale=c.attention_scale, dropout_rate=c.attention_dropout,
-            dropout_key=module_key(self, c.attention_dropout, self.deterministic),
+        distance, distance_query = heads("position", distances), query + vectors("position_bias")
+        segment_scores = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2))
+        attend_by = _fused if has_kernel(c, distances.shape[1], source.shape[1]) else _in_memory
+        y = attend_by(
+            c, query + vectors("content_bias"), distance_query, key, value, distance, segment_scores, is_backward,
+            queries, keys, module_key(self, c.attention_dropout, self.deterministic),
         )
         return dense("out", y.reshape(*x.shape[:-1], -1), c.hidden_size)
+
+
+def has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
+    """Return whether the platform has a fused kernel for these sizes."""
+    return fits(distances - keys, keys, config.head_dim, config.dtype) and choose_kernel(
+        config.attention, TILE, keys, config.head_dim, config.dtype, needs_scores=False, mask=None, bias=None
+    ) == "pallas"
+
+
+def _in_memory(
+    config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
+):
+    """Return attention with the scores in memory."""
+    forward, backward = distance
+    # The gradient of indexing with is_backward would be a scatter, which a TPU runs as a loop over the rows.
+    distance = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
+    by_distance = jnp.einsum("bqnd,bpnd->bnqp", distance_query, distance)
+    bias = by_key(by_distance, queries.positions, key.shape[1])
+    is_other = keys.segments[:, None, :] != queries.segments[:, :, None]
+    bias += jnp.where(is_other[:, None], segment_scores[1, ..., None], segment_scores[0, ..., None])
+    visible = keys.ranks[:, None, :] < queries.limits[:, :, None]
+    if queries.positions is None:
+        visible |= jnp.eye(query.shape[1], key.shape[1], key.shape[1] - query.shape[1], dtype=bool)
+    return attend(
+        query, key, value, mask=visible[:, None], bias=bias * config.attention_scale, scale=config.attention_scale,
+        dropout_rate=config.attention_dropout, dropout_key=dropout_key,
+    )
+
+
+def _fused(
+    config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
+):
+    """Return attention by the TPU's kernel."""
+    batch, count, heads, _ = query.shape
+    rate, room = 0.0 if dropout_key is None else config.attention_dropout, -count % TILE
+    scale = jnp.asarray(config.attention_scale, query.dtype)
+
+    def positions_last(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
+
+    def padded(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, room)])
+
+    arrays = [padded(positions_last(x * scale)) for x in (query, distance_query)]
+    arrays += [positions_last(x) for x in (key, value, distance)]
+    arrays += [padded(jnp.moveaxis(segment_scores * scale, 0, 2).astype(jnp.float32))]
+    # The kernel does not read the positions of the content stream.
+    positions = queries.segments if queries.positions is None else queries.positions
+    vectors = [padded(jnp.stack([positions, queries.segments, queries.limits], axis=1)), jnp.stack(keys, axis=1)]
+    seeds = jnp.zeros((batch, heads), jnp.int32)
+    if dropout_key is not None:  # a seed per row and head: no device repeats the bits of another
+        seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, seeds.shape, jnp.uint32), jnp.int32)
+    rows, axis = ACTIVATION_AXES["batch"], _split_heads(heads)[0]
+    split = PartitionSpec(rows, axis)
+    run = _on_each_device(
+        functools.partial(relative_attention, rate=rate, is_content=queries.positions is None),
+        (split, split, split, split, PartitionSpec(None, axis), split, *[PartitionSpec(rows)] * 3, split), split,
+    )
+    y = run(*arrays, *vectors, is_backward, seeds)
+    return y[..., :count].swapaxes(1, 2).reshape(query.shape)
