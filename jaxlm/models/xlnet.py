@@ -218,8 +218,10 @@ class XlnetLayer(nn.Module):
         def residual(x: jax.Array, y: jax.Array, norm: nn.Module) -> jax.Array:
             return constrain(norm(x + dropout(y, c.dropout, module_key(self, c.dropout, self.deterministic))))
 
+        shared = attention.shared(source, distances)
+
         def stream(x: jax.Array, queries: Queries) -> jax.Array:
-            x = residual(x, attention(x, source, distances, is_backward, queries, keys), norms[0])
+            x = residual(x, attention(x, source, distances, is_backward, queries, keys, shared), norms[0])
             return residual(x, feed_forward(x, self.deterministic), norms[1])
 
         return tuple(stream(*pair) for pair in zip(streams, queries, strict=True))

@@ -70,7 +70,7 @@ def by_key(
 
 
 class RelativeAttention(nn.Module):
-    """Attention of one stream's queries over the memory and the content stream.
+    """Attention of the queries of both streams over the memory and the content stream.
 
     Parameters: the kernels `query`, `key`, `value`, `position` and `out`; `content_bias`, `position_bias` and
     `segment_bias` [heads, head_dim]; `segment` [2, heads, head_dim], for keys of the same segment and of another one.
@@ -79,7 +79,32 @@ class RelativeAttention(nn.Module):
     config: StackConfig
     deterministic: bool = True
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+
+        def dense(features: int) -> nn.Dense:
+            return nn.Dense(features, use_bias=False, dtype=c.dtype, kernel_init=kernel_init(c))
+
+        def vectors(name: str, *shape: int) -> jax.Array:
+            return self.param(name, kernel_init(c), (*shape, c.num_heads, c.head_dim), jnp.float32)
+
+        width = c.num_heads * c.head_dim
+        self.query, self.key, self.value, self.position = (dense(width) for _ in range(4))
+        self.out = dense(c.hidden_size)
+        self.position_bias, self.segment_bias = vectors("position_bias"), vectors("segment_bias")
+        self.segment, self.content_bias = vectors("segment", 2), vectors("content_bias")
+
+    def shared(
+        self, source: Float[Array, "batch keys hidden"], distances: Float[Array, "2 distances hidden"]
+    ) -> tuple[jax.Array, jax.Array, jax.Array] | None:
+        """Return keys, values and vectors of distances for all streams, or None without a fused kernel.
+
+        The compiler computes equal projections of two streams once, but the gradients of each. Attention with the
+        scores in memory keeps that order of sums.
+        """
+        has_kernel = _has_kernel(self.config, distances.shape[1], source.shape[1])
+        return self._projections(source, distances) if has_kernel else None
+
     def __call__(
         self,
         x: Float[Array, "batch queries hidden"],
@@ -88,6 +113,7 @@ class RelativeAttention(nn.Module):
         is_backward: Int[Array, " batch"],
         queries: Queries,
         keys: Keys,
+        shared: tuple[jax.Array, jax.Array, jax.Array] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
         """Return the attention output.
 
@@ -98,31 +124,29 @@ class RelativeAttention(nn.Module):
             is_backward: 1 in rows whose text is reversed.
             queries: Positions, segments and limits of the queries.
             keys: Segments and ranks of the keys.
+            shared: Result of `shared`.
         """
         c = self.config
-
-        def dense(name: str, inputs: jax.Array, features: int = c.num_heads * c.head_dim) -> jax.Array:
-            return nn.Dense(features, use_bias=False, dtype=c.dtype, kernel_init=kernel_init(c), name=name)(inputs)
-
-        def heads(name: str, inputs: jax.Array) -> jax.Array:
-            return dense(name, inputs).reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
-
-        def vectors(name: str, *shape: int) -> jax.Array:
-            shape = (*shape, c.num_heads, c.head_dim)
-            return self.param(name, kernel_init(c), shape, jnp.float32).astype(c.dtype)
-
-        query, key, value = heads("query", x), heads("key", source), heads("value", source)
-        distance, distance_query = heads("position", distances), query + vectors("position_bias")
-        segment_scores = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2))
-        attend_by = _fused if has_kernel(c, distances.shape[1], source.shape[1]) else _in_memory
-        y = attend_by(
-            c, query + vectors("content_bias"), distance_query, key, value, distance, segment_scores, is_backward,
-            queries, keys, module_key(self, c.attention_dropout, self.deterministic),
+        query = self._heads(self.query(x))
+        key, value, distance = shared or self._projections(source, distances)
+        distance_query = query + self.position_bias.astype(c.dtype)
+        segment_query, segment = query + self.segment_bias.astype(c.dtype), self.segment.astype(c.dtype)
+        segment_scores = jnp.einsum("bqnd,snd->sbnq", segment_query, segment)
+        y = (_in_memory if shared is None else _fused)(
+            c, query + self.content_bias.astype(c.dtype), distance_query, key, value, distance, segment_scores,
+            is_backward, queries, keys, module_key(self, c.attention_dropout, self.deterministic),
         )
-        return dense("out", y.reshape(*x.shape[:-1], -1), c.hidden_size)
+        return self.out(y.reshape(*x.shape[:-1], -1))
+
+    def _projections(self, source: jax.Array, distances: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        key, value, distance = self.key(source), self.value(source), self.position(distances)
+        return self._heads(key), self._heads(value), self._heads(distance)
+
+    def _heads(self, x: Float[Array, "*shape width"]) -> Float[Array, "*shape heads head_dim"]:
+        return x.reshape(*x.shape[:-1], self.config.num_heads, self.config.head_dim)
 
 
-def has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
+def _has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
     """Return whether the platform has a fused kernel for these sizes."""
     return fits(distances - keys, keys, config.head_dim, config.dtype) and choose_kernel(
         config.attention, TILE, keys, config.head_dim, config.dtype, needs_scores=False, mask=None, bias=None

@@ -163,14 +163,13 @@ class _Window(NamedTuple):
     """Numbers of tiles, and which queries [128, 1] pass over them."""
     lanes: jax.Array
     """Lanes that the queries [128, 1] pass over after those tiles, 1 to 128."""
-    is_content: bool
 
     @classmethod
     def of(cls, block: int, positions: jax.Array, length: int, distances: int, is_content: bool) -> _Window:
         """Return the window of the queries in block `block`. The keys of position i begin at distance length - i."""
         if is_content:
             lanes = TILE - jax.lax.broadcasted_iota(jnp.int32, (TILE, 1), 0)
-            return cls(length // TILE - block - 1, (distances - length) // TILE + 1, [], lanes, True)
+            return cls(length // TILE - block - 1, (distances - length) // TILE + 1, [], lanes)
         lanes, most, moves = length - 1 - positions, length // TILE - 1, []
         passed = lanes >> 7
         while most:
@@ -178,17 +177,14 @@ class _Window(NamedTuple):
             move = passed >= step
             moves.append((step, move))
             passed, most = jnp.where(move, passed - step, passed), most - step
-        return cls(0, distances // TILE, moves, 1 + (lanes & (TILE - 1)), False)
+        return cls(0, distances // TILE, moves, 1 + (lanes & (TILE - 1)))
 
     def to_keys(self, tiles: Tiles) -> Tiles:
         """Select the scores of the keys from those of the distances."""
         for step, move in self.moves:
             tiles = [jnp.where(move, b, a) for a, b in zip(tiles[:-step], tiles[step:], strict=True)]
         lane = _lane() + self.lanes
-        if self.is_content:  # The strided rotation does the same in two thirds of the time.
-            tiles = [pltpu.roll(x, 0, 1, stride=1, stride_axis=0) for x in tiles]
-        else:
-            tiles = [_rotate(x, lane) for x in tiles]
+        tiles = [_rotate(x, lane) for x in tiles]
         return [jnp.where(lane < TILE, a, b) for a, b in itertools.pairwise(tiles)]
 
     def to_distances(self, tiles: Tiles) -> Tiles:

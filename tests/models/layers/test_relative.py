@@ -65,29 +65,13 @@ def words(shape: tuple[int, int], *seeds: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.int32)
 
 
-def strided_roll(x: jax.Array, shift: int, axis: int, *, stride: int, stride_axis: int) -> jax.Array:
-    """Return `pltpu.roll` of one tile. The interpreter's own rolls row by row, which takes minutes to compile."""
-    assert (shift, axis, stride, stride_axis) == (0, 1, 1, 0)
-    row, lane = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
-    return jnp.take_along_axis(x, (lane - row) % x.shape[1], axis=1)
-
-
-def test_the_strided_roll_moves_each_row_by_its_index():
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 16)), jnp.float32)
-    expected = np.stack([np.roll(row, i) for i, row in enumerate(np.asarray(x))])
-    for roll in (pltpu.roll, strided_roll):
-        found = jax.jit(functools.partial(roll, shift=0, axis=1, stride=1, stride_axis=0))(x)
-        np.testing.assert_array_equal(found, expected)
-
-
 def use_kernel(patch) -> None:
     """Make RelativeAttention use the kernel, in the interpreter, whose own generator gives zeros."""
     seeds = []
-    patch.setattr(relative, "has_kernel", lambda *_: True)
+    patch.setattr(relative, "_has_kernel", lambda *_: True)
     patch.setattr(relative, "relative_attention", functools.partial(relative_attention, interpret=True))
     patch.setattr(pltpu, "prng_seed", lambda *given: seeds.__setitem__(slice(None), given))
     patch.setattr(pltpu, "prng_random_bits", lambda shape: words(shape, *seeds))
-    patch.setattr(pltpu, "roll", strided_roll)
 
 
 def run(config: StackConfig, arguments: tuple, key: jax.Array | None = None) -> dict[str, np.ndarray]:
@@ -100,7 +84,8 @@ def run(config: StackConfig, arguments: tuple, key: jax.Array | None = None) -> 
     def results(params, x, source, distances, cotangent, key):
         def output(params, x, source, distances):
             rngs = None if key is None else {"dropout": key}
-            return module.apply({"params": params}, x, source, distances, *arguments[3:], rngs=rngs)
+            shared = module.apply({"params": params}, source, distances, method="shared")
+            return module.apply({"params": params}, x, source, distances, *arguments[3:], shared, rngs=rngs)
 
         y, pull = jax.vjp(output, params, x, source, distances)
         gradients = dict(zip(("params", "x", "source", "distances"), pull(cotangent.astype(y.dtype)), strict=True))
@@ -233,7 +218,7 @@ def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     monkeypatch.setattr(attention, "target_kind", lambda: kind)
     monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: True)
     config = dataclasses.replace(CONFIG, **changes)
-    assert relative.has_kernel(config, memory + 2 * length, memory + length) == expected
+    assert relative._has_kernel(config, memory + 2 * length, memory + length) == expected
 
 
 def largest_differences() -> list[float]:
