@@ -26,8 +26,8 @@ TILE = 128
 """Lanes of a TPU's vector registers, and width of its matrix unit."""
 VMEM = 64 * 2**20
 """Bytes of vector memory that the kernel may use."""
-MOST_DISTANCES = 4096
-"""Limit of the number of distances. The kernel's code grows with the number of tiles."""
+MOST_DISTANCES = 2048
+"""Limit of the number of distances. The kernel's code, and the time to compile it, grow with the number of tiles."""
 HIDDEN = -1e30
 """Score of a key that a query may not attend to."""
 
@@ -170,8 +170,9 @@ class _Window(NamedTuple):
         if is_content:
             lanes = TILE - jax.lax.broadcasted_iota(jnp.int32, (TILE, 1), 0)
             return cls(length // TILE - block - 1, (distances - length) // TILE + 1, [], lanes)
+        # Shifts and masks divide by TILE; integer division of vectors is slow.
         lanes, most, moves = length - 1 - positions, length // TILE - 1, []
-        passed = lanes >> 7
+        passed = lanes >> TILE.bit_length() - 1
         while most:
             step = (most + 1) // 2
             move = passed >= step
