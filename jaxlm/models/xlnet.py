@@ -18,7 +18,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import Table
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
-from jaxlm.models.layers.relative import Queries, RelativeAttention, sinusoids
+from jaxlm.models.layers.relative import Keys, Queries, RelativeAttention, sinusoids
 from jaxlm.models.layers.stack import call, init_layers, layer_keys, run_layers
 from jaxlm.parallel.activations import constrain
 from jaxlm.tokenizers.template import Template
@@ -26,6 +26,8 @@ from jaxlm.types import Params
 
 MASKED_RANK = 2**30
 """Rank of masked tokens: higher than every limit, so that no token attends to them."""
+MEMORY_RANK = -(2**30)
+"""Rank of the memory: lower than every limit, so that all tokens attend to it."""
 
 
 class DecodeState(NamedTuple):
@@ -84,7 +86,7 @@ class Xlnet(TransformerConfig, Writer):
     def init(self, key: jax.Array) -> Params:
         keys, ids = jax.random.split(key, 3), jnp.zeros((1, 2), jnp.int32)
         x = jnp.zeros((1, 2, self.hidden_size), self.dtype)
-        read = (x,), x, self._distances(2, 0), jnp.zeros(1, jnp.int32), (_queries(ids, ids, ids, ids, 0, True),)
+        read = (x,), x, self._distances(2, 0), jnp.zeros(1, jnp.int32), (Queries(None, ids, ids),), Keys(ids, ids)
         layer = XlnetLayer(self.stack)
         return {
             "word": self._table.init(keys[0], ids)["params"],
@@ -130,21 +132,24 @@ class Xlnet(TransformerConfig, Writer):
         keys = iter([None] * 6 if key is None else list(jax.random.split(key, 6)))
         length, memory_length = ids.shape[1], 0 if memory is None else memory.shape[2]
         distances = dropout(self._distances(length, memory_length), self.dropout, next(keys))
-        everywhere = jnp.broadcast_to(jnp.arange(length), ids.shape)
         streams = [dropout(call(self._table, params["word"], ids), self.dropout, next(keys))]
-        queries = [_queries(everywhere, types, rank, limit, memory_length, True)]
+        before = ((0, 0), (memory_length, 0))
+        attended = Keys(jnp.pad(types, before), jnp.pad(rank, before, constant_values=MEMORY_RANK))
+        queries = [Queries(None, types, limit)]
         if positions is not None:
             start = params["query_start"].astype(self.dtype)
             start = jnp.broadcast_to(start, (*positions.shape, self.hidden_size))
             streams.append(dropout(start, self.dropout, next(keys)))
-            queries.append(_queries(positions, types, rank, limit, memory_length, False))
+            queries.append(Queries(positions, *(jnp.take_along_axis(x, positions, axis=1) for x in (types, limit))))
         block = XlnetLayer(self.stack, key is None)
         memory = None if memory is None else memory.swapaxes(0, 1)
 
         def layer(params: Params, streams: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], jax.Array]:
             key, memory = xs
             source = streams[0] if memory is None else jnp.concatenate([memory, streams[0]], axis=1)
-            return call(block, params, streams, source, distances, is_backward, tuple(queries), key=key), streams[0]
+            return call(
+                block, params, streams, source, distances, is_backward, tuple(queries), attended, key=key
+            ), streams[0]
 
         streams, entered = run_layers(
             layer, params["layers"], tuple(constrain(x) for x in streams),
@@ -205,7 +210,7 @@ class XlnetLayer(nn.Module):
     deterministic: bool = True
 
     @nn.compact
-    def __call__(self, streams, source, distances, is_backward, queries):
+    def __call__(self, streams, source, distances, is_backward, queries, keys):
         c = self.config
         attention, feed_forward = RelativeAttention(c, self.deterministic, name="attention"), FeedForward(c, name="mlp")
         norms = [Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm") for name in ("attention", "mlp")]
@@ -213,24 +218,10 @@ class XlnetLayer(nn.Module):
         def residual(x: jax.Array, y: jax.Array, norm: nn.Module) -> jax.Array:
             return constrain(norm(x + dropout(y, c.dropout, module_key(self, c.dropout, self.deterministic))))
 
+        shared = attention.shared(source, distances)
+
         def stream(x: jax.Array, queries: Queries) -> jax.Array:
-            x = residual(x, attention(x, source, distances, is_backward, queries), norms[0])
+            x = residual(x, attention(x, shared, is_backward, queries, keys), norms[0])
             return residual(x, feed_forward(x, self.deterministic), norms[1])
 
         return tuple(stream(*pair) for pair in zip(streams, queries, strict=True))
-
-
-def _queries(
-    positions: jax.Array, types: jax.Array, rank: jax.Array, limit: jax.Array, memory_length: int, is_content: bool
-) -> Queries:
-    """Return the queries at `positions`, which attend to the memory and to the tokens with ranks below their limit.
-
-    In the content stream they also attend to themselves.
-    """
-    visible = rank[:, None, :] < jnp.take_along_axis(limit, positions, axis=1)[:, :, None]
-    if is_content:
-        visible |= jnp.eye(rank.shape[1], dtype=bool)
-    key_types = jnp.pad(types, ((0, 0), (memory_length, 0)))
-    is_other = key_types[:, None, :] != jnp.take_along_axis(types, positions, axis=1)[:, :, None]
-    visible = jnp.pad(visible, ((0, 0), (0, 0), (memory_length, 0)), constant_values=True)
-    return Queries(None if is_content else positions, is_other, visible)

@@ -165,21 +165,21 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
         key_segments=None if key_segments is None else key_segments[:, None],
         seeds=seeds,
     )
-    over_rows, over_heads = ACTIVATION_AXES["batch"], _split_heads(heads)[0]
+    over_rows, over_heads = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split, row = PartitionSpec(over_rows, None, over_heads), PartitionSpec(over_rows)
     specs = Rows(split, split, split, PartitionSpec(over_heads), row, row, PartitionSpec(over_rows, over_heads))
-    run = _on_each_device(functools.partial(row_attention, options=options), (specs,), split)
+    run = on_each_device(functools.partial(row_attention, options=options), (specs,), split)
     return run(rows).reshape(query.shape)
 
 
-def _on_each_device(kernel: Callable, in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable:
+def on_each_device(kernel: Callable, in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable:
     """Return a Pallas kernel that each device runs on its rows and heads: the compiler does not partition it."""
     if get_abstract_mesh().empty:
         return kernel
     return jax.shard_map(kernel, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def _split_heads(heads: int) -> tuple[str | None, int]:
+def split_heads(heads: int) -> tuple[str | None, int]:
     """Return the mesh axis that shards the heads, or None, and the number of heads on one device."""
     axis = ACTIVATION_AXES["heads"]
     size = get_abstract_mesh().shape.get(axis, 1)
@@ -240,7 +240,7 @@ def choose_kernel(
         is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
         has_bias = bias is not None
         if is_bfloat16 and not is_old and (not has_bias or bias.shape[0] == 1):
-            fused = "rows" if fits(queries, keys, _split_heads(heads)[1], head_dim, has_bias) else None
+            fused = "rows" if fits(queries, keys, split_heads(heads)[1], head_dim, has_bias) else None
         if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
             fused = "splash"
     elif platform == "gpu" and not drops:
@@ -293,8 +293,8 @@ def _by_splash(query, key, value, query_segments, key_segments, causal, scale, b
             key_segments = (key_segments > 0).astype(jnp.int32)
         segments = SegmentIds(q=query_segments, kv=key_segments)
     rows = PartitionSpec(ACTIVATION_AXES["batch"])
-    split = PartitionSpec(ACTIVATION_AXES["batch"], _split_heads(query.shape[2])[0])
-    run = _on_each_device(functools.partial(_splash, causal=causal, band=band), (split, split, split, rows), split)
+    split = PartitionSpec(ACTIVATION_AXES["batch"], split_heads(query.shape[2])[0])
+    run = on_each_device(functools.partial(_splash, causal=causal, band=band), (split, split, split, rows), split)
     query = query * jnp.asarray(scale, query.dtype)
     return run(*(x.swapaxes(1, 2) for x in (query, key, value)), segments).swapaxes(1, 2)
 

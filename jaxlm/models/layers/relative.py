@@ -5,28 +5,41 @@ Transformer-XL (Dai et al. 2019, section 3.3) and XLNet (Yang et al. 2019, secti
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.attention import attend, choose_kernel, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
+from jaxlm.models.layers.relative_kernel import TILE, fits, relative_attention
+from jaxlm.parallel.rules import ACTIVATION_AXES
 
 
 class Queries(NamedTuple):
-    """Positions and masks of the queries of one stream."""
+    """Queries of one stream."""
 
     positions: Int[Array, "batch queries"] | None
-    """Positions in the row; None for one query at every position."""
-    is_other: Bool[Array, "batch queries keys"]
-    """Whether query and key are of different segments."""
-    visible: Bool[Array, "batch queries keys"]
-    """Whether the query attends to the key."""
+    """Positions in the text; None for one query at every position, which also attends to itself."""
+    segments: Int[Array, "batch queries"]
+    """Segment of each query."""
+    limits: Int[Array, "batch queries"]
+    """First rank that a query does not attend to."""
+
+
+class Keys(NamedTuple):
+    """Keys of both streams: the memory, then the text."""
+
+    segments: Int[Array, "batch keys"]
+    """Segment of each key."""
+    ranks: Int[Array, "batch keys"]
+    """Rank of each key; the queries whose limit is higher attend to it."""
 
 
 def sinusoids(length: int, memory: int, width: int) -> Float[np.ndarray, "2 distances width"]:
@@ -57,7 +70,7 @@ def by_key(
 
 
 class RelativeAttention(nn.Module):
-    """Attention of one stream's queries over the memory and the content stream.
+    """Attention of the queries of both streams over the memory and the content stream.
 
     Parameters: the kernels `query`, `key`, `value`, `position` and `out`; `content_bias`, `position_bias` and
     `segment_bias` [heads, head_dim]; `segment` [2, heads, head_dim], for keys of the same segment and of another one.
@@ -66,47 +79,121 @@ class RelativeAttention(nn.Module):
     config: StackConfig
     deterministic: bool = True
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+
+        def dense(features: int) -> nn.Dense:
+            return nn.Dense(features, use_bias=False, dtype=c.dtype, kernel_init=kernel_init(c))
+
+        def vectors(name: str, *shape: int) -> jax.Array:
+            return self.param(name, kernel_init(c), (*shape, c.num_heads, c.head_dim), jnp.float32)
+
+        width = c.num_heads * c.head_dim
+        self.query, self.key, self.value, self.position = (dense(width) for _ in range(4))
+        self.out = dense(c.hidden_size)
+        self.position_bias, self.segment_bias = vectors("position_bias"), vectors("segment_bias")
+        self.segment, self.content_bias = vectors("segment", 2), vectors("content_bias")
+
+    def shared(
+        self, source: Float[Array, "batch keys hidden"], distances: Float[Array, "2 distances hidden"]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return keys, values and vectors of distances for all streams.
+
+        Args:
+            source: The memory, then the content stream.
+            distances: Result of `sinusoids`.
+        """
+        return tuple(self._heads(x) for x in (self.key(source), self.value(source), self.position(distances)))
+
     def __call__(
         self,
         x: Float[Array, "batch queries hidden"],
-        source: Float[Array, "batch keys hidden"],
-        distances: Float[Array, "2 distances hidden"],
+        shared: tuple[jax.Array, jax.Array, jax.Array],
         is_backward: Int[Array, " batch"],
         queries: Queries,
+        keys: Keys,
     ) -> Float[Array, "batch queries hidden"]:
         """Return the attention output.
 
         Args:
             x: Hidden states of the queries.
-            source: The memory, then the content stream.
-            distances: Result of `sinusoids`.
+            shared: Result of `shared`.
             is_backward: 1 in rows whose text is reversed.
-            queries: Positions and masks of the queries.
+            queries: Positions, segments and limits of the queries.
+            keys: Segments and ranks of the keys.
         """
         c = self.config
-
-        def dense(name: str, inputs: jax.Array, features: int = c.num_heads * c.head_dim) -> jax.Array:
-            return nn.Dense(features, use_bias=False, dtype=c.dtype, kernel_init=kernel_init(c), name=name)(inputs)
-
-        def heads(name: str, inputs: jax.Array) -> jax.Array:
-            return dense(name, inputs).reshape(*inputs.shape[:-1], c.num_heads, c.head_dim)
-
-        def vectors(name: str, *shape: int) -> jax.Array:
-            shape = (*shape, c.num_heads, c.head_dim)
-            return self.param(name, kernel_init(c), shape, jnp.float32).astype(c.dtype)
-
-        query, key, value = heads("query", x), heads("key", source), heads("value", source)
-        forward, backward = heads("position", distances)
-        # The gradient of indexing with is_backward would be a scatter, which a TPU runs as a loop over the rows.
-        position = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
-        by_distance = jnp.einsum("bqnd,bpnd->bnqp", query + vectors("position_bias"), position)
-        bias = by_key(by_distance, queries.positions, source.shape[1])
-        by_segment = jnp.einsum("bqnd,snd->sbnq", query + vectors("segment_bias"), vectors("segment", 2))
-        bias += jnp.where(queries.is_other[:, None], by_segment[1, ..., None], by_segment[0, ..., None])
-        y = attend(
-            query + vectors("content_bias"), key, value, mask=queries.visible[:, None], bias=bias * c.attention_scale,
-            scale=c.attention_scale, dropout_rate=c.attention_dropout,
-            dropout_key=module_key(self, c.attention_dropout, self.deterministic),
+        query = self._heads(self.query(x))
+        key, value, distance = shared
+        distance_query = query + self.position_bias.astype(c.dtype)
+        segment_query, segment = query + self.segment_bias.astype(c.dtype), self.segment.astype(c.dtype)
+        segment_scores = jnp.einsum("bqnd,snd->sbnq", segment_query, segment)
+        y = (_fused if _has_kernel(c, distance.shape[1], key.shape[1]) else _in_memory)(
+            c, query + self.content_bias.astype(c.dtype), distance_query, key, value, distance, segment_scores,
+            is_backward, queries, keys, module_key(self, c.attention_dropout, self.deterministic),
         )
-        return dense("out", y.reshape(*x.shape[:-1], -1), c.hidden_size)
+        return self.out(y.reshape(*x.shape[:-1], -1))
+
+    def _heads(self, x: Float[Array, "*shape width"]) -> Float[Array, "*shape heads head_dim"]:
+        return x.reshape(*x.shape[:-1], self.config.num_heads, self.config.head_dim)
+
+
+def _has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
+    """Return whether the platform has a fused kernel for these sizes."""
+    kernel = choose_kernel(
+        config.attention, TILE, keys, config.num_heads, config.head_dim, config.dtype, drops=False, mask=None, bias=None
+    )
+    return kernel in ("rows", "splash") and fits(distances - keys, keys, config.head_dim, config.dtype)
+
+
+def _in_memory(
+    config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
+):
+    """Return attention with the scores in memory."""
+    forward, backward = distance
+    # The gradient of indexing with is_backward would be a scatter, which a TPU runs as a loop over the rows.
+    distance = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
+    by_distance = jnp.einsum("bqnd,bpnd->bnqp", distance_query, distance)
+    bias = by_key(by_distance, queries.positions, key.shape[1])
+    is_other = keys.segments[:, None, :] != queries.segments[:, :, None]
+    bias += jnp.where(is_other[:, None], segment_scores[1, ..., None], segment_scores[0, ..., None])
+    visible = keys.ranks[:, None, :] < queries.limits[:, :, None]
+    if queries.positions is None:
+        visible |= jnp.eye(query.shape[1], key.shape[1], key.shape[1] - query.shape[1], dtype=bool)
+    return attend(
+        query, key, value, mask=visible[:, None], bias=bias * config.attention_scale, scale=config.attention_scale,
+        dropout_rate=config.attention_dropout, dropout_key=dropout_key,
+    )
+
+
+def _fused(
+    config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
+):
+    """Return attention by the TPU's kernel."""
+    batch, count, heads, _ = query.shape
+    rate, room = 0.0 if dropout_key is None else config.attention_dropout, -count % TILE
+    scale = jnp.asarray(config.attention_scale, query.dtype)
+
+    def positions_last(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
+
+    def padded(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, room)])
+
+    arrays = [padded(positions_last(x * scale)) for x in (query, distance_query)]
+    arrays += [positions_last(x) for x in (key, value, distance)]
+    arrays += [padded(jnp.moveaxis(segment_scores * scale, 0, 2).astype(jnp.float32))]
+    # The kernel does not read the positions of the content stream.
+    positions = queries.segments if queries.positions is None else queries.positions
+    vectors = [padded(jnp.stack([positions, queries.segments, queries.limits], axis=1)), jnp.stack(keys, axis=1)]
+    seeds = jnp.zeros((batch, heads), jnp.int32)
+    if dropout_key is not None:  # a seed per row and head: no device repeats the bits of another
+        seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, seeds.shape, jnp.uint32), jnp.int32)
+    rows, axis = ACTIVATION_AXES["batch"], split_heads(heads)[0]
+    split = PartitionSpec(rows, axis)
+    run = on_each_device(
+        functools.partial(relative_attention, rate=rate, is_content=queries.positions is None),
+        (split, split, split, split, PartitionSpec(None, axis), split, *[PartitionSpec(rows)] * 3, split), split,
+    )
+    y = run(*arrays, *vectors, is_backward, seeds)
+    return y[..., :count].swapaxes(1, 2).reshape(query.shape)

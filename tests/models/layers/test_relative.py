@@ -1,0 +1,253 @@
+"""Relative attention: the TPU's kernel in Pallas's interpreter against scores in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxlm.models.layers import attention, relative
+from jaxlm.models.layers.config import StackConfig
+from jaxlm.models.layers.dropout import keep_scale, resolution
+from jaxlm.models.layers.relative import Keys, Queries, RelativeAttention, by_key, sinusoids
+from jaxlm.models.layers.relative_kernel import relative_attention
+from jaxlm.models.xlnet import MASKED_RANK, MEMORY_RANK
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rules import replicated
+
+ROWS, LENGTH, TARGETS = 4, 256, 85
+CONFIG = StackConfig(
+    hidden_size=64, num_layers=1, num_heads=4, head_dim=16, intermediate_size=64, init="normal", init_std=0.3,
+    attention_dropout=0.0,
+)
+
+
+def inputs(stream: str, memory: int, dtype=jnp.float32) -> tuple:
+    """Return the arguments of RelativeAttention: both directions, three segments, a random order and padding."""
+    rng = np.random.default_rng(0)
+    ranks = rng.integers(0, LENGTH, (ROWS, LENGTH))
+    limits = ranks + rng.integers(0, 2, ranks.shape)
+    ranks[1, :40], limits[1, :40] = MASKED_RANK, 1
+    ranks[:, -1] = -1  # every query attends to a key, also without a memory
+    segments = np.sort(rng.integers(0, 3, ranks.shape), axis=1)
+    positions = np.sort(np.stack([rng.permutation(LENGTH)[:TARGETS] for _ in range(ROWS)]), axis=1)
+    positions[0, -3:], positions[2, :2] = 0, (0, LENGTH - 1)  # slots without a target, and the ends of a row
+    before = ((0, 0), (memory, 0))
+    keys = Keys(np.pad(segments, before), np.pad(ranks, before, constant_values=MEMORY_RANK))
+    queries = Queries(None, segments, limits)
+    if stream == "query":
+        queries = Queries(positions, *(np.take_along_axis(x, positions, axis=1) for x in (segments, limits)))
+    x = rng.standard_normal((ROWS, queries.segments.shape[1], 64))
+    source = rng.standard_normal((ROWS, memory + LENGTH, 64))
+    to_jax = functools.partial(jax.tree.map, lambda x: jnp.asarray(x, jnp.int32))
+    return (
+        jnp.asarray(x, dtype), jnp.asarray(source, dtype), jnp.asarray(sinusoids(LENGTH, memory, 64), dtype),
+        jnp.asarray([0, 1, 1, 0], jnp.int32), to_jax(queries), to_jax(keys),
+    )
+
+
+def words(shape: tuple[int, int], *seeds: jax.Array) -> jax.Array:
+    """Return int32 random words, a hash of their indices and the seeds, in place of the TPU's generator."""
+    x = jax.lax.broadcasted_iota(jnp.uint32, shape, 0) * shape[1] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
+    for seed in (*seeds, 0):
+        x = (x ^ jnp.asarray(seed).astype(jnp.uint32)) * jnp.uint32(0x9E3779B9) + jnp.uint32(0x7F4A7C15)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            x = (x ^ (x >> shift)) * jnp.uint32(factor)
+    return jax.lax.bitcast_convert_type(x, jnp.int32)
+
+
+def use_kernel(patch) -> None:
+    """Make RelativeAttention use the kernel, in the interpreter, whose own generator gives zeros."""
+    seeds = []
+    patch.setattr(relative, "_has_kernel", lambda *_: True)
+    patch.setattr(relative, "relative_attention", functools.partial(relative_attention, interpret=True))
+    patch.setattr(pltpu, "prng_seed", lambda *given: seeds.__setitem__(slice(None), given))
+    patch.setattr(pltpu, "prng_random_bits", lambda shape: words(shape, *seeds))
+
+
+def attended(module: RelativeAttention, x, source, distances, *rest):
+    return module(x, module.shared(source, distances), *rest)
+
+
+def run(config: StackConfig, arguments: tuple, key: jax.Array | None = None) -> dict[str, np.ndarray]:
+    """Return the output of RelativeAttention and all gradients."""
+    module = RelativeAttention(config, key is None)
+    float32 = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, arguments)
+    init = functools.partial(RelativeAttention(CONFIG).init, method=attended)
+    params = jax.jit(init)(jax.random.key(0), *float32)["params"]
+
+    @jax.jit
+    def results(params, x, source, distances, cotangent, key):
+        def output(params, x, source, distances):
+            rngs = None if key is None else {"dropout": key}
+            return module.apply({"params": params}, x, source, distances, *arguments[3:], rngs=rngs, method=attended)
+
+        y, pull = jax.vjp(output, params, x, source, distances)
+        gradients = dict(zip(("params", "x", "source", "distances"), pull(cotangent.astype(y.dtype)), strict=True))
+        return gradients.pop("params") | gradients | {"output": y}
+
+    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(arguments[0].shape), jnp.float32)
+    found = jax.device_get(results(params, *arguments[:3], cotangent, key))
+    return {jax.tree_util.keystr(path): np.asarray(leaf, np.float32) for path, leaf in jax.tree.leaves_with_path(found)}
+
+
+def assert_close(found: dict, expected: dict, tolerance: float) -> None:
+    """Compare arrays up to `tolerance` times their largest number."""
+    assert found.keys() == expected.keys() and len(found) == 13
+    for name, value in expected.items():
+        size = np.abs(value).max()
+        assert size > 0.1, name
+        assert np.abs(found[name] - value).max() <= tolerance * size, name
+
+
+@pytest.mark.parametrize("memory", [0, 128])
+@pytest.mark.parametrize("stream", ["content", "query"])
+def test_the_kernel_equals_scores_in_memory(stream, memory, monkeypatch):
+    arguments = inputs(stream, memory)
+    expected = run(CONFIG, arguments)
+    use_kernel(monkeypatch)
+    assert_close(run(CONFIG, arguments), expected, 1e-5)
+
+
+@pytest.mark.parametrize("stream", ["content", "query"])
+def test_the_kernel_in_bfloat16(stream, monkeypatch):
+    """Outputs and gradients are within 5 % of float32; on average they are as close as those of scores in memory."""
+    config, arguments = dataclasses.replace(CONFIG, dtype="bfloat16"), inputs(stream, 128, jnp.bfloat16)
+    expected, plain = run(CONFIG, inputs(stream, 128)), run(config, arguments)
+    use_kernel(monkeypatch)
+    found = run(config, arguments)
+    assert_close(found, expected, 0.05)
+    errors = [np.mean([np.linalg.norm(x[name] - e) / np.linalg.norm(e) for name, e in expected.items()])
+              for x in (found, plain)]
+    assert errors[0] < 1.1 * errors[1] < 0.03
+
+
+def test_queries_without_visible_keys_are_finite_and_have_no_gradients(monkeypatch):
+    *rest, keys = inputs("query", 0)
+    use_kernel(monkeypatch)
+    results = run(CONFIG, (*rest, keys._replace(ranks=jnp.full_like(keys.ranks, MASKED_RANK))))
+    assert all(np.isfinite(x).all() for x in results.values())
+    assert results["['output']"].any() and not results["['x']"].any() and not results["['source']"].any()
+
+
+HEADS, HEAD_DIM = 2, 16
+
+
+def draw(rows: int) -> tuple:
+    """Return the arguments of a content stream of 256 tokens, up to the seeds. All tokens are visible."""
+    rng = np.random.default_rng(0)
+    wide = (rows, HEADS * HEAD_DIM, LENGTH)
+    arrays = [rng.standard_normal(wide) for _ in range(4)] + [rng.standard_normal((2, wide[1], 2 * LENGTH)) / 4]
+    arrays.append(rng.standard_normal((rows, HEADS, 2, LENGTH)))
+    segments = rng.integers(0, 2, (rows, 1, LENGTH))
+    vectors = np.concatenate([0 * segments, segments, 0 * segments + 1], axis=1), np.stack([segments, 0 * segments], 1)
+    return (
+        *(jnp.asarray(x, jnp.float32) for x in arrays), jnp.asarray(vectors[0], jnp.int32),
+        jnp.asarray(vectors[1][:, :, 0], jnp.int32), jnp.asarray(np.arange(rows) % 2, jnp.int32),
+    )
+
+
+def kept(seeds: np.ndarray, rate: float) -> np.ndarray:
+    """Return the mask of a row's dropout, [heads, queries, keys], from its seeds, by values that tell keys apart."""
+    rows = LENGTH // HEAD_DIM
+    _, _, key, _, *rest = draw(rows)
+    value = np.tile(np.eye(LENGTH).reshape(rows, HEAD_DIM, LENGTH), (1, HEADS, 1))
+    zero, seeds = jnp.zeros_like(key), jnp.tile(seeds, (rows, 1))
+    arguments = zero, zero, key, jnp.asarray(value, jnp.float32), *rest
+    y = relative_attention(*arguments[:5], 0 * arguments[5], *arguments[6:], seeds, rate, True, True)
+    shares = np.asarray(y).reshape(rows, HEADS, HEAD_DIM, LENGTH).transpose(1, 3, 0, 2).reshape(HEADS, LENGTH, LENGTH)
+    count, threshold = 2 ** jnp.iinfo(resolution(rate)[0]).bits, resolution(rate)[1]
+    np.testing.assert_allclose(shares[shares > 0], count / (count - threshold) / LENGTH, rtol=1e-5)
+    return shares > 0
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.02])
+def test_dropout(rate, monkeypatch):
+    """The law of the mask, and that the backward pass has the mask of the forward pass. Rates take 8 or 16 bits."""
+    use_kernel(monkeypatch)
+    seeds = jnp.asarray([[5, -7], [2**31 - 1, 0]], jnp.int32)
+    masks = np.stack([kept(row, rate) for row in seeds])
+    share = resolution(rate)[1] / resolution(rate)[2]
+    assert abs(share - rate) <= 0.02 * rate
+    assert abs(1 - masks.mean() - share) < 5 * np.sqrt(share / masks.size)
+    rows = masks.reshape(-1, LENGTH).astype(np.float64)
+    centered = rows - rows.mean()
+    correlation = centered @ centered.T / (LENGTH * share * (1 - share))
+    assert np.abs(correlation - np.diag(np.diag(correlation))).max() < 10 / np.sqrt(LENGTH)
+    assert abs(np.mean(correlation) - 1 / len(rows)) < 1e-3
+
+    arguments = draw(2)
+
+    def formula(content, distance_query, key, value, distance, segment_scores):
+        split = functools.partial(jnp.reshape, shape=(2, HEADS, HEAD_DIM, -1))
+        own = split(distance[arguments[8]])
+        scores = jnp.einsum("bhdq,bhdk->bhqk", split(content), split(key))
+        scores += by_key(jnp.einsum("bhdq,bhdk->bhqk", split(distance_query), own), None, LENGTH)
+        is_other = arguments[6][:, 1, :, None] != arguments[7][:, 0, None]
+        scores += jnp.where(is_other[:, None], segment_scores[:, :, 1, :, None], segment_scores[:, :, 0, :, None])
+        probabilities = jax.nn.softmax(scores) * masks * keep_scale(rate)
+        return jnp.einsum("bhqk,bhdk->bhdq", probabilities, split(value)).reshape(content.shape)
+
+    def kernel(*arrays):
+        return relative_attention(*arrays, *arguments[6:], seeds, rate, True, True)
+
+    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(arguments[0].shape), jnp.float32)
+    results = []
+    for function in (kernel, formula):
+        y, pull = jax.vjp(jax.jit(function), *arguments[:6])
+        results.append([y, *pull(cotangent)])
+    for found, expected in zip(*results, strict=True):
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max() > 1e-5
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True), (dict(platform="cpu"), False), (dict(platform="gpu"), False), (dict(kind="TPU v3"), False),
+    (dict(dtype="float32"), False), (dict(attention="xla"), False), (dict(head_dim=40), False),
+    (dict(length=320), False), (dict(memory=100), False), (dict(memory=0), True), (dict(length=2048), False),
+])
+def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
+    changes = dict(platform="tpu", kind="TPU v5 lite", length=512, memory=384, dtype="bfloat16", head_dim=64,
+                   attention="auto") | changes
+    platform, kind, length, memory = (changes.pop(name) for name in ("platform", "kind", "length", "memory"))
+    monkeypatch.setattr(attention, "target_platform", lambda: platform)
+    monkeypatch.setattr(attention, "target_kind", lambda: kind)
+    monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: True)
+    config = dataclasses.replace(CONFIG, **changes)
+    assert relative._has_kernel(config, memory + 2 * length, memory + length) == expected
+
+
+def largest_differences() -> list[float]:
+    """Return the differences between one device and eight (rows over 4, heads over 2), relative to the numbers."""
+    use_kernel(pytest.MonkeyPatch())
+    arguments, key = inputs("query", 128), jax.random.key(3)
+    config = dataclasses.replace(CONFIG, attention_dropout=0.1)
+    one = run(config, arguments, key)
+    mesh = make_mesh(MeshConfig(2, 2, 2), jax.devices())
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        on_mesh = jax.tree.map(lambda x: jax.device_put(x, replicated(mesh)), arguments)
+        eight = run(config, on_mesh, jax.device_put(key, replicated(mesh)))
+    kept_whole = run(CONFIG, arguments)
+    assert np.abs(one["['output']"] - kept_whole["['output']"]).max() > 0.1
+    return [float(np.abs(eight[name] - x).max() / np.abs(x).max()) for name, x in one.items()]
+
+
+def test_a_mesh_gives_the_results_of_one_device_with_dropout():
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    command = [sys.executable, "-m", "tests.models.layers.test_relative"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    differences = json.loads(done.stdout)
+    assert len(differences) == 13 and max(differences) < 1e-5
+
+
+if __name__ == "__main__":
+    print(json.dumps(largest_differences()))
