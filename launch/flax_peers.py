@@ -7,8 +7,8 @@ The last version with Flax classes wants an environment of its own:
     peer/bin/python launch/flax_peers.py [bert electra …]
 
 Each family's train step is that of the published base size at the rows a chip of launch/plan_table.py: AdamW, bfloat16
-over float32 parameters, the published dropout, logits at all positions as in Transformers' own training scripts. The
-time is counted as `jaxlm plan` counts ours. There are no kernels in these steps.
+over float32 parameters, the published dropout, logits at all positions and random keys of threefry as in Transformers'
+own training scripts. The time is counted as `jaxlm plan` counts ours. There are no kernels in these steps.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Step(NamedTuple):
     loss: Callable[..., jax.Array]
     arrays: tuple[tuple[int, ...], ...]
     """Shapes of the int32 inputs."""
+    frozen: tuple[str, ...] = ()
+    """Models that are not trained."""
 
 
 def build(class_name: str, config: Any) -> Any:
@@ -133,8 +135,7 @@ def distilbert(rows: int = 16) -> Step:
     }
 
     def loss(params, key, ids, mask, labels):
-        teacher = models["teacher"](ids, attention_mask=mask, params=jax.lax.stop_gradient(params["teacher"]),
-                                    output_hidden_states=True)
+        teacher = models["teacher"](ids, attention_mask=mask, params=params["teacher"], output_hidden_states=True)
         student = models["student"](ids, attention_mask=mask, params=params["student"], dropout_rng=key, train=True,
                                     output_hidden_states=True)
         ours, theirs = (x.logits.astype(jnp.float32) for x in (student, teacher))
@@ -143,7 +144,7 @@ def distilbert(rows: int = 16) -> Step:
                                          teacher.hidden_states[-1].astype(jnp.float32))
         return 20.0 * masked_mean(soft, labels) + 2.0 * masked_lm(ours, labels) + jnp.mean((1.0 - cosine) * mask)
 
-    return Step(models, loss, ((rows, 512),) * 3)
+    return Step(models, loss, ((rows, 512),) * 3, frozen=("teacher",))
 
 
 def gpt2(rows: int = 8) -> Step:
@@ -181,14 +182,15 @@ def seconds(step: Step) -> tuple[float, float]:
     def placed(tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def train(params, state, key, *arrays):
-        value, gradients = jax.value_and_grad(step.loss)(params, key, *arrays)
+    def train(params, state, frozen, key, *arrays):
+        value, gradients = jax.value_and_grad(lambda params: step.loss(params | frozen, key, *arrays))(params)
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, value
 
     params = {name: jax.eval_shape(lambda model=model: model.init_weights(jax.random.key(0), (1, 8)))
               for name, model in step.models.items()}
-    arguments = params, jax.eval_shape(optimizer.init, params), jax.eval_shape(lambda: jax.random.key(0))
+    frozen = {name: params.pop(name) for name in step.frozen}
+    arguments = params, jax.eval_shape(optimizer.init, params), frozen, jax.eval_shape(lambda: jax.random.key(0))
     arrays = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in step.arrays]
     lowered = jax.jit(train, donate_argnums=(0, 1)).lower(*placed(arguments), *placed(arrays))
     compiled = lowered.compile()

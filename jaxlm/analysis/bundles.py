@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
     Attributes:
         cycles: Number of bundles.
-        rows: Rows of vectors that all matrix units together multiply, each with a whole unit of weights.
+        rows: Rows fed to all matrix units together; each is a product with one full tile of weights, width × width.
     """
 
     cycles: int

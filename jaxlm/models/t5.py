@@ -73,7 +73,7 @@ class T5(TransformerConfig, Writer):
     dropout: float = field(0.1, recipe=True, range="[0, 1)")
     """Dropout rate of the embeddings, inside the feed-forward layers, of each sublayer and of each stack's output."""
     attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
-    """Dropout rate of attention probabilities; above 0 it rules out cuDNN's attention in training.
+    """Dropout rate of attention probabilities. Above 0, only the TPU's kernel for short rows in bfloat16 is fused.
     Transformers has one rate for both, so an export has that of `dropout`."""
     norm_eps: float = field(1e-6, range="(0, inf)")
     """Epsilon of the norms."""

@@ -27,7 +27,7 @@ class TPU:
         clock: Clock in Hz.
         hbm_bandwidth: HBM bandwidth in bytes/s.
         mxu_width: Rows and columns of its matrix units.
-        cores: Cores that share the device's matrix units and the grid of a kernel.
+        cores: TensorCores of a device; a kernel's parallel grid dimension is split over them.
     """
 
     clock: float

@@ -24,7 +24,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
-from jaxlm.models.layers.row_attention import HIDDEN, Options, Rows, fits, row_attention
+from jaxlm.models.layers.kernel_tools import HIDDEN
+from jaxlm.models.layers.row_attention import Options, Rows, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -59,12 +60,14 @@ def attend(
         mask: True where attention is allowed, in addition to the segments.
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
-        band: Number of keys, up to its own position, that a query attends to; None for all.
+        band: Number of keys, up to its own position, that a query attends to, with `causal`; None for all.
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
         kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
     """
+    if band is not None and not causal:
+        raise ValueError("a band needs causal attention")
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
         return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key)
@@ -157,10 +160,10 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     """Return attention by the TPU's kernel for short rows (`row_attention`)."""
     (batch, _, heads, _), seeds = query.shape, None
     if options.dropout_rate:
-        seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (batch, heads), jnp.uint32), jnp.int32)
+        seeds = dropout_seeds(dropout_key, batch, heads)
     rows = Rows(
         *(x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value)),
-        bias=None if bias is None else bias[0],
+        bias=None if bias is None else bias[0].astype(jnp.float32),
         query_segments=None if query_segments is None else query_segments[:, None],
         key_segments=None if key_segments is None else key_segments[:, None],
         seeds=seeds,
@@ -170,6 +173,12 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     specs = Rows(split, split, split, PartitionSpec(over_heads), row, row, PartitionSpec(over_rows, over_heads))
     run = on_each_device(functools.partial(row_attention, options=options), (specs,), split)
     return run(rows).reshape(query.shape)
+
+
+def dropout_seeds(key: jax.Array, batch: int, heads: int) -> Int[Array, "batch heads"]:
+    """Return the seeds of a kernel's dropout; the backward pass needs the same, so that no policy draws them again."""
+    seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (batch, heads), jnp.uint32), jnp.int32)
+    return checkpoint_name(seeds, "attention")
 
 
 def on_each_device(kernel: Callable, in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable:
@@ -239,7 +248,7 @@ def choose_kernel(
         # Before v4 the kernels do not multiply bfloat16.
         is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
         has_bias = bias is not None
-        if is_bfloat16 and not is_old and (not has_bias or bias.shape[0] == 1):
+        if is_bfloat16 and not is_old and (not has_bias or bias.shape == (1, heads, queries, keys)):
             fused = "rows" if fits(queries, keys, split_heads(heads)[1], head_dim, has_bias) else None
         if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
             fused = "splash"

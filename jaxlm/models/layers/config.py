@@ -64,7 +64,7 @@ class TransformerConfig(ExecutionConfig):
     dropout: float = field(0.1, recipe=True, range="[0, 1)")
     """Dropout rate of the embeddings, the attention output and the feed-forward output."""
     attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
-    """Dropout rate of attention probabilities; above 0 it rules out cuDNN's attention in training."""
+    """Dropout rate of attention probabilities. Above 0, only the TPU's kernel for short rows in bfloat16 is fused."""
     norm_eps: float = field(1e-12, range="(0, inf)")
     """Epsilon of the norms."""
 

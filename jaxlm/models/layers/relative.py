@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, on_each_device, split_heads
+from jaxlm.models.layers.attention import attend, choose_kernel, dropout_seeds, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
 from jaxlm.models.layers.relative_kernel import TILE, fits, relative_attention
@@ -140,6 +140,8 @@ class RelativeAttention(nn.Module):
 
 def _has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
     """Return whether the platform has a fused kernel for these sizes."""
+    if config.attention == "cudnn":  # has no relative attention
+        return False
     kernel = choose_kernel(
         config.attention, TILE, keys, config.num_heads, config.head_dim, config.dtype, drops=False, mask=None, bias=None
     )
@@ -186,9 +188,7 @@ def _fused(
     # The kernel does not read the positions of the content stream.
     positions = queries.segments if queries.positions is None else queries.positions
     vectors = [padded(jnp.stack([positions, queries.segments, queries.limits], axis=1)), jnp.stack(keys, axis=1)]
-    seeds = jnp.zeros((batch, heads), jnp.int32)
-    if dropout_key is not None:  # a seed per row and head: no device repeats the bits of another
-        seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, seeds.shape, jnp.uint32), jnp.int32)
+    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, batch, heads)
     rows, axis = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split = PartitionSpec(rows, axis)
     run = on_each_device(

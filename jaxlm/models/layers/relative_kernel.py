@@ -20,16 +20,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.dropout import keep_scale, resolution
+from jaxlm.models.layers.dropout import keep_scale
+from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, dot, kept_elements
 
-TILE = 128
-"""Lanes of a TPU's vector registers, and width of its matrix unit."""
-VMEM = 64 * 2**20
-"""Bytes of vector memory that the kernel may use."""
+TILE = LANES
+"""Queries, keys and distances of a tile of scores."""
 MOST_DISTANCES = 2048
 """Limit of the number of distances. The kernel's code, and the time to compile it, grow with the number of tiles."""
-HIDDEN = -1e30
-"""Score of a key that a query may not attend to."""
 
 Tiles = list[jax.Array]
 
@@ -172,7 +169,7 @@ class _Window(NamedTuple):
             return cls(length // TILE - block - 1, (distances - length) // TILE + 1, [], lanes)
         # Shifts and masks divide by TILE; integer division of vectors is slow.
         lanes, most, moves = length - 1 - positions, length // TILE - 1, []
-        passed = lanes >> TILE.bit_length() - 1
+        passed = lanes >> (TILE.bit_length() - 1)
         while most:
             step = (most + 1) // 2
             move = passed >= step
@@ -208,7 +205,7 @@ def _forward_kernel(seeds, _, q_ref, qd_ref, k_ref, v_ref, r_ref, segment_ref, q
         exponentials = [jnp.exp(x - top) for x in scores]
         total = jnp.sum(_sum(exponentials), axis=1, keepdims=True)
         (kept,) = _drop([exponentials], seeds, block, rate)
-        out = _sum(_dot(v_ref[0, :, _tile(i)], x.astype(v_ref.dtype), (1, 1)) for i, x in enumerate(kept))
+        out = _sum(dot(v_ref[0, :, _tile(i)], x.astype(v_ref.dtype), (1, 1)) for i, x in enumerate(kept))
         top, total = _as_rows(top, total)
         out_ref[0, :, queries] = (out * (keep_scale(rate) / total)).astype(out_ref.dtype)
         # Without visible keys the backward pass gets probabilities of 0.
@@ -235,19 +232,19 @@ def _backward_kernel(seeds, is_backward, q_ref, qd_ref, k_ref, v_ref, r_ref, seg
         row_sum = jnp.sum(do.astype(jnp.float32) * out_ref[0, :, queries].astype(jnp.float32), axis=0, keepdims=True)
         normalizer, row_sum = _as_columns(normalizer_ref[0, 0, :, queries], row_sum / factor)
         probabilities = [jnp.exp(x - normalizer) for x in scores]
-        d_probabilities = [_dot(do, v_ref[0, :, _tile(i)], (0, 0)) for i in range(len(scores))]
+        d_probabilities = [dot(do, v_ref[0, :, _tile(i)], (0, 0)) for i in range(len(scores))]
         kept, d_probabilities = _drop([probabilities, d_probabilities], seeds, block, rate)
         d_scores = [p * (dp - row_sum) for p, dp in zip(probabilities, d_probabilities, strict=True)]
         dq, dqd = [], []
         for i, (p, ds) in enumerate(zip(kept, d_scores, strict=True)):
             p, ds, keys = p.astype(do.dtype), ds.astype(do.dtype), _tile(i)
-            dv_sum[:, keys] += _dot(do, p, (1, 0))
-            dk_sum[:, keys] += _dot(q, ds, (1, 0))
-            dq.append(_dot(k_ref[0, :, keys], ds, (1, 1)))
+            dv_sum[:, keys] += dot(do, p, (1, 0))
+            dk_sum[:, keys] += dot(q, ds, (1, 0))
+            dq.append(dot(k_ref[0, :, keys], ds, (1, 1)))
         for i, ds in enumerate(window.to_distances(d_scores), window.first):
             ds, distances = ds.astype(do.dtype), _tile(i)
-            dr_ref[is_backward[row], :, distances] += _dot(qd, ds, (1, 0)) * factor
-            dqd.append(_dot(r_ref[0, :, distances], ds, (1, 1)))
+            dr_ref[is_backward[row], :, distances] += dot(qd, ds, (1, 0)) * factor
+            dqd.append(dot(r_ref[0, :, distances], ds, (1, 1)))
         dq_ref[0, :, queries] = (_sum(dq) * factor).astype(dq_ref.dtype)
         dqd_ref[0, :, queries] = (_sum(dqd) * factor).astype(dqd_ref.dtype)
         other = _sum(jnp.where(is_other, ds, 0.0) for is_other, ds in zip(others, d_scores, strict=True))
@@ -266,37 +263,26 @@ def _scores(block, q_ref, qd_ref, k_ref, r_ref, segment_ref, q_vectors, k_vector
     same, other = _as_columns(*(segment_ref[0, 0, i : i + 1, queries] for i in range(2)))
     window = _Window.of(block, positions, length, r_ref.shape[2], is_content)
     q, qd = q_ref[0, :, queries], qd_ref[0, :, queries]
-    by_distance = [_dot(qd, r_ref[0, :, _tile(window.first + i)], (0, 0)) for i in range(window.count)]
+    by_distance = [dot(qd, r_ref[0, :, _tile(window.first + i)], (0, 0)) for i in range(window.count)]
     scores, others = [], []
     for i, x in enumerate(window.to_keys(by_distance)):
         is_other = k_vectors[0, 0:1, _tile(i)] != segments
         visible = k_vectors[0, 1:2, _tile(i)] < limits
         if is_content and i == tiles - length // TILE + block:
             visible |= _lane() == jax.lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
-        x += _dot(q, k_ref[0, :, _tile(i)], (0, 0)) + jnp.where(is_other, other, same)
+        x += dot(q, k_ref[0, :, _tile(i)], (0, 0)) + jnp.where(is_other, other, same)
         scores.append(jnp.where(visible, x, HIDDEN))
         others.append(is_other)
     return scores, others, window
 
 
 def _drop(arrays: list[Tiles], seeds: Any, block: int, rate: float) -> list[Tiles]:
-    """Set the same elements, which dropout drops, to 0 in all arrays. A 32-bit random word serves 2 or 4 elements."""
+    """Set the same elements, which dropout drops, to 0 in all arrays."""
     if rate <= 0.0:
         return arrays
-    dtype, threshold, _ = resolution(rate)
-    size = jnp.iinfo(dtype).bits
-    pltpu.prng_seed(seeds[pl.program_id(1), pl.program_id(0)], block)
-    words = pltpu.prng_random_bits((TILE * size // 32, TILE * len(arrays[0])))
-    # An element's bits go to the top of the word; words are signed, so that the least one is -2³¹.
-    least = (threshold << 32 - size) - 2**31
-    keep = jnp.concatenate([words << shift >= least for shift in range(0, 32, size)], axis=0)
+    seed = seeds[pl.program_id(1), pl.program_id(0)]
+    keep = kept_elements(seed, block, (TILE, TILE * len(arrays[0])), rate)
     return [[jnp.where(keep[:, _tile(i)], x, 0.0) for i, x in enumerate(tiles)] for tiles in arrays]
-
-
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
-    return jax.lax.dot_general(
-        a, b, (((contracted[0],), (contracted[1],)), ((), ())), preferred_element_type=jnp.float32
-    )
 
 
 def _sum(arrays: Iterable[jax.Array]) -> jax.Array:

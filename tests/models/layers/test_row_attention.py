@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers import attention, row_attention
+from jaxlm.models.layers import attention, kernel_tools, row_attention
 from jaxlm.models.layers.attention import attend
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 
@@ -45,8 +45,8 @@ def generator(monkeypatch):
 
 def use_generator(replace) -> Generator:
     generator = Generator()
-    replace(row_attention.pltpu, "prng_seed", generator.seed)
-    replace(row_attention.pltpu, "prng_random_bits", generator.words)
+    replace(kernel_tools.pltpu, "prng_seed", generator.seed)
+    replace(kernel_tools.pltpu, "prng_random_bits", generator.words)
     replace(attention, "Options", functools.partial(row_attention.Options, interpret=True))
     return generator
 
@@ -65,7 +65,7 @@ def drop(query, key, value, rate: float, **arguments):
 def kept_elements(generator: Generator, bits: int, threshold: int) -> np.ndarray:
     """Return which probabilities are kept [batch, heads, queries, keys]: those whose `bits` bits reach the threshold.
 
-    A word has the bits of 32 / `bits` queries, the lowest first; the highest are those of a signed number.
+    A word has the bits of 32 / `bits` queries, the highest first; each is compared as a signed number.
     """
     seeds, parts = jax.random.bits(jax.random.key(7), (ROWS, HEADS), jnp.uint32).astype(jnp.int32), 32 // bits
 
@@ -76,8 +76,9 @@ def kept_elements(generator: Generator, bits: int, threshold: int) -> np.ndarray
 
     kept = np.zeros((ROWS, HEADS, LENGTH, LENGTH), bool)
     for row, head, block in itertools.product(range(ROWS), range(HEADS), range(LENGTH // BLOCK)):
-        drawn = np.asarray(words(seeds[row, head], block)).view(np.uint32) ^ np.uint32(2**31)
-        drawn = np.stack([drawn >> (i * bits) & (2**bits - 1) for i in range(parts)])
+        drawn = np.asarray(words(seeds[row, head], block)).view(np.uint32)
+        drawn = np.stack([(drawn >> (32 - bits - shift)) & (2**bits - 1) for shift in range(0, 32, bits)])
+        drawn ^= np.uint32(2 ** (bits - 1))
         kept[row, head, block * BLOCK :][:BLOCK] = drawn.reshape(BLOCK, LENGTH) >= threshold
     return kept
 
@@ -125,6 +126,16 @@ def test_the_law_of_the_bits(rate, generator):
     both = np.triu(blocks.astype(np.float32) @ blocks.T.astype(np.float32) / blocks.shape[1], 1)
     deviation = share * (1 - share) / blocks.shape[1] ** 0.5
     assert np.abs(both[np.triu_indices(len(blocks), 1)] - share**2).max() < 5 * deviation
+
+
+def test_queries_without_visible_keys_have_no_gradients(generator):
+    """In a row of padding; outputs are finite."""
+    *inputs, cotangent = arrays()
+    real = jnp.ones((ROWS, LENGTH), jnp.int32).at[1].set(0)
+    y, pull = jax.vjp(functools.partial(drop, rate=0.1, key_segments=real), *inputs)
+    assert np.isfinite(y).all()
+    for gradient in pull(cotangent):
+        assert not gradient[1].any() and gradient[0].any()
 
 
 def test_bfloat16_is_as_close_as_scores_in_memory(generator):
