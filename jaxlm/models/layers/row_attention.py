@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int
 from jaxlm.models.layers.dropout import keep_scale
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, dot, kept_elements
 
-LONGEST = 2048
-"""Largest number of queries and of keys."""
+LONGEST = 1024
+"""Largest number of queries and of keys; twice as many with a causal mask, which skips half of the scores."""
 MOST_SCORES = 2**22
 """Limit of queries · keys · (heads of a block)². The code is unrolled over heads and blocks of queries; the spills of
 longer code do not fit into a v4."""
@@ -67,13 +67,13 @@ class Rows(NamedTuple):
     """One random seed of dropout per row and head, so that the mask does not depend on the mesh."""
 
 
-def fits(queries: int, keys: int, heads: int, head_dim: int, has_bias: bool) -> bool:
+def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, causal: bool) -> bool:
     """Return whether the kernel supports arrays of these sizes."""
-    if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES:
+    if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES or causal and queries != keys:
         return False
-    shared = LANES // head_dim
-    has_room = shared**2 * queries * keys <= MOST_SCORES and (not has_bias or shared * queries * keys <= MOST_BIASES)
-    return has_room and max(queries, keys) <= LONGEST
+    shared, scores = LANES // head_dim, queries * keys
+    has_room = shared**2 * scores <= MOST_SCORES and (not has_bias or shared * scores <= MOST_BIASES)
+    return has_room and max(queries, keys) <= (2 * LONGEST if causal else LONGEST)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
