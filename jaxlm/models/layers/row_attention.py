@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, causal: bool) -> bool:
     """Return whether the kernel supports arrays of these sizes."""
-    if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES or causal and queries != keys:
+    if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES or (causal and queries != keys):
         return False
     shared, scores = LANES // head_dim, queries * keys
     has_room = shared**2 * scores <= MOST_SCORES and (not has_bias or shared * scores <= MOST_BIASES)
