@@ -52,7 +52,6 @@ ROWS = (
         "192 ms, 43 %, 13.2 GiB"),
     Row("roberta_base", "roberta_base", "v5e:4x4", SMALL, peer=111.5),
     Row("albert_base", "albert_base", "v5e:4x4", SMALL, peer=76.0),
-    Row("distilbert_base", "distilbert_base", "v5e:4x4", SMALL, peer=109.7),
     Row("gpt2", "gpt2", "v5e:8x8", (), "199 ms, 18 %, 11.9 GiB", "78.5 ms, 45 %, 6.0 GiB", peer=119),
     Row("t5_1_1_base, data 2, fsdp 32", "t5_1_1_base", "v5e:8x8", ("--mesh.data", "2", "--mesh.fsdp", "32"),
         "57 ms, 15 %, 3.0 GiB", "21.2 ms, 41 %, 1.9 GiB", peer=25.5),
