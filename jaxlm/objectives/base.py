@@ -29,7 +29,7 @@ Batch = Any
 Constants = Any
 """A pytree of arrays that a loss reads and that are neither trained nor saved, such as a teacher's parameters."""
 Example = dict[str, Array | np.ndarray]
-"""Arrays with the batch as their first dimension; `describe` gets numpy arrays."""
+"""Arrays with the batch as first dimension, except for `Objective.shared_arrays`; `describe` gets numpy arrays."""
 Memory = Any
 """State that a model carries from a batch of a stream to the next: a pytree of arrays, rows first."""
 
@@ -117,6 +117,8 @@ class Objective:
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
     """Number of rows that belong together: devices and microbatches take multiples of it."""
+    shared_arrays: ClassVar[tuple[str, ...]] = ()
+    """Arrays of an example that belong to the whole batch and not to its rows: every microbatch gets them whole."""
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
     token_losses: ClassVar[tuple[str, ...]] = ()

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
-from jaxlm.corruption.pairs import shorten, single_segments
+from jaxlm.corruption.pairs import at_source, shorten, single_segments
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -117,7 +117,7 @@ class MaskedLM(Objective):
         Returns:
             `input_ids`, `token_type_ids`, `attention_mask` int32 [batch, length]; `masked_positions`, `masked_labels`
             int32 and `masked_weights` float32 [batch, predictions]; with a pair task `<name>_labels` int32 and
-            `<name>_weights` float32 [batch].
+            `<name>_weights` float32 [batch]; `entities` int32 [batch, length] if the batch has them.
         """
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
@@ -126,8 +126,10 @@ class MaskedLM(Objective):
         if self.pair_task:
             example = self.pair_task.corrupt(key_pairs, batch, v)
         else:
-            ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            ids, attention_mask, source = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
             example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": attention_mask}
+            if batch.entities is not None:
+                example["entities"] = at_source(batch.entities, source, -1)
         ids = example["input_ids"]
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
