@@ -74,7 +74,7 @@ class Transform(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformHead(LinearHead):
-    """Dense layer to `features`, activation and LayerNorm, before a product with vectors. Parameters: `dense`, `norm`."""
+    """Dense layer to `features`, activation and LayerNorm. Parameters: `dense`, `norm`."""
 
     @property
     def module(self) -> nn.Module:

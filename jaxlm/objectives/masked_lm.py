@@ -12,7 +12,7 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import at_source, shorten, single_segments
@@ -146,10 +146,19 @@ class MaskedLM(Objective):
         }
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
-        positions = example["masked_positions"]
-        if self.pair_task:  # the pair task reads the first token
-            positions = jnp.pad(positions, ((0, 0), (1, 0)))
-        hidden = self.model.hidden_states(params, Inputs.of(example), key=key if train else None, at=positions)
+        hidden = self.model.hidden_states(
+            params, Inputs.of(example), key=key if train else None, at=self.positions(example)
+        )
+        return self.token_terms(params, example, hidden)
+
+    def positions(self, example: Example) -> Int[Array, "batch positions"]:
+        """Return the positions that `token_terms` needs: the masked ones, after the first one for a pair task."""
+        return jnp.pad(example["masked_positions"], ((0, 0), (1 if self.pair_task else 0, 0)))
+
+    def token_terms(
+        self, params: Params, example: Example, hidden: Float[Array, "batch positions hidden"]
+    ) -> Terms:
+        """Return the terms of masked LM and of the pair task, given the hidden states at `positions`."""
         predicted = hidden[:, 1:] if self.pair_task else hidden
         weights = example["masked_weights"]
         table, bias = self.model.output_matrix(params)
