@@ -10,6 +10,7 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra, ElectraEncoder
 from jaxlm.models.elmo import Elmo
+from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
@@ -23,6 +24,7 @@ from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.mixture_of_denoisers import MixtureOfDenoisers
@@ -76,6 +78,7 @@ SYSTEMS = (
     System(SkipGram, Word2Vec, writer="word2vec"),
     System(TripleRanking, TransE, writer="transe"),
     System(BidirectionalLM, Elmo),
+    System(EntityAutoencoder, Ernie, writer="ernie"),
 )
 
 

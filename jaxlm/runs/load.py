@@ -67,8 +67,3 @@ def load_teacher(path: str) -> PretrainedModel:
     model = load_model(path)
     params = {name: tree for name, tree in model.params.items() if name not in model.fresh}
     return dataclasses.replace(model, params=jax.device_get(params))
-
-
-def load_shapes(path: str) -> PretrainedModel:
-    """Load a teacher with shapes instead of arrays, for plans."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), load_teacher(path))
