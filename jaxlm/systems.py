@@ -17,6 +17,7 @@ from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
+from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
@@ -32,6 +33,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.distillation import DistilledClassification
@@ -50,7 +52,8 @@ class System(NamedTuple):
     peer: str = ""
     """Recipe in jaxlm.analysis.recipes, for `jaxlm bench --peer`; "" for none."""
     writer: str = ""
-    """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format."""
+    """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format. It may
+    also `read` that format, from folders that have its file MARKER."""
     export_only: bool = False
     """Whether imports and fine-tuned models use the family of another system with this model."""
 
@@ -73,6 +76,7 @@ SYSTEMS = (
     System(MixtureOfDenoisers, T5, "t5", "span_corruption", export_only=True),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
     System(SkipGram, Word2Vec, writer="word2vec"),
+    System(TripleRanking, TransE, writer="transe"),
     System(BidirectionalLM, Elmo),
     System(EntityAutoencoder, Ernie, writer="ernie"),
 )

@@ -25,3 +25,15 @@ class TokenBatch(NamedTuple):
     tokens: Any
     segment_ids: Any
     entities: Any = None
+
+
+class TripleBatch(NamedTuple):
+    """Triples of a knowledge graph.
+
+    triples: int32 [batch, 3], the ids of head, relation and tail; -1 in rows that fill up a batch.
+    known: int32 [batch, 2, known], for held-out triples only: the entities that form a triple of the graph in the place
+        of the head, and in that of the tail, padded with -1. An end without any is not ranked.
+    """
+
+    triples: Any
+    known: Any = None

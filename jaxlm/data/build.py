@@ -60,7 +60,7 @@ def build_store(
         return store.Store(folder)
     if text.documents == 0:
         raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
-    with _new_folder(folder) as writing:
+    with new_folder(folder) as writing:
         rule = HeldOutRule.of(held_out, text)
         facts, entities = _write(writing, pieces, text, tokenizer, rule, workers, progress)
         manifest = {
@@ -200,7 +200,7 @@ class _SplitWriter:
 
 
 @contextlib.contextmanager
-def _new_folder(folder: str) -> Iterator[str]:
+def new_folder(folder: str) -> Iterator[str]:
     """Yield a temporary folder, rename it to `folder` on success, and remove it on failure.
 
     A bucket has no rename, so a folder there is written in place; its manifest, written last, marks it as finished.

@@ -175,7 +175,12 @@ def cache_folder(chosen: str = "") -> epath.Path:
     return any_path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE)
 
 
+def local_cache_folder(chosen: str = "") -> epath.Path:
+    """Return `cache_folder(chosen)`, or the default folder on a disk if that is in a bucket."""
+    cache = cache_folder(chosen)
+    return cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache
+
+
 def compilation_cache() -> str:
-    """Return the folder of compiled programs: beside the stores, or on a disk if those are in a bucket."""
-    cache = cache_folder()
-    return str((cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache) / "xla")
+    """Return the folder of compiled programs."""
+    return str(local_cache_folder() / "xla")
