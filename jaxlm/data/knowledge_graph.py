@@ -1,0 +1,130 @@
+"""Files of knowledge graphs: triples, and vectors of entities and relations in the form of OpenKE.
+
+A folder of vectors has `entity2id.txt` and `relation2id.txt` (the count, then a line `name<TAB>id` for each id from 0)
+and the vectors in `vectors.safetensors` (arrays `entity` and `relation`) or as text in `entity2vec.vec` and
+`relation2vec.vec` (one row a line, floats between tabs).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from jaxlm.data.readers import read_lines
+from jaxlm.errors import UserError
+from jaxlm.paths import reading
+
+Kind = Literal["entity", "relation"]
+VECTORS = "vectors.safetensors"
+
+
+class Vectors(NamedTuple):
+    """Vectors of the entities or of the relations of a knowledge graph."""
+
+    names: tuple[str, ...]
+    """Name of each id."""
+    vectors: np.ndarray
+    """float32 [n, width]."""
+
+
+def read_vectors(folder: str | os.PathLike[str], kind: Kind = "entity") -> Vectors:
+    """Read the vectors of entities or relations, from `vectors.safetensors` if it has them, else from text.
+
+    Raises:
+        UserError: A file is missing or damaged, or the names and the vectors differ in number.
+    """
+    names = read_names(folder, kind)
+    path = Path(folder) / VECTORS
+    vectors = _read_array(path, kind) if path.is_file() else None
+    if vectors is None:
+        path = Path(folder) / f"{kind}2vec.vec"
+        vectors = _read_text(path)
+    if vectors.ndim != 2 or len(vectors) != len(names):
+        raise UserError(
+            f"{path} has an array {kind} of shape {list(vectors.shape)} for the {len(names):,} names of {kind}2id.txt; "
+            "both must be of the same graph."
+        )
+    return Vectors(names, vectors)
+
+
+def write_vectors(folder: str | os.PathLike[str], kind: Kind, vectors: Vectors) -> None:
+    """Write `{kind}2id.txt`, `{kind}2vec.vec` and the array `kind` of `vectors.safetensors`.
+
+    Arrays of the other kind in `vectors.safetensors` are kept. The text has as many digits as float32 needs to be read
+    back exactly.
+    """
+    folder, rows = Path(folder), np.ascontiguousarray(vectors.vectors, np.float32)
+    with (folder / f"{kind}2id.txt").open("w", encoding="utf-8", newline="\n") as file:
+        file.write(f"{len(vectors.names)}\n")
+        file.writelines(f"{name}\t{number}\n" for number, name in enumerate(vectors.names))
+    with (folder / f"{kind}2vec.vec").open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+    path, other = folder / VECTORS, "relation" if kind == "entity" else "entity"
+    kept = _read_array(path, other) if path.is_file() else None
+    save_file({kind: rows} | ({} if kept is None else {other: kept}), path)
+    path.chmod((folder / f"{kind}2id.txt").stat().st_mode)  # safetensors creates files that only their owner can read
+
+
+def read_names(folder: str | os.PathLike[str], kind: Kind) -> tuple[str, ...]:
+    """Read the names of `{kind}2id.txt` in the order of their ids.
+
+    Raises:
+        UserError: The count is wrong, a line is not `name<TAB>id`, ids are out of order, or two names are equal.
+    """
+    path = Path(folder) / f"{kind}2id.txt"
+    lines = read_lines(str(path))
+    _, first = next(lines, ("", ""))
+    if not first.strip().isdecimal():
+        raise UserError(f"{path}, line 1 is {first.strip()[:40]!r}; it must be the number of names that follow.")
+    names: dict[str, None] = {}
+    for place, line in lines:
+        name, tab, number = line.rstrip("\r\n").rpartition("\t")
+        if not tab or not number.strip().isdecimal():
+            raise UserError(f"{place} is {line.strip()[:40]!r}; it must be a name, a tab and an id.")
+        if int(number) != len(names):
+            raise UserError(f"{place} has the id {int(number)} where {len(names)} is due; sort the lines by id.")
+        if name in names:
+            raise UserError(f"{place} has the name {name[:40]!r} again; every name must have one id.")
+        names[name] = None
+    if len(names) != int(first):
+        raise UserError(f"{path} promises {int(first):,} names in line 1 and has {len(names):,}; copy it again.")
+    return tuple(names)
+
+
+def read_triples(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield (head, relation, tail) of a file with three columns between tabs, also .gz, .xz or .zst; skip blank lines.
+
+    Raises:
+        UserError: A line has not three columns, or an empty one.
+    """
+    for place, line in read_lines(str(path)):
+        if not line.strip():
+            continue
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) != 3 or not all(columns):
+            raise UserError(f"{place} is {line.strip()[:60]!r}; it must be head, relation and tail, with tabs between.")
+        yield columns[0], columns[1], columns[2]
+
+
+def _read_array(path: Path, name: str) -> np.ndarray | None:
+    """Return an array of a safetensors file as float32; None if the file lacks it."""
+    with reading(path), safe_open(path, framework="numpy") as arrays:
+        return arrays.get_tensor(name).astype(np.float32, copy=False) if name in arrays.keys() else None  # noqa: SIM118
+
+
+def _read_text(path: Path) -> np.ndarray:
+    rows: list[np.ndarray] = []
+    for place, line in read_lines(str(path)):
+        try:
+            rows.append(np.array(line.split(), np.float32))
+        except ValueError as error:
+            raise UserError(f"{place} has something else than numbers ({error}); write one vector a line.") from error
+        if len(rows[-1]) != len(rows[0]):
+            raise UserError(f"{place} has {len(rows[-1])} numbers and line 1 has {len(rows[0])}; copy the file again.")
+    return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
