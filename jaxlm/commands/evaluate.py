@@ -71,3 +71,21 @@ def print_result(result: dict[str, Any]) -> None:
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     print(f"{result['task']}, {counts}{seeds}: {figures or 'nothing to score'}")
+    if "classes" in result and "seeds" not in result:
+        _print_classes(result["classes"], result["confusion"])
+
+
+def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[int]]) -> None:
+    """Print a table with the figures of each class, and up to ten classes' numbers of predictions as each of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shows_confusion = len(classes) <= 10
+    table = Table(box=None, title="rows of each class, and what they are predicted as" if shows_confusion else None)
+    table.add_column("class", max_width=30)
+    for name in ("precision", "recall", "f1", "rows", *(list(classes) if shows_confusion else ())):
+        table.add_column(name, justify="right", max_width=12)
+    for (name, figures), row in zip(classes.items(), confusion, strict=True):
+        cells = [f"{figures[figure]:.3f}" for figure in ("precision", "recall", "f1")]
+        table.add_row(name, *cells, f"{figures['rows']:,}", *([f"{n:,}" for n in row] if shows_confusion else ()))
+    Console(soft_wrap=False).print(table)

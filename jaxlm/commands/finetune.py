@@ -21,6 +21,7 @@ from jaxlm.commands.common import (
     resolve_config,
     start_jax,
     task_options,
+    update_curves,
 )
 from jaxlm.errors import Stopped, UserError
 from jaxlm.paths import check_output
@@ -64,6 +65,8 @@ def main(arguments: list[str]) -> int:
                 figures = pretrain(with_rows(seeded, folder), folder)
             except Stopped as stopped:
                 return stopped.exit_code
+            if jax.process_index() == 0:
+                update_curves(folder)
             if not figures:
                 print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
                 results.append({"task": experiment.objective.name, "metrics": {}, "examples": 0})
@@ -93,7 +96,8 @@ def predictions_of(seed: int, options: argparse.Namespace) -> str | None:
 def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of each metric, and the standard deviations (n - 1) as `deviations`."""
     figures = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
-    return results[0] | {
+    shared = {name: value for name, value in results[0].items() if name not in ("classes", "confusion")}
+    return shared | {
         "metrics": {name: statistics.fmean(values) for name, values in figures.items()},
         "deviations": {name: statistics.stdev(values) for name, values in figures.items()},
         "seeds": len(results),

@@ -261,6 +261,10 @@ class Task(Objective):
         """Return the metrics of the task by name."""
         raise NotImplementedError
 
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return further results as JSON values by name, such as the figures of each class."""
+        return {}
+
     def require_packages(self) -> None:
         """Raise UserError if `score` needs a package that is not installed."""
 

@@ -129,6 +129,11 @@ class Classification(PooledTask):
             return {"pearson": metrics.pearson(predictions, golds), "spearman": metrics.spearman(predictions, golds)}
         return metrics.class_metrics(predictions, golds, self.labels)
 
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        if self.target == "number":
+            return {}
+        return metrics.class_details([answer.prediction for answer in answers], golds, self.labels)
+
     def as_text(self, record: Record) -> tuple[str, str]:
         """Return prompt and answer in the form of Raffel et al. 2019, appendix D.
 

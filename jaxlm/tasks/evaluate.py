@@ -18,7 +18,8 @@ from jaxlm.types import Report
 
 Result = dict[str, Any]
 """`task`, `metrics` by name, and `examples`, the number of rows; if there are any, also `unlabelled`, the number of
-rows without a label, which are not scored, and `unseen`, with a label that training had not seen, scored as wrong."""
+rows without a label, which are not scored, and `unseen`, with a label that training had not seen, scored as wrong; and
+the task's details, such as `classes` and `confusion` (see `jaxlm.tasks.metrics.class_details`)."""
 
 
 def evaluate(
@@ -62,12 +63,15 @@ def evaluate(
             for record, answer, gold in zip(records, answers, golds, strict=True)
         ])
     scored = [pair for pair in zip(golds, answers, strict=True) if pair[0] is not None]
-    metrics = task.score(*zip(*scored, strict=True)) if scored else {}
+    metrics, details = {}, {}
+    if scored:
+        columns = list(zip(*scored, strict=True))
+        metrics, details = task.score(*columns), task.details(*columns)
     metrics = {name: round(float(value), 6) for name, value in metrics.items()}
     counts = {"unlabelled": len(records) - len(scored), "unseen": unseen}
     return {"task": task.name, "metrics": metrics, "examples": len(records)} | {
         name: count for name, count in counts.items() if count
-    }
+    } | details
 
 
 def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:

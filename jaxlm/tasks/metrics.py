@@ -7,6 +7,7 @@ import importlib.util
 import re
 import string
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,31 @@ def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Seque
         "accuracy": accuracy(predictions, gold), "f1": f1(predictions, gold, labels),
         "matthews": matthews(predictions, gold),
     }
+
+
+def class_details(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Return `classes`, with precision, recall, f1 and rows of each label, and the `confusion` matrix.
+
+    A row of the matrix is a gold label, a column a predicted one, both in the order of `labels` and then of gold labels
+    that training had not seen. It has no column for texts that a model wrote and that are no label. A figure without
+    any rows to divide by is 0, as in scikit-learn.
+    """
+    names = [*labels, *sorted(set(gold).difference(labels))]
+    pairs = collections.Counter(zip(gold, predictions, strict=True))
+    table = np.array([[pairs[row, column] for column in names] for row in names])
+    hits = np.diag(table)
+    rows, predicted = (
+        np.array([counts[name] for name in names]) for counts in map(collections.Counter, (gold, predictions))
+    )
+    figures = {
+        "precision": hits / np.maximum(predicted, 1), "recall": hits / np.maximum(rows, 1),
+        "f1": 2 * hits / np.maximum(rows + predicted, 1),
+    }
+    classes = {
+        name: {figure: round(float(values[i]), 6) for figure, values in figures.items()} | {"rows": int(rows[i])}
+        for i, name in enumerate(names)
+    }
+    return {"classes": classes, "confusion": table.tolist()}
 
 
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -60,7 +60,8 @@ def test_every_kind_of_task(preset, family, models, rows, tmp_path, capsys):
         flags = [flag.replace("--objective.", "--objective.kind.") for flag in flags] if preset == "pair" else []
     assert finetune(preset, rows[preset], models(family), tmp_path / "run", *flags) == 0
     first = result(capsys)
-    assert set(first) == {"task", "metrics", "examples"} and set(first["metrics"]) == KINDS[preset]
+    details = {"classes", "confusion"} if preset == "classify" else set()
+    assert set(first) == {"task", "metrics", "examples"} | details and set(first["metrics"]) == KINDS[preset]
     assert first["examples"] == 4
     out = tmp_path / "answers.jsonl"
     assert main(["evaluate", str(tmp_path / "run"), "--data.source", str(rows[preset]), "--predictions", str(out)]) == 0
@@ -101,11 +102,12 @@ def test_text_to_text(models, rows, tmp_path, capsys):
     assert found["task"] == "text_to_text" and "precision" in found["metrics"]
 
 
-def test_classification_learns(models, rows, tmp_path, capsys):
+def test_classification_learns(models, rows, tmp_path, capsys, curves):
     flags = ["--data.dev", str(rows["classify"]), "--train.steps", "240", "--optimizer.learning-rate", "3e-3",
              "--train.batch-size", "16"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
     assert result(capsys)["metrics"] == {"accuracy": 1.0, "f1": 1.0, "matthews": 1.0}
+    assert (tmp_path / "run" / "curves.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("family", ["electra", pytest.param("bert", marks=pytest.mark.slow)])
