@@ -10,18 +10,21 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra, ElectraEncoder
 from jaxlm.models.elmo import Elmo
+from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
+from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.mixture_of_denoisers import MixtureOfDenoisers
@@ -30,6 +33,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.distillation import DistilledClassification
@@ -48,7 +52,8 @@ class System(NamedTuple):
     peer: str = ""
     """Recipe in jaxlm.analysis.recipes, for `jaxlm bench --peer`; "" for none."""
     writer: str = ""
-    """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format."""
+    """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format. It may
+    also `read` that format, from folders that have its file MARKER."""
     export_only: bool = False
     """Whether imports and fine-tuned models use the family of another system with this model."""
 
@@ -71,7 +76,9 @@ SYSTEMS = (
     System(MixtureOfDenoisers, T5, "t5", "span_corruption", export_only=True),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
     System(SkipGram, Word2Vec, writer="word2vec"),
+    System(TripleRanking, TransE, writer="transe"),
     System(BidirectionalLM, Elmo),
+    System(EntityAutoencoder, Ernie, writer="ernie"),
 )
 
 

@@ -17,8 +17,23 @@ class TokenBatch(NamedTuple):
     tokens: int32 [batch, length], padded with the vocabulary's `pad`.
     segment_ids: int32 [batch, length]; 0 is padding. Where documents are packed, 1, 2, ... number those inside a row;
         else they are the number of the row's document in its split, from 1.
+    entities: entity of the mention that begins at each token, int32 [batch, length]; -1 for none. None for text without
+        entities.
     Padding stands only at the end of a row.
     """
 
     tokens: Any
     segment_ids: Any
+    entities: Any = None
+
+
+class TripleBatch(NamedTuple):
+    """Triples of a knowledge graph.
+
+    triples: int32 [batch, 3], the ids of head, relation and tail; -1 in rows that fill up a batch.
+    known: int32 [batch, 2, known], for held-out triples only: the entities that form a triple of the graph in the place
+        of the head, and in that of the tail, padded with -1. An end without any is not ranked.
+    """
+
+    triples: Any
+    known: Any = None

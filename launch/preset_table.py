@@ -26,7 +26,8 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 def num_parameters(experiment: Experiment) -> int:
     """Trained parameters of a preset."""
     data = experiment.data
-    vocabulary = Vocabulary.stand_in(data.vocab_size, experiment.objective.symbols)
+    size = getattr(data, "vocab_size", experiment.objective.model.vocab_size)
+    vocabulary = Vocabulary.stand_in(size, experiment.objective.symbols)
     objective = experiment.objective.bind(vocabulary, data.length)
     shapes = jax.eval_shape(objective.init, jax.random.key(0))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))

@@ -74,16 +74,16 @@ def plan(
     Raises:
         UserError: Topology, mesh or batch size are impossible, or the compiler refuses the step otherwise.
     """
-    from jaxlm.objectives.base import load_constants
+    from jaxlm.objectives.base import constant_shapes
     from jaxlm.parallel.mesh import make_mesh
-    from jaxlm.runs.load import load_shapes
+    from jaxlm.runs.load import load_teacher
     from jaxlm.training.program import Program
 
     experiment.validate()
     devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
     mesh, limit, peak = make_mesh(experiment.mesh, devices), hbm_limit(devices[0]), peak_flops(devices[0])
     objective = experiment.objective.bind(vocabulary or stand_in_vocabulary(experiment.objective), length)
-    program = Program(objective, t, experiment.optimizer, mesh, load_constants(objective, load_shapes))
+    program = Program(objective, t, experiment.optimizer, mesh, constant_shapes(objective, load_teacher))
     batch = synthetic_batch(experiment, objective)
     by_kind, flops = _input_bytes(program, batch), program.step_flops(length, t.batch_size)
     start = time.perf_counter()

@@ -8,14 +8,18 @@ from typing import Any
 
 from jaxlm import systems
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.linked_text import LinkedText
 from jaxlm.data.text import TextData
+from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
 from jaxlm.parallel.mesh import MeshConfig
 
 # The only classes that a configuration file may name. Its names are never import paths.
 CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (Experiment, TextData, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES)
+    cls.__name__: cls for cls in (
+        Experiment, TextData, LinkedText, TripleData, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES,
+    )
 }
 
 

@@ -26,6 +26,8 @@ class Pairs(NamedTuple):
         is_random: 1 where B comes from another row (BERT's labels: 0 = next, 1 = random), int32 [batch].
         is_swapped: 1 where the row's second part comes first, int32 [batch].
         has_pair: 0 for rows too short to split and for rows of one segment, int32 [batch].
+        source: place in the text of each token, row · length + column; -1 at special symbols and padding. int32
+            [batch, length + 3].
     """
 
     input_ids: Array
@@ -34,6 +36,28 @@ class Pairs(NamedTuple):
     is_random: Array
     is_swapped: Array
     has_pair: Array
+    source: Array
+
+
+class Segments(NamedTuple):
+    """Rows `[CLS] tokens [SEP]`.
+
+    Attributes:
+        input_ids: int32 [batch, length + 2].
+        attention_mask: 1 for non-padding tokens, int32 [batch, length + 2].
+        source: as in `Pairs`, int32 [batch, length + 2].
+    """
+
+    input_ids: Array
+    attention_mask: Array
+    source: Array
+
+
+def at_source(
+    values: Int[Array, "batch length"], source: Int[Array, "batch places"], fill: int
+) -> Int[Array, "batch places"]:
+    """Return what belongs to each token of a row of `Pairs` or `Segments`, from an array beside the text's tokens."""
+    return jnp.where(source < 0, fill, values.reshape(-1)[source])
 
 
 def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> TokenBatch:
@@ -47,7 +71,8 @@ def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> To
     size = jax.random.randint(key_size, (rows,), min(least, length), length + 1)
     size = jnp.where(jax.random.bernoulli(key_which, float(rate), (rows,)), size, length)
     is_kept = jnp.arange(length)[None, :] < size[:, None]
-    return TokenBatch(jnp.where(is_kept, tokens, 0), jnp.where(is_kept, segment_ids, 0))
+    entities = None if batch.entities is None else jnp.where(is_kept, batch.entities, -1)
+    return TokenBatch(jnp.where(is_kept, tokens, 0), jnp.where(is_kept, segment_ids, 0), entities)
 
 
 def sentence_pairs(
@@ -86,7 +111,8 @@ def sentence_pairs(
     is_random = jax.random.bernoulli(key_swap, float(random_rate), (rows,)) & (partner != row)
     size_b = jnp.minimum(sizes - size_a, (sizes - size_a)[partner])
     source = jnp.where(is_random, partner, row)
-    a, b = _Part(tokens, jnp.zeros_like(sizes), size_a), _Part(tokens[source], size_a[source], size_b)
+    a = _Part(tokens, row, 0, jnp.zeros_like(sizes), size_a)
+    b = _Part(tokens[source], source, 0, size_a[source], size_b)
     return _join(a, b, (sizes > 0) & ~is_single, is_random, has_pair, cls=cls, sep=sep, pad=pad)
 
 
@@ -103,10 +129,11 @@ def ordered_pairs(
     key_swap, key_cut = jax.random.split(key)
     sizes = jnp.sum(segment_ids > 0, axis=1)
     no_sentence_end, starts = jnp.zeros_like(sentence_end), sentence_starts(tokens, word_start, sentence_end)
-    inner, inner_sizes = _trim(tokens, sizes, starts, sentence_end)
+    inner, inner_sizes, inner_start = _trim(tokens, sizes, starts, sentence_end)
     size_a, at_sentence = _cut(key_cut, inner, inner_sizes, word_start, sentence_end)
-    words, word_sizes = _trim(tokens, sizes, word_start[tokens], no_sentence_end)
+    words, word_sizes, first_word = _trim(tokens, sizes, word_start[tokens], no_sentence_end)
     words = jnp.where(word_sizes[:, None] > 0, words, tokens)
+    first_word = jnp.where(word_sizes > 0, first_word, 0)
     word_sizes = jnp.where(word_sizes > 0, word_sizes, sizes)
     middle, _ = _cut(key_cut, words, word_sizes, word_start, no_sentence_end)
     tokens, sizes = jnp.where(at_sentence[:, None], inner, words), jnp.where(at_sentence, inner_sizes, word_sizes)
@@ -114,16 +141,22 @@ def ordered_pairs(
     has_pair = sizes >= 2
     is_swapped = jax.random.bernoulli(key_swap, float(swap_rate), sizes.shape) & has_pair
     # `a` is the part that comes first in the new row.
-    a = _Part(tokens, jnp.where(is_swapped, size_a, 0), jnp.where(is_swapped, sizes - size_a, size_a))
-    b = _Part(tokens, jnp.where(is_swapped, 0, size_a), sizes - a.size)
+    row, trimmed = jnp.arange(sizes.size), jnp.where(at_sentence, inner_start, first_word)
+    a = _Part(tokens, row, trimmed, jnp.where(is_swapped, size_a, 0), jnp.where(is_swapped, sizes - size_a, size_a))
+    b = _Part(tokens, row, trimmed, jnp.where(is_swapped, 0, size_a), sizes - a.size)
     pairs = _join(a, b, sizes > 0, jnp.zeros_like(has_pair), has_pair, cls=cls, sep=sep, pad=pad)
     return pairs._replace(is_swapped=is_swapped.astype(jnp.int32))
 
 
 class _Part(NamedTuple):
-    """Span of `size` tokens of each row, from `start` on."""
+    """Span of `size` of the `tokens` of each row, from `start` on.
+
+    They are those of the batch's row `row` without its first `trimmed` tokens.
+    """
 
     tokens: Array
+    row: Array
+    trimmed: Array | int
     start: Array
     size: Array
 
@@ -139,12 +172,16 @@ def _join(
     p = jnp.arange(length + 3)[None, :]
     size_a, size_b = a.size[:, None], b.size[:, None]
 
-    def tokens_of(part: _Part, before: Array | int) -> Array:
-        return jnp.take_along_axis(part.tokens, jnp.clip(p - before + part.start[:, None], 0, length - 1), axis=1)
+    def tokens_of(part: _Part, before: Array | int) -> tuple[Array, Array]:
+        column = jnp.clip(p - before + part.start[:, None], 0, length - 1)
+        source = (part.row * length + part.trimmed)[:, None] + column
+        return jnp.take_along_axis(part.tokens, column, axis=1), source
 
     end_a, end_b = 1 + size_a, 2 + size_a + size_b
-    texts = tokens_of(a, 1), tokens_of(b, 2 + size_a)
-    ids = jnp.select([p == 0, p < end_a, p == end_a, p < end_b, p == end_b], [cls, texts[0], sep, texts[1], sep], pad)
+    (text_a, source_a), (text_b, source_b) = tokens_of(a, 1), tokens_of(b, 2 + size_a)
+    kinds = [p == 0, p < end_a, p == end_a, p < end_b, p == end_b]
+    ids = jnp.select(kinds, [cls, text_a, sep, text_b, sep], pad)
+    source = jnp.select(kinds, [-1, source_a, -1, source_b, -1], -1)
     is_token = (p <= jnp.where(has_b[:, None], end_b, end_a)) & (size_a + size_b > 0)
     return Pairs(
         input_ids=jnp.where(is_token, ids, pad).astype(jnp.int32),
@@ -153,6 +190,7 @@ def _join(
         is_random=is_random.astype(jnp.int32),
         is_swapped=jnp.zeros_like(is_random, jnp.int32),
         has_pair=has_pair.astype(jnp.int32),
+        source=jnp.where(is_token, source, -1).astype(jnp.int32),
     )
 
 
@@ -170,11 +208,11 @@ def sentence_starts(
 def _trim(
     tokens: Int[Array, "rows length"], sizes: Int[Array, " rows"], starts: Bool[Array, "rows length"],
     complete: Bool[Array, " vocab"],
-) -> tuple[Int[Array, "rows length"], Int[Array, " rows"]]:
+) -> tuple[Int[Array, "rows length"], Int[Array, " rows"], Int[Array, " rows"]]:
     """Cut each row to the text between its first start and its last one, or its end if that is a `complete` token.
 
     Returns:
-        The trimmed rows and their sizes, 0 for rows with fewer than two tokens between.
+        The trimmed rows; their sizes, 0 for rows with fewer than two tokens between; and the tokens cut off before.
     """
     length = tokens.shape[1]
     p = jnp.arange(length)[None, :]
@@ -183,7 +221,7 @@ def _trim(
     final = jnp.take_along_axis(tokens, jnp.maximum(sizes - 1, 0)[:, None], axis=1)[:, 0]
     last = jnp.where(complete[final], sizes, jnp.max(jnp.where(starts, p, 0), axis=1))
     sizes = jnp.where(jnp.any(starts, axis=1) & (last - first > 1), last - first, 0)
-    return jnp.take_along_axis(tokens, jnp.minimum(first[:, None] + p, length - 1), axis=1), sizes
+    return jnp.take_along_axis(tokens, jnp.minimum(first[:, None] + p, length - 1), axis=1), sizes, first
 
 
 def _cut(
@@ -227,17 +265,17 @@ def _partners(
     return jnp.zeros_like(order).at[order].set(jnp.where(jnp.any(is_partner, axis=1), first, order))
 
 
-def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> tuple[Array, Array]:
-    """Build rows `[CLS] tokens [SEP]`; empty rows stay empty.
-
-    Returns:
-        Token ids and attention mask, int32 [batch, length + 2].
-    """
+def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Segments:
+    """Build rows `[CLS] tokens [SEP]`; empty rows stay empty."""
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
     sizes = jnp.sum(segment_ids > 0, axis=1)[:, None]
     p = jnp.arange(length + 2)[None, :]
-    text = jnp.take_along_axis(tokens, jnp.clip(jnp.broadcast_to(p - 1, (rows, length + 2)), 0, length - 1), axis=1)
+    column = jnp.clip(jnp.broadcast_to(p - 1, (rows, length + 2)), 0, length - 1)
+    text = jnp.take_along_axis(tokens, column, axis=1)
     ids = jnp.select([p == 0, p <= sizes, p == sizes + 1], [cls, text, sep], pad)
     is_token = (p <= sizes + 1) & (sizes > 0)
-    return jnp.where(is_token, ids, pad).astype(jnp.int32), is_token.astype(jnp.int32)
+    source = jnp.where((p > 0) & (p <= sizes), jnp.arange(rows)[:, None] * length + column, -1)
+    return Segments(
+        jnp.where(is_token, ids, pad).astype(jnp.int32), is_token.astype(jnp.int32), source.astype(jnp.int32)
+    )

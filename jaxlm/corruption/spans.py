@@ -108,7 +108,7 @@ def corrupt_spans(
     Text t0 n0 t1 n1 ... (the first token is never noise, the last always is) becomes the input t0 S0 t1 S1 ... eos and
     the target S0 n0 S1 n1 ... eos. The lengths of the text and noise spans are random segmentations.
     """
-    tokens, segment_ids = batch
+    tokens, segment_ids = batch.tokens, batch.segment_ids
     raw = tokens.shape[1]
     longest = span_lengths(raw, density, mean_span)
     # A table by size, since float32 arithmetic on a device would round some halves to the wrong side.
@@ -153,7 +153,7 @@ def split_prefix(key: jax.Array, batch: TokenBatch, *, eos: int, pad: int, densi
         density: Mean share of the target, at most 1/2. Its length is uniform over 1..2 · density · size, short of the
             whole row; with 1/2 the cut is anywhere in the row.
     """
-    tokens, segment_ids = batch
+    tokens, segment_ids = batch.tokens, batch.segment_ids
     rows, length = tokens.shape
     sizes = jnp.sum(segment_ids > 0, axis=1)
     is_usable = sizes >= 2

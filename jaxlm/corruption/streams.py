@@ -17,4 +17,4 @@ def reads_backward(batch: TokenBatch) -> Int[Array, " batch"]:
 def in_reading_order(batch: TokenBatch) -> TokenBatch:
     """Return the batch with its odd rows reversed."""
     backward = reads_backward(batch)[:, None] > 0
-    return TokenBatch(*jax.tree.map(lambda x: jnp.where(backward, x[:, ::-1], x), tuple(map(jnp.asarray, batch))))
+    return jax.tree.map(lambda x: jnp.where(backward, x[:, ::-1], x), jax.tree.map(jnp.asarray, batch))

@@ -47,11 +47,14 @@ class RowFormat(NamedTuple):
             `jaxlm.data.labelled.RowEncoder`.
         length: tokens of a row.
         stride: tokens from a row of a stream to its continuation in the next batch; None for `length`.
+        entities: for text with mentions, the folder of the knowledge graph whose ids the rows hold; "" for rows without
+            entities.
     """
 
     packing: Any
     length: int
     stride: int | None = None
+    entities: str = ""
 
 
 class Source(Protocol):

@@ -19,6 +19,7 @@ from etils import epath
 
 from jaxlm.data import arrays, store
 from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash
+from jaxlm.data.mentions import first_tokens
 from jaxlm.data.readers import Piece
 from jaxlm.errors import UserError
 
@@ -59,9 +60,9 @@ def build_store(
         return store.Store(folder)
     if text.documents == 0:
         raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
-    with _new_folder(folder) as writing:
+    with new_folder(folder) as writing:
         rule = HeldOutRule.of(held_out, text)
-        facts = _write(writing, pieces, text, tokenizer, rule, workers, progress)
+        facts, entities = _write(writing, pieces, text, tokenizer, rule, workers, progress)
         manifest = {
             "format": store.FORMAT,
             "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out),
@@ -77,6 +78,9 @@ def build_store(
             },
             "parts": facts,
         }
+        if text.mentions:
+            manifest["entities"] = len(entities)
+            (epath.Path(writing) / store.ENTITIES).write_text(json.dumps(entities, ensure_ascii=False))
         (epath.Path(writing) / store.MANIFEST).write_text(json.dumps(manifest, indent=1))
     return store.Store(folder)
 
@@ -89,9 +93,10 @@ def _write(
     rule: HeldOutRule,
     workers: int,
     progress: Callable[[int], None],
-) -> dict[str, Any]:
-    size = tokenizer.vocabulary.size
-    writers = {name: _SplitWriter(str(epath.Path(folder) / name), size) for name in store.SPLITS}
+) -> tuple[dict[str, Any], list[str]]:
+    """Write the splits; return the facts of each, and the names of the entities."""
+    size, entities = tokenizer.vocabulary.size, {} if text.mentions else None
+    writers = {name: _SplitWriter(str(epath.Path(folder) / name), size, entities) for name in store.SPLITS}
     seen = TextHash()
 
     def groups() -> Iterator[tuple[list[Part], int]]:
@@ -109,8 +114,8 @@ def _write(
         yield group, seen.bytes
 
     def write(encoding: Future, group: list[Part], done: int) -> None:
-        for ids, part in zip(encoding.result(), group, strict=True):
-            writers["held_out" if part.is_held_out else "train"].add(ids, part)
+        for (ids, mentions), part in zip(encoding.result(), group, strict=True):
+            writers["held_out" if part.is_held_out else "train"].add(ids, mentions, part)
         for writer in writers.values():
             writer.flush()
         progress(done)
@@ -119,22 +124,33 @@ def _write(
     with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
         waiting: collections.deque[tuple] = collections.deque()
         for group, done in groups():
-            texts = [part.text for part in group]
-            waiting.append((pool.submit(tokenizer.encode_arrays, texts, num_threads=1), group, done))
+            waiting.append((pool.submit(_encode, tokenizer, group), group, done))
             if len(waiting) > threads + 1:
                 write(*waiting.popleft())
         while waiting:
             write(*waiting.popleft())
     if seen.fingerprint != text.fingerprint:
         raise UserError("The text of --data.source changed while it was tokenised; run again when it is complete.")
-    return {name: writer.close() for name, writer in writers.items()}
+    return {name: writer.close() for name, writer in writers.items()}, list(entities or ())
+
+
+def _encode(tokenizer: Any, group: list[Part]) -> list[tuple[np.ndarray, list[tuple[int, str]]]]:
+    """Return for each part its ids, int32 [tokens], and (first token, entity) of its mentions."""
+    if not any(part.mentions for part in group):
+        return [(ids, []) for ids in tokenizer.encode_arrays([part.text for part in group], num_threads=1)]
+    encoded = tokenizer.encode_with_offsets([part.text for part in group])
+    return [(ids, list(first_tokens(at, part.mentions))) for (ids, at), part in zip(encoded, group, strict=True)]
 
 
 class _SplitWriter:
     """Writer of one split of a store, which appends documents piece by piece."""
 
-    def __init__(self, folder: str, vocab_size: int) -> None:
+    def __init__(self, folder: str, vocab_size: int, entities: dict[str, int] | None) -> None:
+        """Create the arrays; `entities` numbers the entities from 1 for all splits, None for text without them."""
         self._folder = folder
+        self._numbers = entities
+        self._entities = None if entities is None else arrays.ArrayWriter(f"{folder}/entities", "uint32")
+        self._mentions = 0
         self._dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
         self._tokens = arrays.ArrayWriter(f"{folder}/tokens", self._dtype)
         self._offsets = arrays.ArrayWriter(f"{folder}/offsets", "int64")
@@ -146,8 +162,14 @@ class _SplitWriter:
         self._document_start = 0
         self._text_bytes = 0
 
-    def add(self, ids: np.ndarray, part: Part) -> None:
+    def add(self, ids: np.ndarray, mentions: list[tuple[int, str]], part: Part) -> None:
         self._pending.append(np.asarray(ids, self._dtype))
+        if self._entities is not None:
+            entities = np.zeros(len(ids), np.uint32)
+            for token, entity in mentions:
+                entities[token] = self._numbers.setdefault(entity, 1 + len(self._numbers))
+            self._entities.append(entities)
+            self._mentions += len(mentions)
         self._length += len(self._pending[-1])
         self._text_bytes += part.size
         if part.last:
@@ -167,7 +189,9 @@ class _SplitWriter:
         counts = arrays.ArrayWriter(f"{self._folder}/counts", "int64")
         counts.append(self._counts)
         counts.close()
-        return {
+        if self._entities is not None:
+            self._entities.close()
+        return ({} if self._entities is None else {"mentions": self._mentions}) | {
             "documents": self._offsets.close() - 1,
             "tokens": self._tokens.close(),
             "text_bytes": self._text_bytes,
@@ -176,7 +200,7 @@ class _SplitWriter:
 
 
 @contextlib.contextmanager
-def _new_folder(folder: str) -> Iterator[str]:
+def new_folder(folder: str) -> Iterator[str]:
     """Yield a temporary folder, rename it to `folder` on success, and remove it on failure.
 
     A bucket has no rename, so a folder there is written in place; its manifest, written last, marks it as finished.

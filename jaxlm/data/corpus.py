@@ -54,8 +54,8 @@ class Corpus:
         return hashlib.sha256(json.dumps(self.stats).encode()).hexdigest()
 
 
-def open_corpus(source: str, text_field: str = "text") -> Corpus:
-    """Locate the text of a source; raise UserError if a part of it does not exist."""
+def open_corpus(source: str, text_field: str = "text", entities_field: str = "") -> Corpus:
+    """Locate the text of a source; the fields are those of `read_file`. Raise UserError if a part does not exist."""
     parts: list[Callable[[], Iterator[Piece]]] = []
     stats: list[str] = []
     with reading(source):
@@ -74,8 +74,8 @@ def open_corpus(source: str, text_field: str = "text") -> Corpus:
             with reading(item):
                 files = _files(item)
             for path in files:
-                parts.append(functools.partial(read_file, path, text_field))
-                stats.append(_stat(path, text_field))
+                parts.append(functools.partial(read_file, path, text_field, entities_field))
+                stats.append(_stat(path, [text_field, entities_field] if entities_field else [text_field]))
     return Corpus(source, tuple(parts), tuple(stats))
 
 
@@ -133,13 +133,12 @@ def _real(path: str | epath.Path) -> str:
     return str(path) if "://" in str(path) else os.path.realpath(path)
 
 
-def _stat(path: str, text_field: str) -> str:
+def _stat(path: str, fields: list[str]) -> str:
     with reading(path):
         if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
             raise UserError(f"{path} is not a regular file; write its text to one, which can be read more than once.")
         state = file_state(path)
-    field = text_field if kind_of(path) == "json" else ""
-    return json.dumps([_real(path), *state, field])
+    return json.dumps([_real(path), *state, *(fields if kind_of(path) == "json" else [""])])
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[Piece]:

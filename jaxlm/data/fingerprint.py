@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from etils import epath
 
+from jaxlm.data.mentions import Mentions, divide_mentions
 from jaxlm.data.readers import Piece
 
 ROUTE_BITS = 64
@@ -50,12 +52,12 @@ class TextHash:
         self._route = 0
         self.documents = 0
         self.bytes = 0
-        self._document_bytes = 0
+        self.mentions = 0
 
     def add(self, piece: Piece) -> int:
         """Add a piece and return the route of its document.
 
-        The route is 64 bits of a hash of the first piece, so it is known before the rest of the document is read.
+        The route is 64 bits of a hash of the first piece's text, so it is known before the rest of the document.
         """
         data = piece.text.encode()
         if piece.first:
@@ -63,6 +65,9 @@ class TextHash:
             self._route = int.from_bytes(self._document.digest()[:8], "little")
         else:
             self._document.update(data)
+        if piece.mentions:
+            self._document.update(json.dumps(piece.mentions).encode())
+        self.mentions += len(piece.mentions)
         self.bytes += len(data)
         if piece.last:
             self._all.update(self._document.digest())
@@ -85,6 +90,7 @@ class Survey:
         bytes: size in UTF-8.
         lowest_route: lowest route of a document.
         highest_route: highest route of a document.
+        mentions: number of mentions of entities.
     """
 
     fingerprint: str
@@ -92,6 +98,7 @@ class Survey:
     bytes: int
     lowest_route: int
     highest_route: int
+    mentions: int = 0
 
 
 def survey(pieces: Iterable[Piece]) -> Survey:
@@ -101,7 +108,7 @@ def survey(pieces: Iterable[Piece]) -> Survey:
     for piece in pieces:
         route = text.add(piece)
         lowest, highest = min(lowest, route), max(highest, route)
-    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest)
+    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, text.mentions)
 
 
 class Part(NamedTuple):
@@ -112,12 +119,14 @@ class Part(NamedTuple):
         is_held_out: whether it belongs to the held-out split.
         last: whether it ends a document of its split.
         size: bytes.
+        mentions: mentions of entities in its text.
     """
 
     text: str
     is_held_out: bool
     last: bool
     size: int
+    mentions: Mentions = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +160,17 @@ class HeldOutRule:
             end: its last byte + 1.
         """
         if not start <= self.tail < end:
-            return [Part(piece.text, route < self.below or start >= self.tail, piece.last, end - start)]
+            is_held_out = route < self.below or start >= self.tail
+            return [Part(piece.text, is_held_out, piece.last, end - start, piece.mentions)]
         before = len(piece.text.encode()[: self.tail - start].decode(errors="ignore"))
         space = _space.search(piece.text, before)
         cut = space.start() if space else before
-        size = len(piece.text[:cut].encode())
-        return [Part(piece.text[:cut], False, True, size), Part(piece.text[cut:], True, piece.last, end - start - size)]
+        head, tail = piece.text[:cut], piece.text[cut:]
+        size, mentions = len(head.encode()), divide_mentions(piece.mentions, (len(head), len(tail)))
+        return [
+            Part(head, False, True, size, next(mentions)),
+            Part(tail, True, piece.last, end - start - size, next(mentions)),
+        ]
 
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import lzma
 import zlib
@@ -23,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 import zstandard
 from etils import epath
 
+from jaxlm.data.mentions import Mentions, read_mentions, within
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
@@ -50,11 +52,13 @@ class Piece(NamedTuple):
         text: its text.
         first: whether it begins the document.
         last: whether it ends the document.
+        mentions: mentions of entities in it.
     """
 
     text: str
     first: bool
     last: bool
+    mentions: Mentions = ()
 
 
 class Cutter:
@@ -89,10 +93,12 @@ class Cutter:
             yield self._piece(text, last=True)
         self._parts, self._size, self._first = [], 0, True
 
-    def document(self, text: str) -> Iterator[Piece]:
-        """Yield the pieces of a whole document."""
-        yield from self.add(text)
-        yield from self.end()
+    def document(self, text: str, mentions: Mentions = ()) -> Iterator[Piece]:
+        """Yield the pieces of a whole document. A mention that a cut divides is dropped."""
+        start = 0
+        for piece in itertools.chain(self.add(text), self.end()):
+            yield piece._replace(mentions=within(mentions, start, start + len(piece.text))) if mentions else piece
+            start += len(piece.text)
 
     def _piece(self, text: str, last: bool) -> Piece:
         first, self._first = self._first, False
@@ -115,13 +121,22 @@ def kind_of(path: str) -> str | None:
     return "json" if name.endswith(JSON_SUFFIXES) else None
 
 
-def read_file(path: str, text_field: str) -> Iterator[Piece]:
-    """Yield the documents of a file; raise UserError, with the place, for unreadable content."""
+def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
+    """Yield the documents of a file; raise UserError, with the place, for unreadable content.
+
+    Args:
+        path: the file.
+        text_field: field of the text in JSON.
+        entities_field: field of the mentions in JSON; "" to read none.
+    """
     cutter = Cutter()
     if kind_of(path) == "json":
         for place, line in read_lines(path):
             if line.strip():
-                yield from cutter.document(_field(line, text_field, place))
+                record = json_object(line, place)
+                text = _field(record, text_field, place)
+                listed = record.get(entities_field) if entities_field else None
+                yield from cutter.document(text, read_mentions(listed, text, place, entities_field))
         return
     with open_text(path) as stream:
         yield from _read_text(stream, cutter)
@@ -238,8 +253,7 @@ def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
-def _field(line: str, text_field: str, place: str) -> str:
-    record = json_object(line, place)
+def _field(record: dict[str, Any], text_field: str, place: str) -> str:
     if text_field not in record:
         fields = ", ".join(map(repr, list(record)[:12])) or "none"
         raise UserError(f"{place} has no field {text_field!r}; choose one with --data.text-field (here: {fields}).")

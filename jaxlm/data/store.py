@@ -3,6 +3,9 @@
 A store is a folder with `manifest.json` and, for each of the splits `train` and `held_out`, the arrays `tokens`
 (uint16 or uint32), `offsets` (int64 [documents + 1]) and `counts` (int64, the count of each id). It is finished if and
 only if it has a manifest. It depends on no objective: it has no special tokens, windows or masks.
+
+A text with mentions of entities adds `entities.json`, a list of their names, and an array `entities` beside each
+`tokens` (uint32): the place in that list, from 1, of the entity whose mention begins at the token; 0 for none.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
+from jaxlm.data.knowledge_graph import read_names
 from jaxlm.data.windows import Split, windows_of
 from jaxlm.errors import UserError
 
 FORMAT = 2
 """Version of the files; version 1 had one-dimensional arrays."""
 MANIFEST = "manifest.json"
+ENTITIES = "entities.json"
 SPLITS = ("train", "held_out")
 
 
@@ -53,7 +58,9 @@ class Store:
         self.vocab_size: int = vocabulary["size"]
         self.pad: int = vocabulary["pad"]
         self.eos: int = vocabulary["eos"]
+        self.has_entities: bool = "entities" in self.manifest
         self._context = arrays.context()
+        self._entity_ids: dict[str, np.ndarray] = {}
 
     @functools.cached_property
     def train(self) -> Split:
@@ -81,10 +88,11 @@ class Store:
         of = f"{held_out.documents:,} of {train.documents + held_out.documents:,} documents"
         if self.manifest["held_out_tail"]:
             of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
-        return (
+        tokens = (
             f"Token store: {train.num_tokens:,} tokens to train on ({train.text_bytes / max(1, train.num_tokens):.1f} "
             f"bytes each), {held_out.num_tokens:,} held out ({of})"
         )
+        return f"{tokens}; {self._entity_summary}" if self.has_entities else tokens
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source`.
@@ -100,14 +108,53 @@ class Store:
         Raises:
             UserError: also if the training text is too short for a single window.
         """
-        packing, length, stride = row_format
-        windows = windows_of(getattr(self, split), length, packing, pad=self.pad, eos=self.eos, stride=stride)
+        packing, length, stride, graph = row_format
+        windows = windows_of(
+            getattr(self, split), length, packing, pad=self.pad, eos=self.eos, stride=stride,
+            entity_ids=self.entity_ids(graph) if graph else None,
+        )
         batches = Batches(
             windows, rows, seed, stream=packing.startswith("stream"), both_ways=packing == "stream-both-ways"
         )
         if batches.num_rows == 0 and split == "train":
             raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
         return batches
+
+    def entity_ids(self, graph: str) -> np.ndarray:
+        """Return the ids that a knowledge graph has for the entities of this store.
+
+        Args:
+            graph: folder of the graph (see `jaxlm.data.knowledge_graph`).
+
+        Returns:
+            int32 [1 + entities]: -1 for no entity, then the id of each, -1 for one that the graph lacks.
+
+        Raises:
+            UserError: the store has no entities, or the graph has none of them.
+        """
+        if not self.has_entities:
+            raise UserError(
+                f"{self.manifest['source']} was read as text without entities; set the data of the preset to a "
+                "jaxlm.data.linked_text.LinkedText."
+            )
+        if graph not in self._entity_ids:
+            names = json.loads((epath.Path(self.folder) / ENTITIES).read_text())
+            ids = {name: number for number, name in enumerate(read_names(graph, "entity"))}
+            found = np.array([-1, *(ids.get(name, -1) for name in names)], np.int32)
+            if found.max() < 0:
+                raise UserError(
+                    f"{graph} has none of the {len(names):,} entities that the text mentions, such as {names[0]!r}; "
+                    "choose vectors of the same knowledge graph."
+                )
+            self._entity_ids[graph] = found
+        return self._entity_ids[graph]
+
+    @property
+    def _entity_summary(self) -> str:
+        """Numbers of mentions and entities, and how many of these the knowledge graphs of the batches have."""
+        mentions = sum(self.manifest["parts"][split]["mentions"] for split in SPLITS)
+        known = [f", {(ids >= 0).sum():,} of them in {graph}" for graph, ids in self._entity_ids.items()]
+        return f"{mentions:,} mentions of {self.manifest['entities']:,} entities{''.join(known)}"
 
     def _split(self, split: str) -> Split:
         facts = self.manifest["parts"][split]
@@ -118,6 +165,7 @@ class Store:
             text_bytes=facts["text_bytes"],
             tokens=self._array(split, "tokens", facts["tokens"]),
             offsets=self._array(split, "offsets", facts["documents"] + 1),
+            entities=self._array(split, "entities", facts["tokens"]) if self.has_entities else None,
         )
 
     def _array(self, split: str, name: str, size: int) -> FlatArray:

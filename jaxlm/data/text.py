@@ -92,7 +92,7 @@ class TextData(Data):
         self.validate()
         if self.tokenizer == "auto":
             corpus = self._corpus()
-            text = _survey(cache_folder(self.cache_dir), corpus, report)
+            text = self._survey(corpus, report)
             return self._trained_tokenizer(corpus, text, symbols, report)
         tokenizer = Tokenizer.load(self.tokenizer)
         for name in symbols:
@@ -104,7 +104,7 @@ class TextData(Data):
         self.validate()
         cache = cache_folder(self.cache_dir)
         corpus = self._corpus()
-        text = _survey(cache, corpus, report)
+        text = self._survey(corpus, report)
         fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, self.held_out)
         folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
         if is_finished(folder):
@@ -128,6 +128,20 @@ class TextData(Data):
         if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
             raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
         return open_corpus(self.source, self.text_field)
+
+    def _survey(self, corpus: Corpus, report: Report) -> Survey:
+        """Return the survey of a text, which is cached under the state of its files."""
+        remembered = cache_folder(self.cache_dir) / "sources" / f"{corpus.stamp[:20]}.json"
+        try:
+            return Survey(**json.loads(remembered.read_text()))
+        except (OSError, ValueError, TypeError):
+            pass
+        report(f"Reading {corpus.source}")
+        text = survey(corpus.pieces())
+        if text.documents == 0:
+            raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
+        write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
+        return text
 
     def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
@@ -161,22 +175,12 @@ def cache_folder(chosen: str = "") -> epath.Path:
     return any_path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE)
 
 
+def local_cache_folder(chosen: str = "") -> epath.Path:
+    """Return `cache_folder(chosen)`, or the default folder on a disk if that is in a bucket."""
+    cache = cache_folder(chosen)
+    return cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache
+
+
 def compilation_cache() -> str:
-    """Return the folder of compiled programs: beside the stores, or on a disk if those are in a bucket."""
-    cache = cache_folder()
-    return str((cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache) / "xla")
-
-
-def _survey(cache: epath.Path, corpus: Corpus, report: Report) -> Survey:
-    """Return the survey of a text, which is cached under the state of its files."""
-    remembered = cache / "sources" / f"{corpus.stamp[:20]}.json"
-    try:
-        return Survey(**json.loads(remembered.read_text()))
-    except (OSError, ValueError, TypeError):
-        pass
-    report(f"Reading {corpus.source}")
-    text = survey(corpus.pieces())
-    if text.documents == 0:
-        raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
-    write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
-    return text
+    """Return the folder of compiled programs."""
+    return str(local_cache_folder() / "xla")

@@ -32,6 +32,7 @@ class Split:
         text_bytes: bytes of text.
         tokens: uint16 or uint32 [num_tokens].
         offsets: int64 [documents + 1]; document d is tokens offsets[d] to offsets[d + 1] - 1, never empty.
+        entities: uint32 [num_tokens] for text with entities (see `jaxlm.data.store`).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Split:
     text_bytes: int
     tokens: FlatArray
     offsets: FlatArray
+    entities: FlatArray | None = None
 
 
 class _Offsets:
@@ -71,7 +73,8 @@ class _Offsets:
 
 
 def windows_of(
-    split: Split, length: int, packing: str, *, pad: int, eos: int, stride: int | None = None
+    split: Split, length: int, packing: str, *, pad: int, eos: int, stride: int | None = None,
+    entity_ids: np.ndarray | None = None,
 ) -> DocumentWindows | PackedWindows:
     """Return the windows of a split.
 
@@ -82,19 +85,20 @@ def windows_of(
         pad: id of the padding token; -1 if the tokenizer has none.
         eos: id of the end-of-sequence token; -1 if the tokenizer has none.
         stride: tokens between the starts of successive windows of a stream; the default is `length`.
+        entity_ids: result of `jaxlm.data.store.Store.entity_ids`; None for windows without entities.
 
     Raises:
         UserError: the packing needs an end-of-sequence token, which the tokenizer lacks.
     """
     if packing == "document":
-        return DocumentWindows(split, length, max(pad, 0))
+        return DocumentWindows(split, length, max(pad, 0), entity_ids)
     if packing != "packed" and eos < 0:
         raise UserError(
             "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
             "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
         )
     stride = stride if packing.startswith("stream") else None
-    return PackedWindows(split, length, max(pad, 0), None if packing == "packed" else eos, stride)
+    return PackedWindows(split, length, max(pad, 0), None if packing == "packed" else eos, stride, entity_ids)
 
 
 class DocumentWindows:
@@ -104,10 +108,10 @@ class DocumentWindows:
     shorter document has one padded window, and a document with fewer than 2 tokens has none.
     """
 
-    def __init__(self, split: Split, length: int, pad: int) -> None:
+    def __init__(self, split: Split, length: int, pad: int, entity_ids: np.ndarray | None = None) -> None:
         """Count the windows of `length` tokens; see `windows_of`."""
-        self.length, self._pad = length, pad
-        self._tokens = split.tokens
+        self.length, self._pad, self._entity_ids = length, pad, entity_ids
+        self._tokens, self._entities = split.tokens, split.entities
         self._offsets = _Offsets(split)
         self._before = self._offsets.every(_STRIDE, self._windows)
         self.count = int(self._before[-1])
@@ -124,7 +128,10 @@ class DocumentWindows:
         is_token = position < size[:, None]
         tokens = self._tokens.windows(start, self.length)
         segments = np.where(is_token, 1 + document[:, None] % _NUMBERS, 0)
-        return TokenBatch(np.where(is_token, tokens, self._pad).astype(np.int32), segments.astype(np.int32))
+        entities = None
+        if self._entity_ids is not None:
+            entities = np.where(is_token, self._entity_ids[self._entities.windows(start, self.length)], -1)
+        return TokenBatch(np.where(is_token, tokens, self._pad).astype(np.int32), segments.astype(np.int32), entities)
 
     def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the start of each window in the tokens, its number of tokens, and its document."""
@@ -147,11 +154,14 @@ class PackedWindows:
     document d begins at offset[d] + d.
     """
 
-    def __init__(self, split: Split, length: int, pad: int, eos: int | None, stride: int | None = None) -> None:
+    def __init__(
+        self, split: Split, length: int, pad: int, eos: int | None, stride: int | None = None,
+        entity_ids: np.ndarray | None = None,
+    ) -> None:
         """Count the windows; see `windows_of`. With eos None, nothing separates the documents."""
         self.length, self._pad, self._eos, self._stride = length, pad, eos, stride or length
         self._extra = 0 if eos is None else 1
-        self._tokens = split.tokens
+        self._tokens, self._entities, self._entity_ids = split.tokens, split.entities, entity_ids
         self._offsets = _Offsets(split)
         self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
         self._size = int(self._before[-1])
@@ -164,12 +174,19 @@ class PackedWindows:
         position = np.arange(self.length)
         is_token = used[:, None] & (start[:, None] + position < self._size)
         first, segment, is_end = self._documents(start)
-        tokens = self._tokens.windows(start - self._extra * first, self.length)
-        if self._eos is not None:  # each eos before a position shifts the stored tokens by one
-            tokens = np.take_along_axis(tokens, position - (segment - 1), axis=1)
-            tokens = np.where(is_end, self._eos, tokens)
+
+        def stored(array: FlatArray) -> np.ndarray:
+            values = array.windows(start - self._extra * first, self.length)
+            # Each eos before a position shifts the stored tokens by one.
+            return values if self._eos is None else np.take_along_axis(values, position - (segment - 1), axis=1)
+
+        tokens = stored(self._tokens) if self._eos is None else np.where(is_end, self._eos, stored(self._tokens))
+        entities = None
+        if self._entity_ids is not None:
+            entities = np.where(is_token & ~is_end, self._entity_ids[stored(self._entities)], -1)
         return TokenBatch(
-            np.where(is_token, tokens, self._pad).astype(np.int32), np.where(is_token, segment, 0).astype(np.int32)
+            np.where(is_token, tokens, self._pad).astype(np.int32), np.where(is_token, segment, 0).astype(np.int32),
+            entities,
         )
 
     def _documents(self, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

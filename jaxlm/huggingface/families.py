@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jaxlm import systems
 from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family
 from jaxlm.huggingface.tasks import export_family, import_family, pretraining_objective
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.tasks.base import Task
 
 
@@ -53,6 +55,12 @@ def writer_of(objective: Any) -> Callable[..., None] | None:
     """Return the function (folder, objective, params, tokenizer) that writes an objective in its own format, if any."""
     system = systems.system_of(objective)
     return _module(system.writer).write if system and system.writer else None
+
+
+def reader_of(folder: Path) -> Callable[[Path], PretrainedModel] | None:
+    """Return the function that reads a folder in a system's own format, which it knows by a file in it, if any."""
+    modules = [_module(system.writer) for system in systems.SYSTEMS if system.writer]
+    return next((m.read for m in modules if hasattr(m, "MARKER") and (folder / m.MARKER).is_file()), None)
 
 
 def _module(name: str) -> Any:

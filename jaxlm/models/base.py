@@ -40,13 +40,17 @@ class Inputs(NamedTuple):
     """
     characters: Int[Array, "batch length characters"] | None = None
     """Characters of each token, for models with character inputs."""
+    entities: Int[Array, "batch length"] | None = None
+    """Entity of the mention that begins at each token, -1 for none; None for text without entities."""
+    entity_vectors: Float[Array, "batch length entity_width"] | None = None
+    """Vector of each of these entities; anything where there is none."""
 
     @classmethod
     def of(cls, example: Mapping[str, Any]) -> Inputs:
-        """Return `input_ids`, `token_type_ids`, `attention_mask` and `characters` of an example as inputs."""
+        """Return the inputs that an example has under their names there, such as `input_ids`."""
         return cls(
             example["input_ids"], example.get("token_type_ids"), example.get("attention_mask"),
-            characters=example.get("characters"),
+            characters=example.get("characters"), entities=example.get("entities"),
         )
 
 

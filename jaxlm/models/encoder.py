@@ -106,15 +106,19 @@ class Encoder(TransformerConfig, TokenPredictor):
 
     def _run(self, params: Params, inputs: Inputs, key: jax.Array | None, **options: Any) -> tuple[jax.Array, Any]:
         keys = (None, None) if key is None else jax.random.split(key)
+        x, shared = self._embed(params, inputs, keys[0])
+        return run_stack(self.stack, params["encoder"], x, shared, key=keys[1], **options)
+
+    def _embed(self, params: Params, inputs: Inputs, key: jax.Array | None) -> tuple[jax.Array, LayerInputs]:
+        """Return the inputs of the first layer, and those that all layers share."""
         positions = self.first_position + jnp.arange(inputs.ids.shape[1])[None, :]
         x = call(
-            self._embeddings, params["embeddings"], inputs.ids, positions, inputs.token_types, key is None, key=keys[0]
+            self._embeddings, params["embeddings"], inputs.ids, positions, inputs.token_types, key is None, key=key
         )
         if self.has_projection:
             x = call(self._dense, params["projection"], x)
         segments = None if inputs.mask is None else inputs.mask.astype(jnp.int32)
-        shared = LayerInputs(visible=Visibility(key_segments=segments))
-        return run_stack(self.stack, params["encoder"], x, shared, key=keys[1], **options)
+        return x, LayerInputs(visible=Visibility(key_segments=segments))
 
     def pool(self, params: Params, hidden: Float[Array, "batch length hidden"]) -> Float[Array, "batch hidden"]:
         """Return tanh(W h + b) of the first token's hidden state h."""

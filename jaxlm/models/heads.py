@@ -60,6 +60,31 @@ class TwoLayerHead(LinearHead):
         return TwoLayers(self)
 
 
+class Transform(nn.Module):
+    """Dense layer, activation, LayerNorm."""
+
+    head: TransformHead
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        s = self.head.stack
+        x = nn.Dense(self.head.features, dtype=s.dtype, kernel_init=kernel_init(s), name="dense")(x)
+        return Norm("layer", s.norm_eps, s.dtype, name="norm")(ACTIVATIONS[s.activation](x))
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformHead(LinearHead):
+    """Dense layer to `features`, activation and LayerNorm. Parameters: `dense`, `norm`."""
+
+    @property
+    def module(self) -> nn.Module:
+        return Transform(self)
+
+    def __call__(self, params: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch features"]:
+        """Return the features in the compute type."""
+        return call(self.module, params, x)
+
+
 class BoundaryModule(nn.Module):
     """Span boundary transform: twice dense, activation, LayerNorm of [left; right; offset embedding]."""
 

@@ -29,7 +29,7 @@ Batch = Any
 Constants = Any
 """A pytree of arrays that a loss reads and that are neither trained nor saved, such as a teacher's parameters."""
 Example = dict[str, Array | np.ndarray]
-"""Arrays with the batch as their first dimension; `describe` gets numpy arrays."""
+"""Arrays with the batch as first dimension, except for `Objective.shared_arrays`; `describe` gets numpy arrays."""
 Memory = Any
 """State that a model carries from a batch of a stream to the next: a pytree of arrays, rows first."""
 
@@ -117,6 +117,8 @@ class Objective:
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
     """Number of rows that belong together: devices and microbatches take multiples of it."""
+    shared_arrays: ClassVar[tuple[str, ...]] = ()
+    """Arrays of an example that belong to the whole batch and not to its rows: every microbatch gets them whole."""
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
     token_losses: ClassVar[tuple[str, ...]] = ()
@@ -240,13 +242,21 @@ class HasConstants(Objective):
     constants: Constants = field(None, bound=True)
     """Set by `with_constants`: the arrays, or their tracers inside a step."""
 
+    constants_field: ClassVar[str] = "teacher"
+    """Field with the folder that the arrays are read from."""
+
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
         """Return the arrays.
 
         Args:
-            load: Opens a run folder or a Transformers folder; in a plan it gives shapes instead of arrays.
+            load: Opens a run folder or a Transformers folder.
         """
         raise NotImplementedError
+
+    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the shapes of the arrays of `load_constants`, for a plan."""
+        arrays = self.load_constants(load)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
 
     def constants_flops(self, length: int) -> float:
         """Return the FLOPs of one sequence's forward pass through a teacher."""
@@ -256,6 +266,11 @@ class HasConstants(Objective):
 def load_constants(objective: Objective, load: Callable[[str], PretrainedModel]) -> Constants:
     """Return the constants of any objective; () for one without."""
     return objective.load_constants(load) if isinstance(objective, HasConstants) else ()
+
+
+def constant_shapes(objective: Objective, load: Callable[[str], PretrainedModel]) -> Constants:
+    """Return the shapes of the constants of any objective; () for one without."""
+    return objective.constant_shapes(load) if isinstance(objective, HasConstants) else ()
 
 
 def with_constants(objective: Objective, constants: Constants) -> Objective:

@@ -12,10 +12,10 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
-from jaxlm.corruption.pairs import shorten, single_segments
+from jaxlm.corruption.pairs import at_source, shorten, single_segments
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -117,7 +117,7 @@ class MaskedLM(Objective):
         Returns:
             `input_ids`, `token_type_ids`, `attention_mask` int32 [batch, length]; `masked_positions`, `masked_labels`
             int32 and `masked_weights` float32 [batch, predictions]; with a pair task `<name>_labels` int32 and
-            `<name>_weights` float32 [batch].
+            `<name>_weights` float32 [batch]; `entities` int32 [batch, length] if the batch has them.
         """
         v = self.vocabulary
         assert v is not None, "bind the objective to a vocabulary first"
@@ -126,8 +126,10 @@ class MaskedLM(Objective):
         if self.pair_task:
             example = self.pair_task.corrupt(key_pairs, batch, v)
         else:
-            ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            ids, attention_mask, source = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
             example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": attention_mask}
+            if batch.entities is not None:
+                example["entities"] = at_source(batch.entities, source, -1)
         ids = example["input_ids"]
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
@@ -144,10 +146,19 @@ class MaskedLM(Objective):
         }
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
-        positions = example["masked_positions"]
-        if self.pair_task:  # the pair task reads the first token
-            positions = jnp.pad(positions, ((0, 0), (1, 0)))
-        hidden = self.model.hidden_states(params, Inputs.of(example), key=key if train else None, at=positions)
+        hidden = self.model.hidden_states(
+            params, Inputs.of(example), key=key if train else None, at=self.positions(example)
+        )
+        return self.token_terms(params, example, hidden)
+
+    def positions(self, example: Example) -> Int[Array, "batch positions"]:
+        """Return the positions that `token_terms` needs: the masked ones, after the first one for a pair task."""
+        return jnp.pad(example["masked_positions"], ((0, 0), (1 if self.pair_task else 0, 0)))
+
+    def token_terms(
+        self, params: Params, example: Example, hidden: Float[Array, "batch positions hidden"]
+    ) -> Terms:
+        """Return the terms of masked LM and of the pair task, given the hidden states at `positions`."""
         predicted = hidden[:, 1:] if self.pair_task else hidden
         weights = example["masked_weights"]
         table, bias = self.model.output_matrix(params)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxlm.corruption.pairs import Pairs
+from jaxlm.corruption.pairs import Pairs, at_source
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.objectives.base import Example, Term, Terms
@@ -46,13 +46,14 @@ class PairTask:
 
         Returns:
             `input_ids`, `token_type_ids`, `attention_mask` int32 [batch, length + 3]; `<name>_labels` int32 and
-            `<name>_weights` float32 [batch].
+            `<name>_weights` float32 [batch]; `entities`, as in Inputs, if the batch has them.
         """
         v = vocabulary
         pairs = self.make_pairs(
             key, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), cls=v.cls, sep=v.sep, pad=v.pad
         )
-        return {
+        entities = {} if batch.entities is None else {"entities": at_source(batch.entities, pairs.source, -1)}
+        return entities | {
             "input_ids": pairs.input_ids,
             "token_type_ids": pairs.token_type_ids,
             "attention_mask": pairs.attention_mask,

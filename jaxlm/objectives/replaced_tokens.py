@@ -98,7 +98,7 @@ class ReplacedTokens(Objective):
             )
             ids, token_type_ids, attention_mask = pairs.input_ids, pairs.token_type_ids, pairs.attention_mask
         else:
-            ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            ids, attention_mask, _ = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
             token_type_ids = jnp.zeros_like(ids)
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=attention_mask, rate=self.mask_rate,

@@ -98,7 +98,7 @@ class SpanBoundary(Objective):
         assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_mask = jax.random.split(key)
         batch = shorten(key_short, batch, rate=self.short_rate, least=2)
-        ids, attention_mask = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+        ids, attention_mask, _ = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
         masked = mask_spans(
             key_mask, ids, jnp.asarray(v.special), jnp.asarray(v.word_start), self._token_share(), mask=v.mask,
             attention_mask=attention_mask, rate=self.mask_rate, slots=self._slots(ids.shape[1]),

@@ -19,7 +19,7 @@ from jaxlm.training.metrics import evaluations
 
 
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest checkpoint of a run folder, or a Transformers folder, onto the default device.
+    """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors, onto the default device.
 
     Raises:
         UserError: The folder is neither.
@@ -29,9 +29,10 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
         return load_run(path)
-    from jaxlm.huggingface.folder import import_folder  # not needed to train
+    from jaxlm.huggingface.families import reader_of  # not needed to train
+    from jaxlm.huggingface.folder import import_folder
 
-    imported = import_folder(folder)
+    imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
     return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))
 
@@ -66,8 +67,3 @@ def load_teacher(path: str) -> PretrainedModel:
     model = load_model(path)
     params = {name: tree for name, tree in model.params.items() if name not in model.fresh}
     return dataclasses.replace(model, params=jax.device_get(params))
-
-
-def load_shapes(path: str) -> PretrainedModel:
-    """Load a teacher with shapes instead of arrays, for plans."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), load_teacher(path))

@@ -116,8 +116,8 @@ def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata
         )
     if (run.has_begun or run.steps) and saved.get("frozen") != metadata["frozen"]:
         raise UserError(
-            "the teacher's weights are not those that this run began with; give objective.teacher the same model, or "
-            "choose another --run-dir and start from this run with --init-from."
+            f"objective.{experiment.objective.constants_field} holds other weights than when this run began; give it "
+            "the same folder, or choose another --run-dir and start from this run with --init-from."
         )
     if run.has_begun:
         _refuse(run, differences(saved.get("configuration", {}), metadata["configuration"]))

@@ -171,6 +171,9 @@ def gradients(
     terms, _ = stream_loss(objective, params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
 
+    shared = {name: example[name] for name in objective.shared_arrays}
+    rows = {name: array for name, array in example.items() if name not in shared}
+
     # Row i goes to microbatch i % num_microbatches, so that each device splits its own rows.
     def split(x: jax.Array) -> jax.Array:
         return x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1)
@@ -179,15 +182,16 @@ def gradients(
         return constrain(x.swapaxes(0, 1).reshape(-1, *x.shape[2:]))
 
     def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
-        example, memory = jax.tree.map(constrain, part)
-        *sums, memory = _gradients(objective, params, example, memory, jax.random.fold_in(key, index), weights)
+        rows, memory = jax.tree.map(constrain, part)
+        key_part = jax.random.fold_in(key, index)
+        *sums, memory = _gradients(objective, params, rows | shared, memory, key_part, weights)
         return tuple(sums), memory
 
     def add(total: Any, xs: Any) -> tuple[Any, Memory]:
         sums, memory = microbatch(*xs)
         return jax.tree.map(jnp.add, total, sums), memory
 
-    parts = jax.tree.map(split, (example, memory))
+    parts = jax.tree.map(split, (rows, memory))
     shapes, _ = jax.eval_shape(microbatch, jax.tree.map(lambda x: x[0], parts), 0)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (grads, terms), memory = jax.lax.scan(add, zeros, (parts, jnp.arange(num_microbatches)))

@@ -173,6 +173,9 @@ def test_half_of_the_pairs_change_places():
         ids = p.input_ids[row][: p.attention_mask[row].sum()].tolist()
         middle = ids.index(2)
         a, b = ids[1:middle], ids[middle + 1 : -1]
+        source = p.source[row][: len(ids)]
+        assert [int(batch.tokens.reshape(-1)[place]) if place >= 0 else 2 for place in source[1:]] == ids[1:]
+        assert source[0] == -1 and set(source[source >= 0] // 40) == {row} and (p.source[row][len(ids) :] == -1).all()
         text, found = batch.tokens[row][: sizes[row]].tolist(), b + a if p.is_swapped[row] else a + b
         assert found == list(range(found[0], found[-1] + 1)) and set(found) <= set(text) and a and b
         assert p.token_type_ids[row].tolist() == [0] * (middle + 1) + [1] * (len(b) + 1) + [0] * (43 - len(ids))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
+from jaxlm.corruption.pairs import at_source, sentence_pairs, shorten, single_segments
 from jaxlm.types import TokenBatch
 
 PAD, CLS, SEP = 0, 1, 2
@@ -66,6 +66,20 @@ def test_rows_are_cut_where_a_sentence_ends():
     assert set(cuts[4]) == {2, 3} and set(cuts[5]) == {1}  # no sentence end: split at the middle
     share = np.bincount(cuts[0] + cuts[1])[[7, 14, 21]] / 300
     assert (abs(share - 1 / 3) < 4 * np.sqrt(2 / 9 / 300)).all()
+
+
+@pytest.mark.parametrize("single", [0.0, 0.5])
+def test_what_belongs_to_a_token_goes_where_the_token_goes(single):
+    sizes = [*range(40), 39, 0]
+    b = batch(sizes, 40)
+    swapped = 0
+    for seed in range(10):
+        p = pairs(seed, b, single=single)
+        copied = np.asarray(at_source(jnp.asarray(b.tokens), jnp.asarray(p.source), -1))
+        is_text = ~np.isin(p.input_ids, [CLS, SEP, PAD])
+        np.testing.assert_array_equal(copied, np.where(is_text, p.input_ids, -1))
+        swapped += p.is_random.sum()
+    assert swapped > 20
 
 
 def test_where_nothing_ends_rows_are_cut_at_a_word_near_the_middle():
@@ -227,9 +241,10 @@ def test_lengths_spread_as_in_the_reference():
 def test_single_segments():
     b = batch([5, 0, 3], 5)
     device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray(b.segment_ids))
-    ids, mask = single_segments(device, cls=CLS, sep=SEP, pad=PAD)
+    ids, mask, source = single_segments(device, cls=CLS, sep=SEP, pad=PAD)
     assert ids.tolist() == [[1, 1000, 1001, 1002, 1003, 1004, 2], [0] * 7, [1, 3000, 3001, 3002, 2, 0, 0]]
     assert mask.tolist() == [[1] * 7, [0] * 7, [1] * 5 + [0] * 2]
+    assert source.tolist() == [[-1, 0, 1, 2, 3, 4, -1], [-1] * 7, [-1, 10, 11, 12, -1, -1, -1]]
 
 
 @pytest.mark.parametrize(("rate", "least"), [(0.1, 2), (0.05, 5), (1.0, 2), (0.0, 2)])
@@ -237,6 +252,7 @@ def test_short_rows(rate, least):
     """BERT's short_seq_prob of 0.1 from 2 tokens on, ELECTRA's 0.05 from 5; all lengths are equally likely."""
     width, rows, draws = 29, 64, 200
     b = batch([width] * rows, width)
+    b = b._replace(entities=b.tokens)
     cut = jax.jit(lambda key: shorten(key, b, rate=rate, least=least))
     sizes = []
     for seed in range(draws):
@@ -245,6 +261,7 @@ def test_short_rows(rate, least):
         kept = np.arange(width) < size[:, None]
         np.testing.assert_array_equal(short.tokens, np.where(kept, b.tokens, PAD))
         np.testing.assert_array_equal(short.segment_ids, np.where(kept, b.segment_ids, 0))
+        np.testing.assert_array_equal(short.entities, np.where(kept, b.tokens, -1))
         sizes.append(size)
     sizes = np.concatenate(sizes)
     assert sizes.min() >= least

@@ -173,7 +173,7 @@ def test_masks_are_equally_likely_over_many_keys():
 
 
 def test_rows_and_keys_differ_and_a_key_repeats():
-    batch = TokenBatch(*(np.repeat(x, 16, axis=0) for x in text(1, 70)))
+    batch = TokenBatch(*(np.repeat(x, 16, axis=0) for x in text(1, 70)[:2]))
     first, again, other = corrupted(5, batch), corrupted(5, batch), corrupted(6, batch)
     assert (first.inputs == again.inputs).all() and (first.targets == again.targets).all()
     assert (first.inputs[0] != first.inputs[1]).any() and (first.inputs != other.inputs).any()

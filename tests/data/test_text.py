@@ -239,7 +239,7 @@ def test_published_vocabularies(config, tmp_path):
         TextData(source=str(path), cache_dir=str(tmp_path / "c"), tokenizer=VOCABULARY, held_out=0), lambda line: None
     )
     batch = prepared.store.batches("train", 2, RowFormat("document", 12), 0).batch(0)
-    found = {prepared.tokenizer.decode(row[mask > 0]) for row, mask in zip(*batch, strict=True)}
+    found = {prepared.tokenizer.decode(row[mask > 0]) for row, mask in zip(*batch[:2], strict=True)}
     assert any("nul byte, bell" in text for text in found)
 
 

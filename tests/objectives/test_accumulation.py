@@ -209,7 +209,7 @@ def test_the_evaluation_step_gives_the_same_in_batches():
     whole, _ = own.eval_step(params("causal"), batch, np.int32(0), (), ())
     totals = Totals()
     for index, start in enumerate(range(0, ROWS, 4)):
-        part = TokenBatch(*(array[start : start + 4] for array in batch))
+        part = TokenBatch(*(array[start : start + 4] for array in batch[:2]))
         totals.add(own.eval_step(params("causal"), part, np.int32(index), (), ())[0])
     assert totals.loss() == pytest.approx(float(total_loss(whole)), rel=1e-6)
     assert totals.sums["lm_loss"][1] == whole["lm_loss"].weight

@@ -26,6 +26,7 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.t5 import T5
+from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import Objective
@@ -38,11 +39,12 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program
-from jaxlm.types import TokenBatch
+from jaxlm.types import TokenBatch, TripleBatch
 
 MESHES = {"one": (1, 1, 1), "2x4": (2, 4, 1), "mixed": (2, 2, 2)}
 LENGTH, ROWS = 40, 16
@@ -65,6 +67,7 @@ OBJECTIVES: dict[str, Objective] = TRAINED | {
     "elmo": BidirectionalLM(model=Elmo(), noise_words=20),
     "word2vec": SkipGram(model=Word2Vec()),
     "cbow": SkipGram(model=Word2Vec(), bag_of_words=True, window=2),
+    "transe": TripleRanking(model=TransE(num_relations=5), negatives=3),
 }
 
 
@@ -74,9 +77,12 @@ def bound(name: str) -> Objective:
     return OBJECTIVES[name].bind(v, LENGTH, Statistics(np.arange(200), 0.0))
 
 
-def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch:
-    """Return rows of all lengths, one full and one empty; for a decoder, rows of several documents."""
+def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch | TripleBatch:
+    """Return rows of all lengths, one full and one empty; for a decoder, rows of several documents; or triples."""
     draw = np.random.default_rng(0)
+    if isinstance(objective, TripleRanking):
+        batch = TripleBatch(*(draw.integers(0, 5, shape, np.int32) for shape in ((ROWS, 3), (ROWS, 2, 7))))
+        return jax.device_put(batch, batch_sharding(mesh))
     raw = objective.row_format(LENGTH).length
     sizes = np.array([raw, *draw.integers(3, raw, ROWS - 2), 0])
     real = np.arange(raw) < sizes[:, None]
@@ -91,7 +97,7 @@ def digest(name: str, mesh: jax.sharding.Mesh) -> str:
     """Return a digest of an example made on this mesh."""
     objective = bound(name)
     made = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(0), rows_on(mesh, objective)))
-    assert all(made[key].any() for key in made if key.endswith(("_labels", "words", "weights", "noise")))
+    assert all(made[key].any() for key in made if key.endswith(("_labels", "words", "weights", "noise", "entities")))
     return hashlib.sha256(b"".join(np.ascontiguousarray(made[key]).tobytes() for key in sorted(made))).hexdigest()
 
 

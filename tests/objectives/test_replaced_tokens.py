@@ -176,7 +176,7 @@ def test_what_is_drawn_is_part_of_the_example():
 def test_rows_of_padding_carry_no_loss():
     objective = bound()
     batch = token_batch(4, objective.row_format(40).length)
-    empty = TokenBatch(*(np.concatenate([x, np.zeros_like(x)]) for x in batch))
+    empty = TokenBatch(*(np.concatenate([x, np.zeros_like(x)]) for x in batch[:2]))
     params = init(objective)
     example = jax.jit(objective.corrupt)(jax.random.key(1), empty)
     assert not np.any(example["masked_weights"][4:]) and not np.any(example["attention_mask"][4:])

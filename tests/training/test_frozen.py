@@ -147,7 +147,7 @@ def test_a_moved_teacher_goes_on_and_one_of_other_weights_is_refused(experiment,
     assert saved_steps(run)[-1] == 6
     assert main(["pretrain", str(moved), "--train.steps", "13"]) == 0  # it learns on
     before = files_of(kept)
-    with pytest.raises(UserError, match="the teacher's weights are not those that this run began with"):
+    with pytest.raises(UserError, match=r"objective\.teacher holds other weights than when this run began"):
         train(experiment, kept)
     assert files_of(kept) == before
 

@@ -151,9 +151,9 @@ def test_an_evaluation_repeats_itself():
     assert terms(batch(1), 1)["mlm_loss"] != one["mlm_loss"]
     dry, _ = program_of().eval_step(params, batch(1), np.int32(0), (), ())
     assert one["mlm_loss"][0] == pytest.approx(float(dry["mlm_loss"].total), rel=1e-6)
-    half = TokenBatch(*(np.where(np.arange(ROWS)[:, None] < 4, x, 0) for x in batch(1)))
+    half = TokenBatch(*(np.where(np.arange(ROWS)[:, None] < 4, x, 0) for x in batch(1)[:2]))
     assert terms(half, 0)["nsp_loss"][1] == 4
-    empty = TokenBatch(*(np.zeros_like(x) for x in batch(1)))
+    empty = TokenBatch(*(np.zeros_like(x) for x in batch(1)[:2]))
     assert terms(empty, 0)["mlm_loss"][:2] == terms(empty, 0)["nsp_loss"][:2] == (0, 0)
 
 
@@ -163,8 +163,8 @@ def test_an_evaluation_of_several_batches_is_that_of_one():
     state = program.init(0)
     # Of full rows, of rows of two words, and of one row in eight.
     full, short, few = (batch(step) for step in (1, 4, 5))
-    short = TokenBatch(*(np.where(np.arange(x.shape[1]) < 6, x, 0) for x in short))
-    few = TokenBatch(*(np.where(np.arange(ROWS)[:, None] < 1, x, 0) for x in few))
+    short = TokenBatch(*(np.where(np.arange(x.shape[1]) < 6, x, 0) for x in short[:2]))
+    few = TokenBatch(*(np.where(np.arange(ROWS)[:, None] < 1, x, 0) for x in few[:2]))
 
     class Batches:
         def held_out(self):

@@ -1,0 +1,252 @@
+"""Triples of a knowledge graph: their flags, and their ids in the cache folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from jaxlm.data.base import Data, RowFormat, Statistics
+from jaxlm.data.batches import Batches
+from jaxlm.data.build import new_folder
+from jaxlm.data.fingerprint import file_state
+from jaxlm.data.knowledge_graph import read_triples
+from jaxlm.data.store import MANIFEST, is_finished
+from jaxlm.data.text import local_cache_folder
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.paths import reading
+from jaxlm.tokenizers.graph import GraphSize, graph_names, graph_tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Report, TripleBatch
+
+_FORMAT = 1
+_GROUP = 1 << 18  # triples in memory at a time
+_ROUTES = 1 << 64
+
+
+@dataclasses.dataclass(frozen=True)
+class TripleData(Data):
+    """Triples of a knowledge graph in a file; see `jaxlm.data.base.Data`."""
+
+    source: str = field("", resumable=True)
+    """Triples to train on: a file with head, relation and tail a line, between tabs; also .gz, .xz or .zst."""
+
+    dev: str = field("", resumable=True)
+    """Triples to evaluate on, in the same form; empty: a share of the source's."""
+
+    tokenizer: str = field("auto", weights=True)
+    """`auto` takes the names of `source` and `dev`; otherwise the folder of a run's tokenizer."""
+
+    held_out: float = field(0.01, range="[0, 0.5]")
+    """Share of the source's triples, selected by a hash of their text, that is held out without `dev`."""
+
+    max_known: int = field(4096, resumable=True, range="[1, inf)")
+    """An end of a held-out triple at which more entities than this form a triple of the graph is not ranked: the list
+    of those entities stands in every row of an evaluation."""
+
+    cache_dir: str = field("", path=True)
+    """Folder of the ids; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
+
+    length: ClassVar[int] = 3
+
+    def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
+        if self.tokenizer != "auto":
+            return Tokenizer.load(self.tokenizer)
+        self.validate()
+        report(f"Reading the names of {' and '.join(self._files())}")
+        entities: dict[str, None] = {}
+        relations: dict[str, None] = {}
+        for file in self._files():
+            for head, relation, tail in read_triples(file):
+                entities[head] = entities[tail] = relations[relation] = None
+        return graph_tokenizer(tuple(entities), tuple(relations))
+
+    def open(self, tokenizer: Tokenizer, report: Report = print) -> TripleSource:
+        """Open the ids of these triples in the cache folder; write them if they are missing."""
+        self.validate()
+        with reading(self.source):
+            states = [file_state(file) for file in self._files()]
+        facts = json.dumps([_FORMAT, self._files(), states, tokenizer.fingerprint, self.held_out])
+        name = hashlib.sha256(facts.encode()).hexdigest()[:20]
+        folder = Path(str(local_cache_folder(self.cache_dir) / "triples" / name)).expanduser()
+        if not is_finished(str(folder)):
+            report(f"Writing the ids of {self.source} into {folder}")
+            with new_folder(str(folder)) as writing:
+                _write(Path(writing), self, tokenizer)
+        return TripleSource(folder, self.max_known)
+
+    def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TripleBatch:
+        entities, relations = row_format.packing
+        high = [entities, relations, entities]
+        return TripleBatch(np.random.default_rng(0).integers(0, high, (rows, 3)).astype(np.int32))
+
+    def _files(self) -> list[str]:
+        if not self.source:
+            raise UserError("--data.source is empty; give a file of triples.")
+        return [self.source, *([self.dev] if self.dev else [])]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TripleStatistics(Statistics):
+    """Statistics of a knowledge graph; `token_counts` has those of its names.
+
+    Attributes:
+        head_share: float32 [relations], the share of corrupted triples in which the head is replaced: tails per head /
+            (tails per head + heads per tail) (Wang et al. 2014, section 4.2).
+    """
+
+    head_share: np.ndarray
+
+
+class TripleSource:
+    """Opened triples; see `jaxlm.data.base.Source`. Those to train on stay on the disk."""
+
+    def __init__(self, folder: Path, max_known: int) -> None:
+        """Open a folder that `TripleData.open` has written."""
+        with reading(folder):
+            manifest = json.loads((folder / MANIFEST).read_text())
+            self.fingerprint: str = manifest["fingerprint"]
+            self._size = GraphSize(*manifest["size"])
+            self._train = np.memmap(folder / "train.bin", np.int32, "r").reshape(-1, 3)
+            self._held_out, self._known, self._ranges, self._counts, self._head_share = (
+                np.load(folder / f"{name}.npy") for name in _ARRAYS
+            )
+        self._ranges[(self._ranges[..., 1] - self._ranges[..., 0]) > max_known] = 0
+        self._max_known = max_known
+
+    @property
+    def summary(self) -> str:
+        """Sizes of the graph and of both splits, in one line."""
+        left_out = int(np.sum(self._ranges[..., 1] == 0))
+        note = f" ({left_out:,} of their ends have more than {self._max_known:,} known entities and are not ranked)"
+        return (
+            f"Triples: {len(self._train):,} to train on, {len(self._held_out):,} held out{note if left_out else ''}, "
+            f"of {self._size.entities:,} entities and {self._size.relations:,} relations"
+        )
+
+    @property
+    def statistics(self) -> TripleStatistics:
+        """Counts of the names among the triples to train on, and how often heads are replaced."""
+        return TripleStatistics(self._counts, 0.0, self._head_share)
+
+    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+        """Return batches of triples, a `jaxlm.types.TripleBatch` each."""
+        if split == "train":
+            return Batches(_Rows(self._train), rows, seed)
+        return Batches(_Rows(self._held_out, self._known, self._ranges), rows, seed)
+
+
+class _Rows:
+    """Triples as rows; see `jaxlm.data.batches.Rows`."""
+
+    length = TripleData.length
+
+    def __init__(self, triples: np.ndarray, known: np.ndarray | None = None, ranges: np.ndarray | None = None) -> None:
+        """Hold int32 [rows, 3] and, for held-out ones, entities and for each end their range, [rows, 2, (from, to)]."""
+        self.count, self._triples, self._known, self._ranges = len(triples), triples, known, ranges
+
+    def read(self, index: np.ndarray) -> TripleBatch:
+        is_row = (index >= 0)[:, None]
+        triples = np.where(is_row, self._triples[np.maximum(index, 0)], -1)
+        if self._known is None:
+            return TripleBatch(triples)
+        start, end = np.moveaxis(self._ranges, -1, 0)
+        places = np.arange(max(1, np.max(end - start)))
+        start, end = (np.where(is_row, bound[np.maximum(index, 0)], 0)[..., None] for bound in (start, end))
+        known = self._known[np.minimum(start + places, len(self._known) - 1)]
+        return TripleBatch(triples, np.where(start + places < end, known, -1))
+
+
+_ARRAYS = ("held_out", "known", "ranges", "counts", "head_share")
+
+
+def _write(folder: Path, data: TripleData, tokenizer: Tokenizer) -> None:
+    """Write the ids of the triples, and what evaluation and corruption need to know of the graph."""
+    vocabulary, size = tokenizer.vocabulary, GraphSize.of(tokenizer.vocabulary)
+    digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    held_out: list[np.ndarray] = [np.zeros((0, 3), np.int32)]
+    with (folder / "train.bin").open("wb") as train:
+        for group, is_held_out in _groups(data, vocabulary):
+            digest.update(group.tobytes() + is_held_out.tobytes())
+            train.write(group[~is_held_out].tobytes())
+            held_out.append(group[is_held_out])
+        if not train.tell():
+            raise UserError(f"{data.source} has no triples to train on.")
+    train_ids, held_out_ids = np.memmap(folder / "train.bin", np.int32, "r").reshape(-1, 3), np.concatenate(held_out)
+    known, ranges = _known(train_ids, held_out_ids, size.relations)
+    counts = np.bincount(train_ids[:, ::2].reshape(-1), minlength=vocabulary.size)
+    counts += np.bincount(train_ids[:, 1] + size.entities, minlength=vocabulary.size)
+    arrays = (held_out_ids, known, ranges, counts, _head_share(train_ids, size.relations))
+    for name, array in zip(_ARRAYS, arrays, strict=True):
+        np.save(folder / f"{name}.npy", array)
+    manifest = {"fingerprint": digest.hexdigest(), "size": size, "source": data.source}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def _groups(data: TripleData, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield groups of ids, int32 [triples, 3], and which are held out, bool [triples]."""
+    entities, relations = ({name: number for number, name in enumerate(names)} for names in graph_names(vocabulary))
+    rows: list[tuple[int, int, int]] = []
+    routes: list[bool] = []
+    for file in data._files():
+        for head, relation, tail in read_triples(file):
+            for kind, ids, name in (
+                ("entity", entities, head), ("relation", relations, relation), ("entity", entities, tail)
+            ):
+                if name not in ids:
+                    raise UserError(f"{file} has the {kind} {name!r}, which is not in {vocabulary.name}; leave its "
+                                    "triples out, or begin a run without that tokenizer.")
+            rows.append((entities[head], relations[relation], entities[tail]))
+            if data.dev:
+                routes.append(file == data.dev)
+            else:
+                route = hashlib.sha256(f"{head}\t{relation}\t{tail}".encode()).digest()[:8]
+                routes.append(int.from_bytes(route, "little") < data.held_out * _ROUTES)
+            if len(rows) == _GROUP:
+                yield np.array(rows, np.int32), np.array(routes)
+                rows, routes = [], []
+    yield np.array(rows, np.int32).reshape(-1, 3), np.array(routes, bool)
+
+
+def _known(train: np.ndarray, held_out: np.ndarray, num_relations: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the entities that form a triple of the graph in the place of either end of each held-out triple.
+
+    Returns:
+        Entities, int32, and for heads and tails their range in it, int64 [triples, 2, (from, to)].
+    """
+    known, ranges, size = [np.zeros(0, np.int32)], [], 0
+    groups = [held_out, *(train[start : start + _GROUP] for start in range(0, len(train), _GROUP))]
+    for end, other in ((0, 2), (2, 0)):
+        def rest(triples: np.ndarray, other: int = other) -> np.ndarray:
+            """Number what is left of triples without that end."""
+            return triples[:, other].astype(np.int64) * num_relations + triples[:, 1]
+
+        wanted, found = np.unique(rest(held_out)), []
+        for group in groups:
+            keys = rest(group)
+            chosen = np.isin(keys, wanted)
+            found.append(np.stack([keys[chosen], group[chosen, end]], axis=1))
+        pairs = np.unique(np.concatenate(found), axis=0)
+        ranges.append(np.stack([np.searchsorted(pairs[:, 0], rest(held_out), side) for side in ("left", "right")], 1))
+        ranges[-1] += size
+        known.append(pairs[:, 1].astype(np.int32))
+        size += len(pairs)
+    return np.concatenate(known), np.stack(ranges, axis=1)
+
+
+def _head_share(triples: np.ndarray, num_relations: int) -> np.ndarray:
+    """Return `TripleStatistics.head_share`; 0.5 for relations without triples."""
+    relation = triples[:, 1].astype(np.int64)
+    heads, tails = (
+        np.bincount(np.unique(np.stack([relation, triples[:, end]]), axis=1)[0], minlength=num_relations)
+        for end in (0, 2)
+    )
+    # Tails per head are triples / heads, heads per tail triples / tails.
+    return np.where(heads + tails > 0, tails / np.maximum(heads + tails, 1), 0.5).astype(np.float32)

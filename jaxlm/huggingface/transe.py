@@ -1,0 +1,62 @@
+"""Vectors of a knowledge graph in the form of OpenKE: names, text and safetensors (`jaxlm.data.knowledge_graph`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxlm.data.knowledge_graph import Vectors, read_vectors, write_vectors
+from jaxlm.errors import UserError
+from jaxlm.models.transe import TransE
+from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.triple_ranking import TripleRanking
+from jaxlm.tokenizers.graph import graph_names, graph_tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.types import Params
+
+MARKER = "entity2id.txt"
+"""File by which a folder of vectors is known."""
+README = """# Vectors of a knowledge graph
+
+{entities:,} entities and {relations:,} relations, {width} numbers each: head + relation is near tail by {distance}
+distance. `entity2id.txt` and `relation2id.txt` have their names (the count, then name, tab, id), `entity2vec.vec` and
+`relation2vec.vec` their vectors as text, one a line, and `vectors.safetensors` the same in binary:
+
+```python
+from safetensors.numpy import load_file
+vectors = load_file("vectors.safetensors")["entity"]
+```
+
+`jaxlm pretrain configs/transe.py --init-from` this folder begins from them.
+"""
+
+
+def write(folder: Path, objective: TripleRanking, params: Params, tokenizer: Tokenizer) -> None:
+    """Write the vectors of entities and relations, scaled as the model reads them, and a README.md."""
+    entities, relations = graph_names(tokenizer.vocabulary)
+    model = objective.model
+    write_vectors(folder, "entity", Vectors(entities, np.asarray(model.entities(params))))
+    write_vectors(folder, "relation", Vectors(relations, np.asarray(model.relations(params))))
+    (folder / "README.md").write_text(README.format(
+        entities=len(entities), relations=len(relations), width=model.width, distance=model.distance.upper(),
+    ), encoding="utf-8")
+
+
+def read(folder: Path) -> PretrainedModel:
+    """Read a folder of vectors, published or written by `write`.
+
+    Raises:
+        UserError: A file is missing or damaged, or entities and relations differ in width.
+    """
+    entities, relations = read_vectors(folder, "entity"), read_vectors(folder, "relation")
+    width = entities.vectors.shape[1]
+    if relations.vectors.shape[1] != width:
+        raise UserError(
+            f"{folder} has entities of width {width} and relations of width {relations.vectors.shape[1]}; TransE needs "
+            "the same width for both."
+        )
+    tokenizer = graph_tokenizer(entities.names, relations.names)
+    model = TransE(num_entities=len(entities.names), num_relations=len(relations.names), hidden_size=width)
+    params = {"entity": {"embedding": entities.vectors}, "relation": {"embedding": relations.vectors}}
+    return PretrainedModel(TripleRanking(model, vocabulary=tokenizer.vocabulary), params, tokenizer)

@@ -1,0 +1,95 @@
+"""The frozen table of entity vectors that objectives and tasks of knowledge-enhanced models read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxlm.corruption.entities import NONE
+from jaxlm.data.knowledge_graph import read_names, read_vectors
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.base import Inputs
+from jaxlm.models.ernie import Ernie
+from jaxlm.objectives.base import Constants, Example, HasConstants, PretrainedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadsEntities(HasConstants):
+    """An objective whose model reads the vectors of a knowledge graph's entities.
+
+    The table [1 + entities, width] is float32. Its row 0 is zeros, for tokens without an entity. `fsdp` shards its
+    width; over other axes of the mesh it is replicated: 5 million vectors of 100 numbers take 2 GB.
+    """
+
+    entities: str = field("", resumable=True)
+    """Folder of a knowledge graph's vectors: entity2id.txt, and vectors.safetensors or entity2vec.vec, such as `jaxlm
+    export` writes for a TransE run. The default is that of the pretrained model."""
+    num_entities: int = field(5_040_986, resumable=True, range="[1, inf)")
+    """Number of entities in a plan without that folder (the paper's number)."""
+
+    constants_field = "entities"
+
+    def with_pretrained_model(self, source: PretrainedModel) -> Self:
+        own = super().with_pretrained_model(source)
+        return dataclasses.replace(own, entities=own.entities or getattr(source.objective, "entities", ""))
+
+    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the table and a hash of the entities' names; () for a model that reads no entities.
+
+        Raises:
+            UserError: There is no folder, or its vectors have another width than the model's.
+        """
+        if not isinstance(self.model, Ernie):
+            return ()
+        if not self.entities:
+            raise UserError(
+                "objective.entities is empty; give --objective.entities the folder of a knowledge graph's vectors "
+                "(entity2id.txt, and vectors.safetensors or entity2vec.vec)."
+            )
+        names, vectors = read_vectors(self.entities)
+        width = self.model.entity_hidden_size
+        if vectors.shape[1] != width:
+            raise UserError(
+                f"{self.entities} has vectors of {vectors.shape[1]} numbers, but objective.model.entity_hidden_size is "
+                f"{width}; set it to {vectors.shape[1]}, or choose other vectors."
+            )
+        digest = hashlib.sha256("\n".join(names).encode()).digest()
+        table = np.concatenate([np.zeros((1, width), np.float32), vectors])
+        return {"entity": {"embedding": table, "names": np.frombuffer(digest, np.uint32)}}
+
+    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        if self.entities or not isinstance(self.model, Ernie):
+            return super().constant_shapes(load)
+        shape = (1 + self.num_entities, self.model.entity_hidden_size)
+        return {"entity": {
+            "embedding": jax.ShapeDtypeStruct(shape, np.float32), "names": jax.ShapeDtypeStruct((8,), np.uint32)
+        }}
+
+    def entity_vectors(self, entities: Int[Array, "*shape"]) -> Float[Array, "*shape width"]:
+        """Return the vectors of entities, zeros where there is none."""
+        return self.constants["entity"]["embedding"][jnp.maximum(entities, NONE) + 1]
+
+    def entity_inputs(self, example: Example) -> Inputs:
+        """Return the inputs of an example, with the vectors of its entities if the model reads them."""
+        inputs = Inputs.of(example)
+        if inputs.entities is None or not isinstance(self.model, Ernie):
+            return inputs
+        return inputs._replace(entity_vectors=self.entity_vectors(inputs.entities))
+
+    def entity_name(self, entity: Any) -> str:
+        """Return the name of an entity, for `jaxlm show`."""
+        return _names(self.entities)[int(entity)]
+
+
+@functools.lru_cache(1)
+def _names(folder: str) -> tuple[str, ...]:
+    return read_names(folder, "entity")
