@@ -167,7 +167,7 @@ def open_text(path: str) -> Iterator[TextIO]:
         encoding = _likely_encoding(error.object)
         raise UserError(
             f"{path} is not UTF-8 text{f' but most likely {encoding}' if encoding else ''}; convert it (`iconv -f "
-            f"{encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or leave it out of --data.source."
+            f"{encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or leave it out."
         ) from error
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
@@ -175,7 +175,7 @@ def open_text(path: str) -> Iterator[TextIO]:
         ) from error
     except FileNotFoundError as error:
         what = "cannot be read here, only files can" if path.startswith("tfds:") else "does not exist"
-        raise UserError(f"{path} {what}; check --data.source.") from error
+        raise UserError(f"{path} {what}; check the flag that names it.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
 
