@@ -40,6 +40,12 @@ def output_option(parser: argparse.ArgumentParser, flag: str, text: str) -> None
     parser.add_argument("--overwrite", action="store_true", help=f"let {flag} replace a file that is there already")
 
 
+def bootstrap_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of confidence intervals."""
+    parser.add_argument("--bootstrap", type=int, default=0, metavar="N",
+                        help="resample the rows N times for 95 %% confidence intervals of the metrics (say 1000)")
+
+
 def task_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that open a task."""
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")

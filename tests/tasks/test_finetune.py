@@ -194,6 +194,25 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     assert "has learnt from would be scored" in capsys.readouterr().err
 
 
+def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys):
+    flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
+             "--data.dev", str(rows["classify"]), "--test", str(rows["classify"]), "--bootstrap", "50"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
+    found = result(capsys)
+    assert found["chosen"] == {"optimizer.learning-rate": "3e-3"}
+    assert found["run"] == str(tmp_path / "sweep" / "learning-rate_3e-3")
+    assert found["sweep"]["1e-8"]["accuracy"] < found["sweep"]["3e-3"]["accuracy"] == found["test"]["metrics"]["accuracy"]
+    low, high = found["test"]["intervals"]["accuracy"]
+    assert low <= found["test"]["metrics"]["accuracy"] <= high
+    other = str(tmp_path / "sweep" / "learning-rate_1e-8")
+    assert main(["evaluate", found["run"], "--against", other, "--data.source", str(rows["classify"]), "--json"]) == 0
+    compared = result(capsys)
+    assert compared["intervals"]["accuracy"][0] > 0 and compared["against"] == found["sweep"]["1e-8"]
+    for sweep in ("optimizer.learning-rate", "learning-rate=1,1"):
+        assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--sweep", sweep) == 2
+        assert "is not FIELD=V1,V2" in capsys.readouterr().err
+
+
 def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     """At a high learning rate the loss soon rises: the run ends, and later commands read the best checkpoint."""
     flags = ["--train.steps", "60", "--train.eval-every", "2", "--train.patience", "2",

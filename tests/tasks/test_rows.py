@@ -8,11 +8,14 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.data.labelled import Example, Record
 from jaxlm.errors import UserError
+from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
+from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import evaluate
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
@@ -351,3 +354,31 @@ def test_remarks_about_rows():
         "Labels (1): a (3)", "1 row with an empty text, the first at x, line 2",
         "1 of 3 rows fill the 12 tokens of --data.length, so what is longer is cut",
     ]
+
+
+def canned_answers(right):
+    """Return answers to rows of which `right` are right, with one more row that has no label."""
+    records = [Record(str(i), f"row {i}", {"label": "a"}, ()) for i in range(len(right) + 1)]
+    answers = [Answer("a" if is_right else "b", {}) for is_right in right] + [Answer("b", {})]
+    return evaluation.Answers(Classification(labels=("a", "b")), records, ["a"] * len(right) + [None], answers, 0)
+
+
+def test_intervals_as_scipy_has_them():
+    right = np.random.default_rng(1).random(200) < 0.8
+    found = evaluation.intervals(Classification(labels=("a", "b")), *canned_answers(right).scored(), 2000)
+    wanted = scipy.stats.bootstrap((right,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
+    assert found["accuracy"] == pytest.approx(wanted, abs=0.012)  # two draws of 2,000 resamples differ by so much
+
+
+def test_a_comparison_is_paired():
+    right = np.random.default_rng(1).random(400) < 0.7
+    better = right.copy()
+    better[np.flatnonzero(~right)[:20]] = True  # 5 points, always in the same direction
+    found = evaluation.compare(canned_answers(better), canned_answers(right), 500)
+    assert found["differences"]["accuracy"] == pytest.approx(0.05)
+    low, high = found["intervals"]["accuracy"]
+    assert 0.02 < low < 0.05 < high < 0.08  # unpaired, the interval would be about ±0.06 and hold 0
+    same = evaluation.compare(canned_answers(right), canned_answers(right), 50)
+    assert same["intervals"]["accuracy"] == [0.0, 0.0]
+    with pytest.raises(UserError, match="not of the same task and rows"):
+        evaluation.compare(canned_answers(right), canned_answers(right[:-1]), 50)
