@@ -201,7 +201,8 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
     found = result(capsys)
     assert found["chosen"] == {"optimizer.learning-rate": "3e-3"}
     assert found["run"] == str(tmp_path / "sweep" / "learning-rate_3e-3")
-    assert found["sweep"]["1e-8"]["accuracy"] < found["sweep"]["3e-3"]["accuracy"] == found["test"]["metrics"]["accuracy"]
+    chosen = found["sweep"]["3e-3"]["accuracy"]
+    assert found["sweep"]["1e-8"]["accuracy"] < chosen == found["test"]["metrics"]["accuracy"]
     low, high = found["test"]["intervals"]["accuracy"]
     assert low <= found["test"]["metrics"]["accuracy"] <= high
     other = str(tmp_path / "sweep" / "learning-rate_1e-8")

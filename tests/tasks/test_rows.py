@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxlm.commands.evaluate import print_result
+from jaxlm.config.presets import load_preset
 from jaxlm.data.labelled import Example, Record
 from jaxlm.errors import UserError
 from jaxlm.tasks import evaluate as evaluation
@@ -382,3 +383,24 @@ def test_a_comparison_is_paired():
     assert same["intervals"]["accuracy"] == [0.0, 0.0]
     with pytest.raises(UserError, match="not of the same task and rows"):
         evaluation.compare(canned_answers(right), canned_answers(right[:-1]), 50)
+
+
+@pytest.mark.parametrize(("preset", "label", "prompt", "answer"), [
+    ("cola", "1", "cola sentence: One {text}.", "acceptable"), ("sst2", "0", "sst2 sentence: One {text}.", "negative"),
+    ("mrpc", "0", "mrpc sentence1: One {text}. sentence2: Two!", "not_equivalent"),
+    ("qnli", "not_entailment", "qnli question: One {text}. sentence: Two!", "not_entailment"),
+    ("rte", "entailment", "rte sentence1: One {text}. sentence2: Two!", "entailment"),
+    ("stsb", "3.25", "stsb sentence1: One {text}. sentence2: Two!", "3.2"),
+])
+def test_prompts_of_t5(preset, label, prompt, answer):
+    """The strings of t5.data.preprocessors (`glue` and `stsb`), with the class names of the datasets."""
+    task = load_preset(f"configs/tasks/{preset}.py").objective
+    row = Record("0", "x, line 1", {"text": "One {text}.", "text_pair": "Two!", "label": label}, ())
+    assert task.as_text(row) == (prompt, answer)
+    if preset != "stsb":
+        assert task.from_text(row, answer) == label and task.from_text(row, "neither") == "neither"
+
+
+def test_label_words_that_are_none():
+    with pytest.raises(UserError, match="'positive', which is not LABEL=WORD"):
+        Classification(label_words=("positive",))
