@@ -23,7 +23,7 @@ STYLES = {
     "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
     "kept": "bold white on blue", "target": "bold green", "span": "bold white on magenta",
 }
-BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "«»", "span": "«»"}  # without colours
+BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "**", "span": "⟨⟩"}  # without colours
 LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept, predicted", "target": "predicted", "span": "span"}
 
 

@@ -262,7 +262,7 @@ def test_show_draws_examples(models, rows, capsys):
     assert main(["show", "configs/tasks/squad.py", "--init-from", models("gpt2"), "--as-text", "--data.source",
                  str(rows["squad"]), "--data.length", "64", "--objective.max-target", "8"]) == 0
     shown = capsys.readouterr().out
-    assert "  text  " in shown and "answer  «" in shown
+    assert "  text  " in shown and "answer  *" in shown
 
 
 MISTAKES = {
