@@ -132,11 +132,11 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
             entity, original = (
                 int(example["entities"][row][position]), int(example["candidates"][example["entity_labels"][row][slot]])
             )
-            what, mark = ("kept", "") if entity == original else ("dropped", "masked")
+            what = "kept" if entity == original else "dropped"
             if entity not in (original, NONE):
-                what, mark = f"now {self.entity_name(entity)}", "random"
+                what = f"now {self.entity_name(entity)}"
             title = f"{self.entity_name(original)}, {what}"
-            lines.append(Line(title, [int(example["input_ids"][row][position])], [mark]))
+            lines.append(Line(title, [int(example["input_ids"][row][position])], [""]))
         return lines
 
     @property

@@ -10,6 +10,7 @@ import pytest
 
 from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
+from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import PretrainedModel, load_constants
 from jaxlm.parallel.mesh import make_mesh
@@ -124,13 +125,15 @@ ALIKE = ("albert", "bert", "distilbert", "gpt1", "gpt3", "roberta", "spanbert", 
     pytest.param(name, marks=[pytest.mark.slow] if name.removesuffix("_tiny") in ALIKE else [])
     for name in PRESETS if name.endswith("_tiny")
 ])
-def test_a_tiny_preset_trains_in_bfloat16(name):
+def test_a_tiny_preset_trains_in_bfloat16(name, tmp_path):
     """With a vocabulary of a multiple of 128 and a loss of one chunk, where XLA's CPU lacks some products."""
     flags = ["--objective.model.dtype", "bfloat16", "--train.batch-size", "4"]
     flags += [] if name == "transe_tiny" else ["--data.length", "32"]
     teacher_flags = ["--objective.teacher", "a run of bert_mini"]
+    write_vectors(tmp_path, "entity", Vectors(tuple(map(str, range(256))), np.ones((256, 100), np.float32)))
     flags += {"distilbert_tiny": teacher_flags, "tinybert_tiny": teacher_flags,
-              "elmo_tiny": ["--objective.noise-words", "512"]}.get(name, [])
+              "elmo_tiny": ["--objective.noise-words", "512"],
+              "ernie_tiny": ["--objective.entities", str(tmp_path)]}.get(name, [])
     experiment = override(preset(name), flags, "")
     vocabulary, length = Vocabulary.stand_in(1024, experiment.objective.symbols), experiment.data.length
     objective = experiment.objective.bind(vocabulary, length)

@@ -15,6 +15,7 @@ from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
+from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
@@ -24,6 +25,7 @@ from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel, load_constants, total_loss, with_constants
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
@@ -65,10 +67,14 @@ OBJECTIVES = {
     "spans": SpanCorruption(model=T5(**SIZES, head_dim=8), z_loss=0.01),
     "distilled": Distillation(model=Distilbert(**ENCODER), teacher="BERT"),
     "layers": LayerDistillation(model=Bert(**ENCODER), teacher="BERT", teacher_hidden_size=16),
+    "entities": EntityAutoencoder(model=Ernie(
+        **(ENCODER | dict(num_layers=3)), num_text_layers=1, entity_hidden_size=8, entity_num_heads=2,
+    )),
 }
+ENTITIES = 20
 
 # One preset per objective; the others are variants and other models.
-ONE_EACH = ("masked", "boundary", "replaced", "causal", "spans", "distilled", "layers")
+ONE_EACH = ("masked", "boundary", "replaced", "causal", "spans", "distilled", "layers", "entities")
 
 
 @functools.cache
@@ -83,7 +89,11 @@ def corrupt(name: str):
 
 @functools.cache
 def constants(name: str) -> Constants:
-    """The teacher of an objective that has one: a BERT with other weights."""
+    """The teacher of an objective that has one, a BERT with other weights; the vectors of entities."""
+    if name == "entities":
+        vectors = np.random.default_rng(0).normal(size=(1 + ENTITIES, 8)).astype(np.float32)
+        return {"entity": {"embedding": jnp.asarray(vectors).at[0].set(0.0)}}
+
     def load(_: str) -> PretrainedModel:
         return PretrainedModel(bound("masked"), jax.jit(bound("masked").init)(jax.random.key(5)))
 
@@ -100,7 +110,11 @@ def text(objective: Objective, seed: int = 0) -> TokenBatch:
     ends = rng.random((ROWS, raw)) < (0.0 if objective.row_format(LENGTH).packing == "document" else 0.15)
     tokens = np.where(ends, VOCABULARY.eos, rng.integers(107, 160, (ROWS, raw)))
     documents = 1 + np.pad(np.cumsum(ends, axis=1)[:, :-1], ((0, 0), (1, 0)))
-    return TokenBatch(np.where(real, tokens, 0).astype(np.int32), np.where(real, documents, 0).astype(np.int32))
+    entities = np.where(real & (rng.random(real.shape) < 0.2), rng.integers(0, ENTITIES, real.shape), -1)
+    return TokenBatch(
+        np.where(real, tokens, 0).astype(np.int32), np.where(real, documents, 0).astype(np.int32),
+        entities.astype(np.int32) if isinstance(objective, EntityAutoencoder) else None,
+    )
 
 
 # An optimizer that stores the gradients in its state and updates nothing.
@@ -192,7 +206,9 @@ def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
     whole = loss(example)
     totals, means = Totals(), []
     for start in range(0, ROWS, 4):
-        terms = loss({key: array[start : start + 4] for key, array in example.items()})
+        terms = loss({
+            key: array if key in objective.shared_arrays else array[start : start + 4] for key, array in example.items()
+        })
         totals.add(terms)
         means.append(float(total_loss(terms)))
     assert totals.loss() == pytest.approx(float(total_loss(whole)), rel=1e-6)

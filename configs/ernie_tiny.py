@@ -1,0 +1,27 @@
+"""Small ERNIE for a CPU (2 layers of tokens, 2 of tokens and entities, width 128).
+
+Command:     jaxlm pretrain configs/ernie_tiny.py --run-dir runs/ernie_tiny --data.source text.jsonl \
+                 --objective.entities runs/transe/vectors
+             (text.jsonl has mentions; without any, --data.entity-names names.tsv finds them)
+Hardware:    two CPU cores
+Parameters:  1,681,182 with the vocabulary of 4,096 trained here
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.linked_text import LinkedText
+from jaxlm.models.ernie import Ernie
+from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
+
+experiment = Experiment(
+    objective=EntityAutoencoder(
+        model=Ernie(
+            vocab_size=4096, hidden_size=128, num_layers=4, num_text_layers=2, num_heads=2, intermediate_size=512,
+            dropout=0.0, attention_dropout=0.0, init_std=0.08,
+        )
+    ),
+    data=LinkedText(length=128, vocab_size=4096, held_out=0.05),
+    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
+    train=TrainConfig(
+        steps=600, short_steps=300, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
+    ),
+)
