@@ -61,6 +61,8 @@ class Task(Objective):
     """Tokens of the longest answer that a model writes as text."""
     pools: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
+    shows_predictions: ClassVar[bool] = False
+    """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
     gold_value: ClassVar[str] = "label"
