@@ -1,10 +1,10 @@
-"""Small ERNIE for a CPU (2 layers of tokens, 2 of tokens and entities, width 128).
+"""Small ERNIE for a CPU (a layer of tokens, 2 of tokens and entities, width 128).
 
-Command:     jaxlm pretrain configs/ernie_tiny.py --run-dir runs/ernie_tiny --data.source text.jsonl \
-                 --objective.entities runs/transe/vectors
-             (text.jsonl has mentions; without any, --data.entity-names names.tsv finds them)
+Command:     jaxlm pretrain configs/ernie_tiny.py --run-dir runs/ernie_tiny --data.source text.jsonl \\
+                 --objective.entities VECTORS_FOLDER
+             (text.jsonl has mentions; for text without any, --data.entity-names names.tsv finds them)
 Hardware:    two CPU cores
-Parameters:  1,681,182 with the vocabulary of 4,096 trained here
+Parameters:  1,930,000 with the vocabulary of 4,096 trained here
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -15,7 +15,7 @@ from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 experiment = Experiment(
     objective=EntityAutoencoder(
         model=Ernie(
-            vocab_size=4096, hidden_size=128, num_layers=4, num_text_layers=2, num_heads=2, intermediate_size=512,
+            vocab_size=4096, hidden_size=128, num_layers=3, num_text_layers=1, num_heads=2, intermediate_size=512,
             dropout=0.0, attention_dropout=0.0, init_std=0.08,
         )
     ),
