@@ -39,8 +39,10 @@ from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.distillation import DistilledClassification
+from jaxlm.tasks.entity_typing import EntityTyping, TypingRows
 from jaxlm.tasks.kagnet import KagNet
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
+from jaxlm.tasks.relation import RelationClassification, RelationRows
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 
@@ -104,6 +106,8 @@ TASKS: tuple[tuple[type, type], ...] = (
     (Answers, AnswerRows),
     (Tagging, TagRows),
     (TextToText, PairRows),
+    (EntityTyping, TypingRows),
+    (RelationClassification, RelationRows),
 )
 """Tasks, each with its default form of rows."""
 

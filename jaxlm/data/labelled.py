@@ -137,8 +137,8 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     data.validate()
     if not data.source and not data.dev:
         raise UserError("--data.source is empty; give a file of rows.")
-    train, bad_train = _good_rows(data, data.source)
-    held_out, bad_held_out = _good_rows(data, data.dev)
+    train, bad_train = good_rows(data, data.source)
+    held_out, bad_held_out = good_rows(data, data.dev)
     division = ""
     if train and not data.dev and data.held_out:
         groups = group_rows([row.texts for row in train], [row.document for row in train])
@@ -167,7 +167,7 @@ def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
         return error
 
 
-def _good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
+def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
     """Return the rows of a file, none if it has no name, and the number of bad rows that were left out.
 
     Raises:

@@ -181,6 +181,55 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
     }
 
 
+def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return the metrics of sets of labels (Ling & Weld 2012, section 5.2).
+
+    "accuracy" is the share of sets that are right as a whole (strict). Loose macro precision and recall are means over
+    rows of the right share of the predicted and of the gold labels, 0 for a row without any; loose micro ones are
+    shares of all predicted and of all gold labels.
+    """
+    pairs = [(set(own), set(theirs)) for own, theirs in zip(predictions, golds, strict=True)]
+    sums = np.array([[len(own & theirs), len(own), len(theirs)] for own, theirs in pairs], float).reshape(-1, 3)
+    hits, own, theirs = sums.T
+    macro = np.sum(hits / np.maximum(own, 1)), np.sum(hits / np.maximum(theirs, 1))
+    total_hits, total_own, total_theirs = sums.sum(axis=0)
+    return {
+        "accuracy": accuracy([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
+        **_precision_recall("macro_", *(value / max(1, len(pairs)) for value in macro)),
+        **_precision_recall("micro_", total_hits / max(1, total_own), total_hits / max(1, total_theirs)),
+    }
+
+
+def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relation: str) -> dict[str, float]:
+    """Return the metrics of relations.
+
+    They are accuracy; precision, recall and F1 as means over the labels that are gold or predicted (FewRel); and over
+    all rows together without `no_relation`, which is no answer (TACRED).
+    """
+    pairs = list(zip(predictions, golds, strict=True))
+    hits, own, theirs = (collections.Counter(labels) for labels in (
+        (p for p, g in pairs if p == g), predictions, golds,
+    ))
+    labels = sorted({*own, *theirs})
+    shares = [
+        (hits[label] / max(1, own[label]), hits[label] / max(1, theirs[label]),
+         2 * hits[label] / (own[label] + theirs[label]))
+        for label in labels
+    ]
+    means = [float(np.mean(column)) for column in zip(*shares, strict=True)] if shares else [0.0] * 3
+    counted = [sum(count for label, count in counts.items() if label != no_relation) for counts in (hits, own, theirs)]
+    return {
+        "accuracy": accuracy(predictions, golds),
+        **dict(zip(("macro_precision", "macro_recall", "macro_f1"), means, strict=True)),
+        **_precision_recall("micro_", counted[0] / max(1, counted[1]), counted[0] / max(1, counted[2])),
+    }
+
+
+def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str, float]:
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return {f"{prefix}precision": float(precision), f"{prefix}recall": float(recall), f"{prefix}f1": float(f1)}
+
+
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1."""
     require_packages(["rouge"])

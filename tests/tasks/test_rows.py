@@ -12,7 +12,7 @@ import scipy.stats
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
-from jaxlm.data.labelled import Example, Record
+from jaxlm.data.labelled import Example, Record, good_rows
 from jaxlm.errors import UserError
 from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
@@ -38,11 +38,7 @@ def read(data, folder, name, text):
     path = folder / name
     path.write_text(text)
     data.validate()
-    rows = list(data.read(str(path)))
-    for row in rows:
-        if isinstance(row, UserError):
-            raise row
-    return rows
+    return good_rows(data, str(path))[0]
 
 
 WITHOUT_LABELS = {
