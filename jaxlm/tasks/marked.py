@@ -42,11 +42,11 @@ class MarkedRows(LabelledData):
 
     def read(self, path: str) -> Iterator[Record | UserError]:
         for number, (place, row) in enumerate(_read_objects(path)):
-            if (record := row_or_error(self._record, number, place, row)) is not None:
+            record = row if isinstance(row, UserError) else row_or_error(self._record, number, place, row)
+            if record is not None:
                 yield record
 
     def _record(self, number: int, place: str, row: Any) -> Record | None:
-        row = json_object(row, place) if isinstance(row, str) else row
         if not isinstance(row, dict):
             raise UserError(f"{place} is not a JSON object; mend or remove it.")
         if (found := self.record(row, place)) is None:
@@ -70,11 +70,11 @@ class MarkedRows(LabelledData):
 
 
 def _read_objects(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield (place, row) of a JSON file: the items of an array, or else the lines as text."""
+    """Yield (place, row) of a JSON file: the items of an array, or the object or error of each line."""
     with open_text(path) as stream:
         is_array = stream.read(1) == "["
     if not is_array:
-        yield from ((place, line) for place, line in read_lines(path) if line.strip())
+        yield from ((place, row_or_error(json_object, line, place)) for place, line in read_lines(path) if line.strip())
         return
     with reading(path), open_text(path) as stream:
         rows = json.load(stream)
