@@ -25,8 +25,8 @@ from jaxlm.objectives.base import Constants, Example, HasConstants, PretrainedMo
 class ReadsEntities(HasConstants):
     """An objective whose model reads the vectors of a knowledge graph's entities.
 
-    The table [1 + entities, width] is float32. Its row 0 is zeros, for tokens without an entity. `fsdp` shards its
-    width; over other axes of the mesh it is replicated: 5 million vectors of 100 numbers take 2 GB.
+    The table [1 + entities, width] is float32. Its row 0 is zeros, for tokens without an entity. Every device holds it
+    whole: 5 million vectors of 100 numbers take 2 GB. Split over `fsdp`, it would be gathered whole in every step.
     """
 
     entities: str = field("", resumable=True)
@@ -63,19 +63,17 @@ class ReadsEntities(HasConstants):
             )
         digest = hashlib.sha256("\n".join(names).encode()).digest()
         table = np.concatenate([np.zeros((1, width), np.float32), vectors])
-        return {"entity": {"embedding": table, "names": np.frombuffer(digest, np.uint32)}}
+        return {"vectors": table, "names": np.frombuffer(digest, np.uint32)}
 
     def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
         if self.entities or not self.model.entity_width:
             return super().constant_shapes(load)
         shape = (1 + self.num_entities, self.model.entity_width)
-        return {"entity": {
-            "embedding": jax.ShapeDtypeStruct(shape, np.float32), "names": jax.ShapeDtypeStruct((8,), np.uint32)
-        }}
+        return {"vectors": jax.ShapeDtypeStruct(shape, np.float32), "names": jax.ShapeDtypeStruct((8,), np.uint32)}
 
     def entity_vectors(self, entities: Int[Array, "*shape"]) -> Float[Array, "*shape width"]:
         """Return the vectors of entities, zeros where there is none."""
-        return self.constants["entity"]["embedding"][jnp.maximum(entities, NONE) + 1]
+        return self.constants["vectors"][jnp.maximum(entities, NONE) + 1]
 
     def entity_inputs(self, example: Example) -> Inputs:
         """Return the inputs of an example, with the vectors of its entities if the model reads them."""

@@ -92,7 +92,7 @@ def constants(name: str) -> Constants:
     """The teacher of an objective that has one, a BERT with other weights; the vectors of entities."""
     if name == "entities":
         vectors = np.random.default_rng(0).normal(size=(1 + ENTITIES, 8)).astype(np.float32)
-        return {"entity": {"embedding": jnp.asarray(vectors).at[0].set(0.0)}}
+        return {"vectors": jnp.asarray(vectors).at[0].set(0.0)}
 
     def load(_: str) -> PretrainedModel:
         return PretrainedModel(bound("masked"), jax.jit(bound("masked").init)(jax.random.key(5)))

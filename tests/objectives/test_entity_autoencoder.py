@@ -147,7 +147,7 @@ def test_losses_and_gradients_are_those_of_torch(graph):
     (total, terms), gradients = jax.device_get(ours(params, example))
     theirs = jax.tree.map(lambda leaf: torch.from_numpy(leaf.copy()).double().requires_grad_(), params)
     arrays = {name: torch.from_numpy(np.array(array)) for name, array in example.items()}
-    table = torch.from_numpy(np.array(objective.constants["entity"]["embedding"])).double()
+    table = torch.from_numpy(np.array(objective.constants["vectors"])).double()
     expected = torch_losses(theirs, arrays, table)
     for name, value in expected.items():
         assert float(terms[name].total / terms[name].weight) == pytest.approx(value.item(), abs=1e-5), name
@@ -212,8 +212,8 @@ def test_bad_folders_of_vectors(graph, tmp_path):
         EntityAutoencoder(random_entity_share=0.9, dropped_entity_share=0.2)
     # A plan has shapes without a folder, those of the paper.
     shapes = constant_shapes(EntityAutoencoder(), no_model)
-    assert shapes["entity"]["embedding"].shape == (5_040_987, 100)
-    assert constant_shapes(bound(graph), no_model)["entity"]["embedding"].shape == (ENTITIES + 1, WIDTH)
+    assert shapes["vectors"].shape == (5_040_987, 100)
+    assert constant_shapes(bound(graph), no_model)["vectors"].shape == (ENTITIES + 1, WIDTH)
 
 
 def test_the_lines_of_show_name_every_entity_and_its_fate(graph):

@@ -57,7 +57,7 @@ TRAINED: dict[str, Objective] = {
     "t5": SpanCorruption(
         model=T5(**SIZES, head_dim=4, activation="gated-gelu", tied_head=False, scaled_head=False)
     ),
-    # The candidates are shared by all rows, and the entities' vectors are split along their width.
+    # The candidates are shared by all rows, and every device has the vectors.
     "ernie": EntityAutoencoder(model=Ernie(
         **(SIZES | dict(num_layers=3)), max_positions=LENGTH, num_text_layers=1, entity_hidden_size=8,
         entity_num_heads=2,
@@ -116,7 +116,7 @@ def constants_of(name: str, mesh: jax.sharding.Mesh) -> Constants:
     if name != "ernie":
         return ()
     table = np.random.default_rng(1).normal(size=(1 + ENTITIES, 8)).astype(np.float32)
-    tree = {"entity": {"embedding": table}}
+    tree = {"vectors": table}
     return jax.device_put(tree, shardings(tree, mesh))
 
 
