@@ -88,7 +88,8 @@ class KagNet(MultipleChoice):
 
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         if not self.graph:
-            return dataclasses.replace(self, network=dataclasses.replace(self.network, num_concepts=0, num_relations=0))
+            network = dataclasses.replace(self.network, num_concepts=0, num_relations=0)
+            return dataclasses.replace(self, network=network, graph_fingerprint="")
         knowledge = Knowledge.open(self.graph, self.vectors)
         sizes = {"num_concepts": len(knowledge.graph.concepts), "num_relations": len(knowledge.graph.relations)}
         if knowledge.concepts is not None and knowledge.concepts.shape[1] != self.network.concept_size:
