@@ -36,7 +36,7 @@ _CHUNK = 1 << 16  # edges that are scored together
 
 @dataclasses.dataclass(frozen=True)
 class GraphSizes:
-    """Sizes of the arrays of a schema graph, and what belongs to it.
+    """Sizes of the arrays of a schema graph, and the lowest score of its paths.
 
     Where a graph is larger, the paths with the highest scores are kept with their pairs and concepts, then edges
     between concepts of kept paths, then edges among the other concepts of the question and among those of the choice.

@@ -81,14 +81,18 @@ class KagNet(MultipleChoice):
         return bool(self.encoder) and not self.train_encoder
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
-        return dataclasses.replace(super().with_pretrained_model(source), encoder=source.path)
+        task = super().with_pretrained_model(source)
+        # New symbols (GPT-1) get vectors that only the run has.
+        has_symbols = source.tokenizer.with_symbols(task.symbols) is source.tokenizer
+        return dataclasses.replace(task, encoder=source.path if has_symbols else "")
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         return [(statement(_question(record), choice),) for choice in record.values["choices"]]
 
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         if not self.graph:
-            return dataclasses.replace(self, network=dataclasses.replace(self.network, num_concepts=0, num_relations=0))
+            network = dataclasses.replace(self.network, num_concepts=0, num_relations=0)
+            return dataclasses.replace(self, network=network, graph_fingerprint="")
         knowledge = Knowledge.open(self.graph, self.vectors)
         sizes = {"num_concepts": len(knowledge.graph.concepts), "num_relations": len(knowledge.graph.relations)}
         if knowledge.concepts is not None and knowledge.concepts.shape[1] != self.network.concept_size:
@@ -136,10 +140,10 @@ class KagNet(MultipleChoice):
             )
         source = load_model(self.encoder)
         alone = dataclasses.replace(self, graph="", graph_fingerprint="", encoder="", network=KagNetwork())
-        params = merge_params(alone.init(jax.random.key(0)), alone.from_pretrained(source))
 
         def compute() -> dict[str, np.ndarray]:
             rows = LabelledSource(tokenizer, {"held_out": list(records)}, buckets=True)
+            params = merge_params(jax.jit(alone.init)(jax.random.key(0)), alone.from_pretrained(source))
             outputs = alone.run(params, rows, length, batch_size=16)
             return {"statement": np.stack([output["statement"] for output in outputs])}
 

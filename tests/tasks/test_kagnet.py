@@ -130,24 +130,32 @@ def bound(files, model, *more):
 
 def test_losses_in_numpy(models, files):
     task, batch, _ = bound(files, models("bert"), "--objective.margin", "0.3")
-    params = task.init(jax.random.key(0))
+    made = task.synthetic(8, batch["input_ids"].shape[-1])
+    assert made.keys() == batch.keys()
+    assert all(made[name].shape[2:] == batch[name].shape[2:] for name in made)  # with five choices
+    params = jax.jit(task.init)(jax.random.key(0))
     batch["row"][5] = -1  # fills up the batch
     batch = jax.tree.map(jnp.asarray, batch)
-    logits = np.asarray(task.predict(params, batch)["logits"], np.float64)
+    logits = np.asarray(jax.jit(task.predict)(params, batch)["logits"], np.float64)
     margin, entropy = [], []
     for row, label in zip(logits[batch["row"] >= 0], batch["label"][batch["row"] >= 0], strict=True):
         scores = 1 / (1 + np.exp(-row))
         margin.append(np.mean([max(0, 0.3 - scores[label] + scores[i]) for i in range(3) if i != label]))
         entropy.append(-np.log(np.exp(row[label]) / np.exp(row).sum()))
     for criterion, expected in (("margin", margin), ("cross-entropy", entropy)):
-        term = dataclasses.replace(task, criterion=criterion).loss(params, batch, jax.random.key(1), True)["task_loss"]
+        loss = jax.jit(dataclasses.replace(task, criterion=criterion).loss, static_argnums=3)
+        term = loss(params, batch, jax.random.key(1), True)["task_loss"]
         assert float(term.total / term.weight) == pytest.approx(np.mean(expected), abs=1e-5)
         assert float(term.weight) == 7 and term.coefficient == 1.0
 
 
-def test_a_kagnet_run_goes_on_as_a_pretrained_model(models, files, tmp_path):
-    """Its network is taken over for the same graph only."""
+def test_a_run_is_resumed_bit_for_bit_and_goes_on_as_a_pretrained_model(models, files, tmp_path):
+    """As a pretrained model, its network is taken over for the same graph only."""
     assert finetune(files, models("bert"), tmp_path / "run") == 0
+    assert main(["finetune", str(tmp_path / "run"), "--train.steps", "4"]) == 0
+    assert finetune(files, models("bert"), tmp_path / "straight", "--train.steps", "4") == 0
+    both = [load_run(tmp_path / name).params for name in ("run", "straight")]
+    jax.tree.map(np.testing.assert_array_equal, *both)
     run, _, pretrained = bound(files, str(tmp_path / "run"))
     assert "knowledge" in pretrained.params and run.network == load_run(tmp_path / "run").objective.network
     _, _, pretrained = bound(files, str(tmp_path / "run"), "--objective.graph", "")
