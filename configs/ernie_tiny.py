@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/ernie_tiny.py --run-dir runs/ernie_tiny --da
                  --objective.entities VECTORS_FOLDER
              (text.jsonl has mentions; for text without any, --data.entity-names names.tsv finds them)
 Hardware:    two CPU cores
-Parameters:  1,930,000 with the vocabulary of 4,096 trained here
+Parameters:  1,482,910 with the vocabulary of 4,096 trained here
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -22,6 +22,6 @@ experiment = Experiment(
     data=LinkedText(length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=600, short_steps=300, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
+        steps=600, short_steps=200, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
     ),
 )

@@ -54,6 +54,9 @@ RECIPES = {
     "electra_small": (BERT | dict(learning_rate=5e-4), 1_000_000, 128, 128),
     "electra_base": (BERT | dict(learning_rate=2e-4), 766_000, 256, 512),
     "electra_large": (BERT | dict(learning_rate=2e-4), 400_000, 2048, 512),
+    "ernie_base": (
+        BERT | dict(learning_rate=5e-5, warmup_steps=None, warmup_share=0.1, schedule="constant"), 34_000, 512, 256
+    ),
     "gpt1": (GPT2 | dict(learning_rate=2.5e-4, b2=0.999, weight_decay=0.01, final_share=0.0), 3_000_000, 64, 512),
     # Brown et al. 2020, table 2.1: 0.5, 1, 2 and 3.2 million tokens a step, 300 billion in all.
     **{
