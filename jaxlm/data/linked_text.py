@@ -57,9 +57,9 @@ class LinkedText(TextData):
         corpus = super()._corpus()
         with reading(self.entity_names):
             state = json.dumps([self.entity_names, *file_state(self.entity_names)])
-        linker = Linker(self.entity_names)
 
         def pieces() -> Iterator[Piece]:
+            linker = Linker(self.entity_names)  # read only if the text is
             for piece in corpus.pieces():
                 yield piece._replace(mentions=tuple(linker.link(piece.text)))
 

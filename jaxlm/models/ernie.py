@@ -97,7 +97,7 @@ class Ernie(Encoder):
     def _run(
         self, params: Params, inputs: Inputs, key: jax.Array | None, positions: jax.Array | None = None
     ) -> tuple[jax.Array, None]:
-        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+        keys = (None,) * 4 if key is None else jax.random.split(key, 4)
         stack, count = self.stack, self.entity_stack.num_layers
         x, shared = self._embed(params, inputs, keys[0])
         text, first, others = split_layers(params["encoder"]["layers"], self.num_text_layers, 1, count)
@@ -107,16 +107,15 @@ class Ernie(Encoder):
         vectors, mask = self._entities(inputs)
         layer = functools.partial(fused_layer, stack, self.entity_stack, shared.visible, mask)
         run = functools.partial(run_layers, layer, remat=stack.remat, loop=stack.loop_layers)
-        entities, keys = params["entity_encoder"], layer_keys(keys[2], 1 + count)
-        first_keys, other_keys = (None, None) if keys is None else (keys[:1], keys[1:])
-        entities_first = jax.tree.map(lambda leaf: leaf[None], entities["first"])
-        state, _ = run((first, entities_first), (x, vectors), first_keys, num_layers=1)
-        at_last = positions is not None and self.last_layer_at_positions
-        if not at_last:
-            (x, _), _ = run((others, entities["layers"]), state, other_keys, num_layers=count)
+        entities = params["entity_encoder"]
+        first_params = unstack(first)[0], entities["first"]
+        state, _ = rematerialized(layer, stack.remat)(first_params, (x, vectors), keys[2])
+        layers, keys = (others, entities["layers"]), layer_keys(keys[3], count)
+        if positions is None or not self.last_layer_at_positions:
+            (x, _), _ = run(layers, state, keys, num_layers=count)
             return x if positions is None else at_positions(x, positions), None
-        (others, last) = split_layers((others, entities["layers"]), count - 1, 1)
-        state, _ = run(others, state, None if keys is None else other_keys[:-1], num_layers=count - 1)
+        layers, last = split_layers(layers, count - 1, 1)
+        state, _ = run(layers, state, None if keys is None else keys[:-1], num_layers=count - 1)
         last_layer = rematerialized(functools.partial(layer, positions=positions), stack.remat)
         (x, _), _ = last_layer(unstack(last)[0], state, None if keys is None else keys[-1])
         return x, None
