@@ -66,7 +66,7 @@ class MarkedRows(LabelledData):
 def _read_objects(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, object) of a JSON file."""
     with open_text(path) as stream:
-        is_array = stream.read(1) == "["
+        is_array = stream.read(64).lstrip().startswith("[")
     if not is_array:
         yield from ((place, json_object(line, place)) for place, line in read_lines(path) if line.strip())
         return
