@@ -72,7 +72,7 @@ class MarkedRows(LabelledData):
 def _read_objects(path: str) -> Iterator[tuple[str, Any]]:
     """Yield (place, row) of a JSON file: the items of an array, or the object or error of each line."""
     with open_text(path) as stream:
-        is_array = stream.read(1) == "["
+        is_array = stream.read(64).lstrip().startswith("[")
     if not is_array:
         yield from ((place, row_or_error(json_object, line, place)) for place, line in read_lines(path) if line.strip())
         return
