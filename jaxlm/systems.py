@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jaxlm.data.schema_graph import GraphSizes
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Model
 from jaxlm.models.bert import Bert
@@ -14,6 +15,7 @@ from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
+from jaxlm.models.kagnet import KagNetwork
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -37,7 +39,10 @@ from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.distillation import DistilledClassification
+from jaxlm.tasks.entity_typing import EntityTyping, TypingRows
+from jaxlm.tasks.kagnet import KagNet
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
+from jaxlm.tasks.relation import RelationClassification, RelationRows
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 
@@ -97,14 +102,17 @@ TASKS: tuple[tuple[type, type], ...] = (
     (Classification, TextRows),
     (DistilledClassification, TextRows),
     (MultipleChoice, ChoiceRows),
+    (KagNet, ChoiceRows),
     (Answers, AnswerRows),
     (Tagging, TagRows),
     (TextToText, PairRows),
+    (EntityTyping, TypingRows),
+    (RelationClassification, RelationRows),
 )
 """Tasks, each with its default form of rows."""
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
     *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
-    *(cls for pair in TASKS for cls in pair), ElectraEncoder, Model,
+    *(cls for pair in TASKS for cls in pair), ElectraEncoder, Model, KagNetwork, GraphSizes,
 ]))
 """Classes that a configuration may name."""

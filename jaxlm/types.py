@@ -37,3 +37,23 @@ class TripleBatch(NamedTuple):
 
     triples: Any
     known: Any = None
+
+
+class SchemaGraph(NamedTuple):
+    """Graph of the paths between the concepts of a question and of a choice (KagNet), with batch dimensions in front.
+
+    -1 stands for none, in all arrays.
+    """
+
+    concepts: Any
+    """int32 [nodes]: number of each concept in the knowledge graph."""
+    edges: Any
+    """int16 [edges, 2]: nodes of each undirected edge."""
+    pairs: Any
+    """int16 [pairs, 2]: nodes of the question's concept and of the choice's."""
+    path_pairs: Any
+    """int16 [paths]: pair of each path."""
+    path_nodes: Any
+    """int16 [paths, 3]: nodes of each path, in order."""
+    path_relations: Any
+    """int16 [paths, 3]: relation from each node of a path to the next; its last node has none."""

@@ -56,6 +56,8 @@ ROWS = (
     Row("t5_1_1_base, data 2, fsdp 32", "t5_1_1_base", "v5e:8x8", ("--mesh.data", "2", "--mesh.fsdp", "32"),
         "57 ms, 15 %, 3.0 GiB", "21.2 ms, 41 %, 1.9 GiB", peer=25.5),
     Row("electra_base", "electra_base", "v5e:4x4", (), "273 ms, 10 %", "84.7 ms, 33 %, 6.5 GiB", peer=126.4),
+    Row("electra_base, data 4, fsdp 4", "electra_base", "v5e:4x4", ("--mesh.data", "4", "--mesh.fsdp", "4"),
+        peer=126.4),
     Row("albert_xxlarge", "albert_xxlarge", "v5e:16x16", ("--train.accumulate", "2"),
         at_414361a="910 ms, 68 %, 13.2 GiB"),
     Row("xlnet_large", "xlnet_large", "v5e:16x16", ("--train.accumulate", "8"),

@@ -55,7 +55,7 @@ def curves() -> None:
 def _no_curves(request, monkeypatch):
     """To draw them takes as long as the rest of a small run."""
     if "curves" not in request.fixturenames:
-        monkeypatch.setattr("jaxlm.commands.pretrain._update_curves", lambda run, token_losses: None)
+        monkeypatch.setattr("jaxlm.analysis.curves.draw_curves", lambda run, report, token_losses=(): None)
 
 
 @pytest.fixture(scope="session")

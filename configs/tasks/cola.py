@@ -14,7 +14,7 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.tasks.classification import Classification, TextRows
 
 experiment = Experiment(
-    objective=Classification(),
+    objective=Classification(prompt="cola sentence: {text}", label_words=("0=unacceptable", "1=acceptable")),
     data=TextRows(text_field="4", label_field="2"),
     optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=None, warmup_share=0.1),
     train=TrainConfig(steps=None, epochs=3, batch_size=32, eval_every=200, checkpoint_every=200, eval_batches=1000),

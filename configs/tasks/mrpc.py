@@ -15,7 +15,9 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.tasks.classification import Classification, TextRows
 
 experiment = Experiment(
-    objective=Classification(),
+    objective=Classification(
+        prompt="mrpc sentence1: {text} sentence2: {text_pair}", label_words=("0=not_equivalent", "1=equivalent")
+    ),
     data=TextRows(text_field="#1 String", text_pair_field="#2 String", label_field="Quality"),
     optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=None, warmup_share=0.1),
     train=TrainConfig(steps=None, epochs=3, batch_size=32, eval_every=100, checkpoint_every=100, eval_batches=1000),

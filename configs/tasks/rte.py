@@ -13,7 +13,7 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.tasks.classification import Classification, TextRows
 
 experiment = Experiment(
-    objective=Classification(),
+    objective=Classification(prompt="rte sentence1: {text} sentence2: {text_pair}"),
     data=TextRows(text_field="sentence1", text_pair_field="sentence2"),
     optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=None, warmup_share=0.1),
     train=TrainConfig(steps=None, epochs=3, batch_size=32, eval_every=100, checkpoint_every=100, eval_batches=1000),

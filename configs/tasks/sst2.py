@@ -13,7 +13,7 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.tasks.classification import Classification, TextRows
 
 experiment = Experiment(
-    objective=Classification(),
+    objective=Classification(prompt="sst2 sentence: {text}", label_words=("0=negative", "1=positive")),
     data=TextRows(text_field="sentence"),
     optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=None, warmup_share=0.1),
     train=TrainConfig(steps=None, epochs=3, batch_size=32, eval_every=500, checkpoint_every=500, eval_batches=1000),

@@ -17,19 +17,19 @@ from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.feed import stage_after, stages_of
 from jaxlm.training.program import corruption_key
-from jaxlm.types import Report
+from jaxlm.types import Params, Report
 
 STYLES = {
     "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
     "kept": "bold white on blue", "target": "bold green", "span": "bold white on magenta",
 }
-BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "«»", "span": "«»"}  # without colours
+BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "**", "span": "⟨⟩"}  # without colours
 LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept, predicted", "target": "predicted", "span": "span"}
 
 
 def show(
     experiment: Experiment, folder: Path, step: int, examples: int, report: Report = print,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Tokenizer | None = None, params: Params | None = None,
 ) -> None:
     """Print rows of a training batch and their examples.
 
@@ -40,6 +40,7 @@ def show(
         examples: Number of rows.
         report: Receives progress messages.
         tokenizer: Tokenizer to use instead.
+        params: Parameters of a task's run, whose predictions are shown, too.
     """
     if not isinstance(experiment.objective, Describes):
         raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
@@ -62,6 +63,8 @@ def show(
     )
     for name, value in example.items():
         console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)
+    if params is not None:
+        example |= jax.device_get(jax.jit(objective.predict)(params, example))
     used: dict[str, None] = {}
     for row in range(min(examples, rows)):
         console.print(f"\nrow {row}", style="bold")

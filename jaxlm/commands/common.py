@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
@@ -35,6 +38,12 @@ def output_option(parser: argparse.ArgumentParser, flag: str, text: str) -> None
     """Add the option of a file to write, for `jaxlm.paths.check_output`, and --overwrite."""
     parser.add_argument(flag, default=None, metavar="FILE", help=text)
     parser.add_argument("--overwrite", action="store_true", help=f"let {flag} replace a file that is there already")
+
+
+def bootstrap_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of confidence intervals."""
+    parser.add_argument("--bootstrap", type=int, default=0, metavar="N",
+                        help="resample the rows N times for 95 %% confidence intervals of the metrics (say 1000)")
 
 
 def task_options(parser: argparse.ArgumentParser) -> None:
@@ -83,3 +92,14 @@ def start_jax() -> None:
         jax.devices()
     except (RuntimeError, ValueError) as error:
         raise UserError(f"jax cannot start its devices: {str(error).splitlines()[0]}") from error
+
+
+def update_curves(run: Path, token_losses: Sequence[str] = ()) -> None:
+    """Draw the run's curves.png again if there are newer metrics."""
+    curves, metrics = run / "curves.png", run / "metrics.jsonl"
+    if not metrics.exists() or (curves.exists() and curves.stat().st_mtime >= metrics.stat().st_mtime):
+        return
+    from jaxlm.analysis.curves import draw_curves
+
+    if draw_curves(run, lambda line: print(line, file=sys.stderr), token_losses):
+        print(f"Curves: {curves}")

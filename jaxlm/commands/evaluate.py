@@ -1,10 +1,12 @@
 """Score a fine-tuned model on rows of its task, or any model on prompts.
 
 jaxlm evaluate RUN_OR_HF_DIR [--data.source FILE] [--predictions OUT.jsonl] [--data.field VALUE …]
+jaxlm evaluate RUN_OR_HF_DIR --against RUN_OR_HF_DIR [--data.source FILE]
 jaxlm evaluate RUN_OR_HF_DIR --task FILE
 
-Without --data.source the rows are the held-out ones. --task scores any decoder, T5 or masked language model on prompts,
-without training (see jaxlm/tasks/in_context.md).
+Without --data.source the rows are the held-out ones. --against compares with another model on the same rows, by a
+paired bootstrap. --task scores any decoder, T5 or masked language model on prompts, without training (see
+jaxlm/tasks/in_context.md).
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxlm.commands.common import Parser, output_option, start_jax
+from jaxlm.commands.common import Parser, bootstrap_option, output_option, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
+
+RESAMPLES = 1000
+"""Resamples of a comparison."""
 
 
 def main(arguments: list[str]) -> int:
@@ -27,6 +32,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
     parser.add_argument("--limit", type=int, default=0, help="rows of the prompts to use; 0 for all")
     output_option(parser, "--predictions", "file for the answers, one JSON object a row")
+    bootstrap_option(parser)
+    parser.add_argument("--against", default=None, metavar="RUN_OR_HF_DIR", help="another model of the same task")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, rest = parser.parse_known_args(arguments or ["--help"])
     check_output(options.predictions, "--predictions", options.overwrite)
@@ -37,8 +44,15 @@ def main(arguments: list[str]) -> int:
         if options.task is None:
             if options.limit:
                 raise UserError("--limit is for prompts; give --task FILE, or leave it out.")
-            result = evaluate_run(options.model, rest, options.predictions)
+            if options.against is None:
+                result = evaluate_run(options.model, rest, options.predictions, options.bootstrap)
+            elif options.predictions:
+                raise UserError("--predictions is for one model; leave out --against.")
+            else:
+                result = compare_runs(options.model, options.against, rest, options.bootstrap or RESAMPLES)
         else:
+            if options.bootstrap or options.against:
+                raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
             if rest:
                 raise UserError(f"{rest[0]} has no meaning beside --task, whose file says everything.")
             if options.limit < 0:
@@ -51,19 +65,47 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def evaluate_run(path: str | Path, flags: list[str] | None = None, predictions: str | None = None) -> dict[str, Any]:
+def evaluate_run(
+    path: str | Path, flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0
+) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.tasks.evaluate import evaluate
     from jaxlm.tasks.resolve import resolve_evaluation
 
+    _require_count(resamples)
     experiment, model = resolve_evaluation(path, flags or [])
     size = experiment.train.batch_size
-    return evaluate(experiment.objective, model.params, model.tokenizer, experiment.data, size, predictions)
+    return evaluate(experiment.objective, model.params, model.tokenizer, experiment.data, size, predictions, resamples)
+
+
+def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
+    """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
+    from jaxlm.tasks.evaluate import answer_rows, compare
+    from jaxlm.tasks.resolve import resolve_evaluation
+
+    _require_count(resamples)
+    answers = []
+    for model_path in (path, other):
+        experiment, model = resolve_evaluation(model_path, flags)
+        size = experiment.train.batch_size
+        answers.append(answer_rows(experiment.objective, model.params, model.tokenizer, experiment.data, size))
+    return compare(*answers, resamples)
+
+
+def _require_count(resamples: int) -> None:
+    if resamples < 0:
+        raise UserError(f"--bootstrap is {resamples}; give a number of resamples, such as {RESAMPLES}.")
 
 
 def print_result(result: dict[str, Any]) -> None:
     """Print the metrics on one line, with the number of rows without a label and with a new one."""
     spread = {name: f" ± {value:.4f}" for name, value in result.get("deviations", {}).items()}
+    for name, (low, high) in result.get("intervals", {}).items():
+        if "against" in result:
+            spread[name] = f" (the other {result['against'][name]:.4f}, difference {result['differences'][name]:+.4f}"
+            spread[name] += f" [{low:+.4f}, {high:+.4f}])"
+        else:
+            spread[name] = f" [{low:.4f}, {high:.4f}]"
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"
@@ -71,3 +113,21 @@ def print_result(result: dict[str, Any]) -> None:
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     print(f"{result['task']}, {counts}{seeds}: {figures or 'nothing to score'}")
+    if "classes" in result and "seeds" not in result:
+        _print_classes(result["classes"], result["confusion"])
+
+
+def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[int]]) -> None:
+    """Print a table with the figures of each class, and up to ten classes' numbers of predictions as each of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shows_confusion = len(classes) <= 10
+    table = Table(box=None, title="rows of each class, and what they are predicted as" if shows_confusion else None)
+    table.add_column("class", max_width=30)
+    for name in ("precision", "recall", "f1", "rows", *(list(classes) if shows_confusion else ())):
+        table.add_column(name, justify="right", max_width=12)
+    for (name, figures), row in zip(classes.items(), confusion, strict=True):
+        cells = [f"{figures[figure]:.3f}" for figure in ("precision", "recall", "f1")]
+        table.add_row(name, *cells, f"{figures['rows']:,}", *([f"{n:,}" for n in row] if shows_confusion else ()))
+    Console(soft_wrap=False).print(table)

@@ -48,7 +48,9 @@ def main(arguments: list[str]) -> int:
     answers = write(
         loaded.objective, loaded.params, loaded.tokenizer, prompts, settings, options.stop, _show if streams else None
     )
-    for text, answer in zip(options.prompts, answers, strict=True):
+    for number, (text, answer) in enumerate(zip(options.prompts, answers, strict=True), 1):
+        if len(prompts) > 1:
+            print(f"prompt {number} of {len(prompts)}:")
         print("" if streams else f"{text}|{answer.text}")
         if options.logprobs:
             for piece, log_prob in zip(loaded.tokenizer.pieces(answer.ids), answer.log_probs, strict=True):

@@ -5,11 +5,9 @@ jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field V
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax
+from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, update_curves
 from jaxlm.errors import Stopped, UserError
 
 
@@ -42,16 +40,5 @@ def main(arguments: list[str]) -> int:
     except Stopped as stopped:
         code = stopped.exit_code
     if jax.process_index() == 0:
-        _update_curves(Path(run_dir), resolved.experiment.objective.token_losses)
+        update_curves(Path(run_dir), resolved.experiment.objective.token_losses)
     return code
-
-
-def _update_curves(run: Path, token_losses: Sequence[str]) -> None:
-    """Draw curves.png again if there are newer metrics."""
-    curves, metrics = run / "curves.png", run / "metrics.jsonl"
-    if not metrics.exists() or (curves.exists() and curves.stat().st_mtime >= metrics.stat().st_mtime):
-        return
-    from jaxlm.analysis.curves import draw_curves
-
-    if draw_curves(run, lambda line: print(line, file=sys.stderr), token_losses):
-        print(f"Curves: {curves}")

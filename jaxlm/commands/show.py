@@ -25,9 +25,15 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis.show import show
+    from jaxlm.runs.folder import RunFolder
+    from jaxlm.runs.load import load_run
+    from jaxlm.tasks.base import Task
     from jaxlm.tasks.resolve import with_rows
 
     experiment, pretrained = with_rows(resolved)
     tokenizer = pretrained.tokenizer if pretrained else None
-    show(experiment, Path(options.config), options.step, options.examples, tokenizer=tokenizer)
+    task, folder, params = experiment.objective, Path(options.config), None
+    if isinstance(task, Task) and task.shows_predictions and RunFolder.read(folder).newest_step:
+        params = load_run(folder).params
+    show(experiment, folder, options.step, options.examples, tokenizer=tokenizer, params=params)
     return 0

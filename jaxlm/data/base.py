@@ -1,7 +1,7 @@
 """The data contract: `Data`, a frozen configuration, and `Source`, which reads batches.
 
-There are two kinds: `jaxlm.data.text.TextData` (pretraining text) and `jaxlm.data.labelled.LabelledData` (rows of a
-task). This module does not import jax.
+The kinds are `jaxlm.data.text.TextData` (pretraining text), `jaxlm.data.triples.TripleData` (a knowledge graph) and
+`jaxlm.data.labelled.LabelledData` (rows of a task). This module does not import jax.
 """
 
 from __future__ import annotations

@@ -56,15 +56,15 @@ def read_vectors(folder: str | os.PathLike[str], kind: Kind = "entity") -> Vecto
 def write_vectors(folder: str | os.PathLike[str], kind: Kind, vectors: Vectors) -> None:
     """Write `{kind}2id.txt`, `{kind}2vec.vec` and the array `kind` of `vectors.safetensors`.
 
-    Arrays of the other kind in `vectors.safetensors` are kept. The text has as many digits as float32 needs to be read
-    back exactly.
+    Arrays of the other kind in `vectors.safetensors` are kept. The text has nine digits, enough for the exact float32.
     """
     folder, rows = Path(folder), np.ascontiguousarray(vectors.vectors, np.float32)
     with (folder / f"{kind}2id.txt").open("w", encoding="utf-8", newline="\n") as file:
         file.write(f"{len(vectors.names)}\n")
         file.writelines(f"{name}\t{number}\n" for number, name in enumerate(vectors.names))
     with (folder / f"{kind}2vec.vec").open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+        line = "\t".join(["%.9g"] * rows.shape[1]) + "\n"
+        file.writelines(line % tuple(row.tolist()) for row in rows)
     path, other = folder / VECTORS, "relation" if kind == "entity" else "entity"
     kept = _read_array(path, other) if path.is_file() else None
     save_file({kind: rows} | ({} if kept is None else {other: kept}), path)

@@ -8,8 +8,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,10 +25,12 @@ from jaxlm.types import Report
 
 _ORDER_KEY = 0x6F72646572
 _POOL = 32  # batches whose rows are sorted by length together
+_SHOWN_ERRORS = 10  # errors of rows in one message
 BUCKETS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Lengths of batches as shares of `--data.length`, rounded up to multiples of 8; the step is compiled for each."""
 
 Arrays = dict[str, np.ndarray]
+Row = TypeVar("Row")
 
 
 class Record(NamedTuple):
@@ -101,8 +103,15 @@ class LabelledData(Data):
     buckets: bool = True
     """Batch rows of similar length and pad them to one of a few lengths; otherwise pad all rows to `length`."""
 
-    def read(self, path: str) -> Iterator[Record]:
-        """Read the rows of a file; raise UserError, with file and line, for one that cannot be read."""
+    skip_bad_rows: bool = False
+    """Leave out rows that cannot be read, and report their number; otherwise they are an error."""
+
+    def read(self, path: str) -> Iterator[Record | UserError]:
+        """Read the rows of a file, with an error, which names file and line, in place of one that cannot be read.
+
+        Raises:
+            UserError: The file cannot be read.
+        """
         raise NotImplementedError
 
     def class_names(self) -> tuple[str, ...]:
@@ -115,7 +124,7 @@ class LabelledData(Data):
         return Tokenizer.load(self.tokenizer)
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> LabelledSource:
-        """Read all rows into memory; raise UserError, with file and line, for one that cannot be read."""
+        """Read all rows into memory; raise UserError, with file and line, for those that cannot be read."""
         return _read_rows(self, tokenizer, tuple(map(_changed, (self.source, self.dev))))
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Arrays:
@@ -128,8 +137,8 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     data.validate()
     if not data.source and not data.dev:
         raise UserError("--data.source is empty; give a file of rows.")
-    train = list(data.read(data.source)) if data.source else []
-    held_out = list(data.read(data.dev)) if data.dev else []
+    train, bad_train = good_rows(data, data.source)
+    held_out, bad_held_out = good_rows(data, data.dev)
     division = ""
     if train and not data.dev and data.held_out:
         groups = group_rows([row.texts for row in train], [row.document for row in train])
@@ -145,7 +154,41 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError(f"{data.source} has no rows to train on.")
     if data.dev and not held_out:
         raise UserError(f"{data.dev} has no rows to evaluate on.")
-    return LabelledSource(tokenizer, {"train": train, "held_out": held_out}, data.buckets, division)
+    return LabelledSource(
+        tokenizer, {"train": train, "held_out": held_out}, data.buckets, division, bad_train + bad_held_out
+    )
+
+
+def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
+    """Return the row that `read(*arguments)` returns, or the UserError that it raises."""
+    try:
+        return read(*arguments)
+    except UserError as error:
+        return error
+
+
+def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
+    """Return the rows of a file, none if it has no name, and the number of bad rows that were left out.
+
+    Raises:
+        UserError: There are bad rows, and `data.skip_bad_rows` is off or there are no others.
+    """
+    rows: list[Record] = []
+    errors: list[UserError] = []
+    for row in data.read(path) if path else ():
+        (errors if isinstance(row, UserError) else rows).append(row)
+    if errors and not rows:
+        raise errors[0]
+    if errors and not data.skip_bad_rows:
+        if len(errors) == 1:
+            raise UserError(f"{errors[0]} Or leave it out with --data.skip-bad-rows True.")
+        shown = "".join(f"\n  {error}" for error in errors[:_SHOWN_ERRORS])
+        more = f"\n  and {len(errors) - _SHOWN_ERRORS:,} more" if len(errors) > _SHOWN_ERRORS else ""
+        raise UserError(
+            f"{path}: {len(errors):,} of {len(rows) + len(errors):,} rows cannot be read; mend them, or leave them out "
+            f"with --data.skip-bad-rows True.{shown}{more}"
+        )
+    return rows, len(errors)
 
 
 def _changed(path: str) -> int:
@@ -162,10 +205,20 @@ class LabelledSource:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = ""
+        self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = "",
+        num_bad: int = 0,
     ) -> None:
-        """Hold the records of each split; `division` says how the held-out rows were drawn, for the summary."""
-        self.records, self.tokenizer, self._buckets, self._division = records, tokenizer, buckets, division
+        """Hold the records of each split.
+
+        Args:
+            tokenizer: The tokenizer.
+            records: The records of each split.
+            buckets: See `LabelledData.buckets`.
+            division: How the held-out rows were drawn, for the summary.
+            num_bad: Number of rows that were left out, for the summary.
+        """
+        self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
+        self._division, self._num_bad = division, num_bad
         self._encoded: dict[Any, list[Example]] = {}
 
     @functools.cached_property
@@ -181,7 +234,8 @@ class LabelledSource:
         """Sizes of both splits, in one line."""
         how = f" ({self._division})" if self._division else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
-        return f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}"
+        bad = f"; {self._num_bad:,} that cannot be read are left out" if self._num_bad else ""
+        return f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
 
     @property
     def statistics(self) -> Statistics:

@@ -164,9 +164,10 @@ def open_text(path: str) -> Iterator[TextIO]:
         with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
             yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
     except UnicodeDecodeError as error:
+        encoding = _likely_encoding(error.object)
         raise UserError(
-            f"{path} is not UTF-8 text; convert the file (for example `iconv -f LATIN1 -t UTF-8`) or leave it out of "
-            "--data.source."
+            f"{path} is not UTF-8 text{f' but most likely {encoding}' if encoding else ''}; convert it (`iconv -f "
+            f"{encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or leave it out."
         ) from error
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
@@ -174,9 +175,21 @@ def open_text(path: str) -> Iterator[TextIO]:
         ) from error
     except FileNotFoundError as error:
         what = "cannot be read here, only files can" if path.startswith("tfds:") else "does not exist"
-        raise UserError(f"{path} {what}; check --data.source.") from error
+        raise UserError(f"{path} {what}; check the flag that names it.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
+
+
+def _likely_encoding(data: bytes) -> str:
+    """Return the most likely encoding of a text that is not UTF-8; "" if none is likely."""
+    import charset_normalizer
+
+    best = charset_normalizer.from_bytes(data).best()
+    if best is None:
+        return ""
+    # Of encodings that give the same text, the one of Western European Windows is the most common.
+    name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
+    return name.upper().replace("_", "-")
 
 
 def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:

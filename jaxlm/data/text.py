@@ -65,7 +65,8 @@ class TextData(Data):
 
     held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the documents, selected by a hash of their text, that is held out for evaluation. A text with few
-    documents holds out its end. At least some 8,000 tokens are held out, but then at most a tenth of the text."""
+    documents holds out its end. A share of less than some 8,000 tokens is raised to as much, but to a tenth at most;
+    whole documents make it a little more or less."""
 
     cache_dir: str = field("", path=True)
     """Folder of tokenizers and token stores; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""

@@ -75,7 +75,7 @@ class TripleData(Data):
             states = [file_state(file) for file in self._files()]
         facts = json.dumps([_FORMAT, self._files(), states, tokenizer.fingerprint, self.held_out])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
-        folder = Path(str(local_cache_folder(self.cache_dir) / "triples" / name)).expanduser()
+        folder = Path(local_cache_folder(self.cache_dir)) / "triples" / name
         if not is_finished(str(folder)):
             report(f"Writing the ids of {self.source} into {folder}")
             with new_folder(str(folder)) as writing:

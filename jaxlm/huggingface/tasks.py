@@ -120,7 +120,7 @@ def _table(main: Table, root: str, task: Task, head: Head) -> Table:
     ignored = (*main.ignored, *(entry.theirs for entry in entries if entry not in kept))
     if head.dense:
         kept += dense("pooler", head.dense)
-    kept += dense("classifier", head.classifier, bias=task.reading.use_bias or not task.pools)
+    kept += dense("classifier", head.classifier, bias=task.has_classifier_bias)
     names = {entry.theirs for entry in kept}
     return Table(
         entries=tuple(kept), prefix=main.prefix, old_endings=main.old_endings,

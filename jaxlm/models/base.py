@@ -108,6 +108,11 @@ class Model:
         return getattr(self, "max_positions", None)
 
     @property
+    def entity_width(self) -> int:
+        """Width of the entity vectors that the model reads beside tokens; 0 for a model that reads none."""
+        return 0
+
+    @property
     def fine_tuning(self) -> FineTuning | None:
         """Input format and classifier of tasks; None if the model has no classifier for tasks."""
         return FineTuning(self.template)

@@ -74,6 +74,10 @@ class Ernie(Encoder):
             )
 
     @property
+    def entity_width(self) -> int:
+        return self.entity_hidden_size
+
+    @property
     def entity_stack(self) -> StackConfig:
         """Configuration of the entity side of the layers with attention over entities."""
         return dataclasses.replace(

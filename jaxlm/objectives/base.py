@@ -131,6 +131,11 @@ class Objective:
         check_ranges(self, "objective.")
 
     @property
+    def frozen_params(self) -> tuple[str, ...]:
+        """Names of the parameters (subtrees of the first level) that the optimizer leaves as they are."""
+        return ()
+
+    @property
     def text_template(self) -> Template:
         """Template of texts for `jaxlm embed`."""
         return self.model.text_model.template

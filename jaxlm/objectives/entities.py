@@ -18,7 +18,6 @@ from jaxlm.data.knowledge_graph import read_names, read_vectors
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.models.ernie import Ernie
 from jaxlm.objectives.base import Constants, Example, HasConstants, PretrainedModel
 
 
@@ -48,7 +47,7 @@ class ReadsEntities(HasConstants):
         Raises:
             UserError: There is no folder, or its vectors have another width than the model's.
         """
-        if not isinstance(self.model, Ernie):
+        if not self.model.entity_width:
             return ()
         if not self.entities:
             raise UserError(
@@ -56,7 +55,7 @@ class ReadsEntities(HasConstants):
                 "(entity2id.txt, and vectors.safetensors or entity2vec.vec)."
             )
         names, vectors = read_vectors(self.entities)
-        width = self.model.entity_hidden_size
+        width = self.model.entity_width
         if vectors.shape[1] != width:
             raise UserError(
                 f"{self.entities} has vectors of {vectors.shape[1]} numbers, but objective.model.entity_hidden_size is "
@@ -67,9 +66,9 @@ class ReadsEntities(HasConstants):
         return {"vectors": table, "names": np.frombuffer(digest, np.uint32)}
 
     def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        if self.entities or not isinstance(self.model, Ernie):
+        if self.entities or not self.model.entity_width:
             return super().constant_shapes(load)
-        shape = (1 + self.num_entities, self.model.entity_hidden_size)
+        shape = (1 + self.num_entities, self.model.entity_width)
         return {"vectors": jax.ShapeDtypeStruct(shape, np.float32), "names": jax.ShapeDtypeStruct((8,), np.uint32)}
 
     def entity_vectors(self, entities: Int[Array, "*shape"]) -> Float[Array, "*shape width"]:
@@ -79,7 +78,7 @@ class ReadsEntities(HasConstants):
     def entity_inputs(self, example: Example) -> Inputs:
         """Return the inputs of an example, with the vectors of its entities if the model reads them."""
         inputs = Inputs.of(example)
-        if inputs.entities is None or not isinstance(self.model, Ernie):
+        if inputs.entities is None or not self.model.entity_width:
             return inputs
         return inputs._replace(entity_vectors=self.entity_vectors(inputs.entities))
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
 from jaxlm.data.readers import open_text, text_of
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -45,25 +45,29 @@ class AnswerRows(LabelledData):
     """Earlier turns that precede a question (CoQA): question and answer, or only the question if the file has no
     answers."""
 
-    def read(self, path: str) -> Iterator[Record]:
+    def read(self, path: str) -> Iterator[Record | UserError]:
         with reading(path), open_text(path) as stream:
             data = json.load(stream)["data"]
             yield from _squad(data, path) if self.form == "squad" else _coqa(data, path, self.history)
 
 
-def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record]:
+def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record | UserError]:
     for article in data:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
-                place, found = f"{path}, question {question['id']}", question.get("answers")
-                text = text_of(question["question"], place, "question")
-                passage = text_of(paragraph["context"], place, "context")
-                texts = [text_of(answer["text"], place, "text") for answer in found or []]
-                span = (found[0]["answer_start"], texts[0], "span") if texts else ()
-                yield _record(question["id"], place, text, passage, None if found is None else texts, *span)
+                place = f"{path}, question {question['id']}"
+                yield row_or_error(_squad_question, question, paragraph["context"], place)
 
 
-def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Record]:
+def _squad_question(question: dict[str, Any], context: Any, place: str) -> Record:
+    found = question.get("answers")
+    text, passage = text_of(question["question"], place, "question"), text_of(context, place, "context")
+    texts = [text_of(answer["text"], place, "text") for answer in found or []]
+    span = (found[0]["answer_start"], texts[0], "span") if texts else ()
+    return _record(question["id"], place, text, passage, None if found is None else texts, *span)
+
+
+def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Record | UserError]:
     for story in data:
         questions, answers = story["questions"], story.get("answers")
         answers = [None] * len(questions) if answers is None else answers
@@ -81,7 +85,8 @@ def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Recor
                 turn += " " + golds[0]
                 span = _coqa_span(golds[0], text_of(answer["span_text"], place, "span_text"), answer["span_start"])
             turns.append(turn)
-            yield _record(f"{story['id']}:{question['turn_id']}", place, text, passage, golds, *span)
+            name = f"{story['id']}:{question['turn_id']}"
+            yield row_or_error(_record, name, place, text, passage, golds, *span)
 
 
 def _coqa_span(text: str, evidence: str, start: int) -> tuple[int, str, str]:

@@ -19,7 +19,7 @@ from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
-from jaxlm.objectives.base import Line, Objective, PretrainedModel, require_positions
+from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions, with_constants
 from jaxlm.tokenizers.template import Row, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -61,6 +61,8 @@ class Task(Objective):
     """Tokens of the longest answer that a model writes as text."""
     pools: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
+    shows_predictions: ClassVar[bool] = False
+    """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
     gold_value: ClassVar[str] = "label"
@@ -109,6 +111,11 @@ class Task(Objective):
     def outputs(self) -> int:
         """Number of logits of the classifier."""
         return len(self.labels)
+
+    @property
+    def has_classifier_bias(self) -> bool:
+        """Whether the classifier has a bias."""
+        return self.reading.use_bias or not self.pools
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model and its training options.
@@ -168,7 +175,7 @@ class Task(Objective):
         params = self.model.init_task(key_model)
         if self.pools and self.reading.activation:
             params["pooler"] = self._dense(key_pooler, self.model.width, True)
-        params["classifier"] = self._dense(key_classifier, self.outputs, self.reading.use_bias or not self.pools)
+        params["classifier"] = self._dense(key_classifier, self.outputs, self.has_classifier_bias)
         return params
 
     def _dense(self, key: jax.Array, outputs: int, bias: bool) -> Params:
@@ -236,14 +243,19 @@ class Task(Objective):
 
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
         """Return the outputs of `predict` for each held-out example, without batch dimension."""
-        step = jax.jit(self.predict)
+        constants = self.prediction_constants()
+        step = jax.jit(lambda params, constants, batch: with_constants(self, constants).predict(params, batch))
         batches = source.batches("held_out", batch_size, self.row_format(length), 0)
         found: dict[int, Arrays] = {}
         for batch in batches.evaluation(batch_size, batches.num_rows):
-            outputs = jax.device_get(step(params, batch))
+            outputs = jax.device_get(step(params, constants, batch))
             for place in np.flatnonzero(batch["row"] >= 0):
                 found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
         return [found[number] for number in range(len(found))]
+
+    def prediction_constants(self) -> Constants:
+        """Return the arrays that `predict` reads besides the parameters; () for none."""
+        return ()
 
     def predict(self, params: Params, example: Arrays) -> Arrays:
         """Return the outputs for each row of a batch from which `answer` makes answers."""
@@ -260,6 +272,10 @@ class Task(Objective):
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         """Return the metrics of the task by name."""
         raise NotImplementedError
+
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return further results as JSON values by name, such as the figures of each class."""
+        return {}
 
     def require_packages(self) -> None:
         """Raise UserError if `score` needs a package that is not installed."""

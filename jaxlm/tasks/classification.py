@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -59,7 +60,18 @@ class Classification(PooledTask):
     both_orders: bool = False
     """Read a pair in both orders and add up their vectors, for a similarity (Radford et al. 2018, section 3.3)."""
 
+    prompt: str = ""
+    """Prompt for a model that writes the answer, in which {text} and {text_pair} stand for the texts; empty: `sentence:
+    {text}`, or `sentence1: {text} sentence2: {text_pair}`."""
+    label_words: tuple[str, ...] = ()
+    """Words that such a model writes for the labels, each LABEL=WORD; other labels are written as they are."""
+
     name = "classification"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if wrong := [word for word in self.label_words if not all(word.partition("="))]:
+            raise UserError(f"objective.label_words has {wrong[0]!r}, which is not LABEL=WORD.")
 
     @property
     def num_texts(self) -> int:
@@ -129,22 +141,25 @@ class Classification(PooledTask):
             return {"pearson": metrics.pearson(predictions, golds), "spearman": metrics.spearman(predictions, golds)}
         return metrics.class_metrics(predictions, golds, self.labels)
 
-    def as_text(self, record: Record) -> tuple[str, str]:
-        """Return prompt and answer in the form of Raffel et al. 2019, appendix D.
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        if self.target == "number":
+            return {}
+        return metrics.class_details([answer.prediction for answer in answers], golds, self.labels)
 
-        The name of the task is left out, labels are those of the data, and numbers are rounded to multiples of 0.2.
-        """
+    def as_text(self, record: Record) -> tuple[str, str]:
+        """Return prompt and answer in the form of Raffel et al. 2019, appendix D; numbers become multiples of 0.2."""
         values, label = record.values, self.gold(record)
-        prompt = f"sentence: {values['text']}"
-        if "text_pair" in values:
-            prompt = f"sentence1: {values['text']} sentence2: {values['text_pair']}"
+        pair = "sentence1: {text} sentence2: {text_pair}" if "text_pair" in values else "sentence: {text}"
+        if "{text_pair}" in self.prompt and "text_pair" not in values:
+            raise UserError(f"{record.place} has one text; objective.prompt has a {{text_pair}}.")
+        prompt = re.sub(r"\{(text|text_pair)\}", lambda match: values[match[1]], self.prompt or pair)
         if self.target == "number" and label is not None:
             label = f"{round(label * 5) / 5:.1f}"
-        return prompt, label or ""
+        return prompt, dict(word.split("=", 1) for word in self.label_words).get(label, label) or ""
 
     def from_text(self, record: Record, text: str) -> str | float:
         if self.target == "class":
-            return text
+            return {word: label for label, word in (word.split("=", 1) for word in self.label_words)}.get(text, text)
         try:
             return float(text)
         except ValueError:

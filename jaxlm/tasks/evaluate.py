@@ -5,25 +5,45 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource
+from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
-from jaxlm.tasks.base import Task
+from jaxlm.tasks.base import Answer, Task
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Report
 
 Result = dict[str, Any]
 """`task`, `metrics` by name, and `examples`, the number of rows; if there are any, also `unlabelled`, the number of
-rows without a label, which are not scored, and `unseen`, with a label that training had not seen, scored as wrong."""
+rows without a label, which are not scored, and `unseen`, with a label that training had not seen, scored as wrong; and
+the task's details, such as `classes` and `confusion` (see `jaxlm.tasks.metrics.class_details`); and `intervals`, the
+95 % confidence interval of each metric."""
+
+
+class Answers(NamedTuple):
+    """Answers of a model to rows."""
+
+    task: Task
+    records: Sequence[Record]
+    golds: Sequence[Any]
+    """Right answers; None for rows without a label."""
+    answers: Sequence[Answer]
+    unseen: int
+    """Number of rows with a label that training had not seen."""
+
+    def scored(self) -> tuple[list[Any], list[Answer]]:
+        """Return the right answers and the model's, of the rows that have a label."""
+        pairs = [pair for pair in zip(self.golds, self.answers, strict=True) if pair[0] is not None]
+        return [gold for gold, _ in pairs], [answer for _, answer in pairs]
 
 
 def evaluate(
     task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int,
-    predictions: str | Path | None = None, report: Report = print,
+    predictions: str | Path | None = None, resamples: int = 0, report: Report = print,
 ) -> Result:
     """Return the metrics of a fine-tuned model on the held-out rows of `data`.
 
@@ -34,12 +54,81 @@ def evaluate(
         data: The rows.
         batch_size: Rows per batch.
         predictions: File to write, one JSON object per row with `id`, `prediction`, `gold` and scores.
+        resamples: Number of resamples for the confidence intervals of the metrics; 0 for none.
         report: Receives progress messages.
 
     Raises:
         UserError: There are no rows, or a row cannot be read.
     """
     check_output(predictions, "--predictions", inputs=(data.source, data.dev))
+    found = answer_rows(task, params, tokenizer, data, batch_size, report)
+    if predictions is not None and jax.process_index() == 0:
+        write_predictions(predictions, [
+            {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
+            for record, answer, gold in zip(found.records, found.answers, found.golds, strict=True)
+        ])
+    golds, answers = found.scored()
+    metrics, details = (task.score(golds, answers), task.details(golds, answers)) if golds else ({}, {})
+    if golds and resamples:
+        details |= {"intervals": intervals(task, golds, answers, resamples)}
+    counts = {"unlabelled": len(found.records) - len(golds), "unseen": found.unseen}
+    return {"task": task.name, "metrics": _rounded(metrics), "examples": len(found.records)} | {
+        name: count for name, count in counts.items() if count
+    } | details
+
+
+def intervals(
+    task: Task, golds: Sequence[Any], answers: Sequence[Answer], resamples: int, against: Sequence[Answer] | None = None
+) -> dict[str, list[float]]:
+    """Return the 95 % confidence interval of each metric, from percentiles of a bootstrap over the rows.
+
+    Args:
+        task: The task.
+        golds: Right answers.
+        answers: Answers to the same rows.
+        resamples: Number of resamples.
+        against: Answers of another model to the same rows; the intervals are then of the differences of the metrics.
+            Each resample draws the same rows for both models (a paired bootstrap).
+    """
+    draws = np.random.default_rng(0)
+    found = []
+    for _ in range(resamples):
+        chosen = draws.integers(0, len(golds), len(golds))
+        own, *others = (
+            task.score([golds[i] for i in chosen], [each[i] for i in chosen]) for each in (answers, against) if each
+        )
+        found.append({name: value - sum(other[name] for other in others) for name, value in own.items()})
+    names = [name for name in found[0] if all(name in each for each in found)]
+    return {name: np.percentile([each[name] for each in found], [2.5, 97.5]).round(6).tolist() for name in names}
+
+
+def compare(own: Answers, other: Answers, resamples: int) -> Result:
+    """Return the metrics of two models on the same rows, their differences, and the intervals of these.
+
+    Raises:
+        UserError: The models answer different rows or tasks, or the rows have no labels.
+    """
+    if (own.task.name, [r.id for r in own.records], own.golds) != (
+        other.task.name, [r.id for r in other.records], other.golds
+    ):
+        raise UserError("the two models are not of the same task and rows; name the rows with --data.source FILE.")
+    golds, answers = own.scored()
+    if not golds:
+        raise UserError("the rows have no labels, so that the models cannot be compared.")
+    others = other.scored()[1]
+    metrics, theirs = own.task.score(golds, answers), other.task.score(golds, others)
+    differences = {name: metrics[name] - theirs[name] for name in metrics}
+    return {
+        "task": own.task.name, "metrics": _rounded(metrics), "examples": len(own.records),
+        "against": _rounded(theirs), "differences": _rounded(differences),
+        "intervals": intervals(own.task, golds, answers, resamples, others),
+    }
+
+
+def answer_rows(
+    task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int, report: Report = print
+) -> Answers:
+    """Return the answers of a fine-tuned model to the held-out rows of `data`; see `evaluate`."""
     source = data.open(tokenizer, report)
     records = source.records["held_out"]
     if not records:
@@ -56,18 +145,11 @@ def evaluate(
     for example, output in zip(source.examples("held_out", task, data.length), outputs, strict=True):
         parts[example.record].append((example, output))
     answers = [task.answer(record, own) for record, own in zip(records, parts, strict=True)]
-    if predictions is not None and jax.process_index() == 0:
-        write_predictions(predictions, [
-            {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
-            for record, answer, gold in zip(records, answers, golds, strict=True)
-        ])
-    scored = [pair for pair in zip(golds, answers, strict=True) if pair[0] is not None]
-    metrics = task.score(*zip(*scored, strict=True)) if scored else {}
-    metrics = {name: round(float(value), 6) for name, value in metrics.items()}
-    counts = {"unlabelled": len(records) - len(scored), "unseen": unseen}
-    return {"task": task.name, "metrics": metrics, "examples": len(records)} | {
-        name: count for name, count in counts.items() if count
-    }
+    return Answers(task, records, golds, answers, unseen)
+
+
+def _rounded(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: round(float(value), 6) for name, value in metrics.items()}
 
 
 def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:

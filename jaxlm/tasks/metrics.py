@@ -7,6 +7,7 @@ import importlib.util
 import re
 import string
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,31 @@ def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Seque
         "accuracy": accuracy(predictions, gold), "f1": f1(predictions, gold, labels),
         "matthews": matthews(predictions, gold),
     }
+
+
+def class_details(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Return `classes`, with precision, recall, f1 and rows of each label, and the `confusion` matrix.
+
+    A row of the matrix is a gold label, a column a predicted one, both in the order of `labels` and then of gold labels
+    that training had not seen. It has no column for texts that a model wrote and that are no label. A figure without
+    any rows to divide by is 0, as in scikit-learn.
+    """
+    names = [*labels, *sorted(set(gold).difference(labels))]
+    pairs = collections.Counter(zip(gold, predictions, strict=True))
+    table = np.array([[pairs[row, column] for column in names] for row in names])
+    hits = np.diag(table)
+    rows, predicted = (
+        np.array([counts[name] for name in names]) for counts in map(collections.Counter, (gold, predictions))
+    )
+    figures = {
+        "precision": hits / np.maximum(predicted, 1), "recall": hits / np.maximum(rows, 1),
+        "f1": 2 * hits / np.maximum(rows + predicted, 1),
+    }
+    classes = {
+        name: {figure: round(float(values[i]), 6) for figure, values in figures.items()} | {"rows": int(rows[i])}
+        for i, name in enumerate(names)
+    }
+    return {"classes": classes, "confusion": table.tolist()}
 
 
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -153,6 +179,55 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
         "recall": hits / len(theirs) if theirs else 0.0,
         "f1": 2 * hits / (len(own) + len(theirs)) if own or theirs else 0.0,
     }
+
+
+def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return the metrics of sets of labels (Ling & Weld 2012, section 5.2).
+
+    "accuracy" is the share of sets that are right as a whole (strict). Loose macro precision and recall are means over
+    rows of the right share of the predicted and of the gold labels, 0 for a row without any; loose micro ones are
+    shares of all predicted and of all gold labels.
+    """
+    pairs = [(set(own), set(theirs)) for own, theirs in zip(predictions, golds, strict=True)]
+    sums = np.array([[len(own & theirs), len(own), len(theirs)] for own, theirs in pairs], float).reshape(-1, 3)
+    hits, own, theirs = sums.T
+    macro = np.sum(hits / np.maximum(own, 1)), np.sum(hits / np.maximum(theirs, 1))
+    total_hits, total_own, total_theirs = sums.sum(axis=0)
+    return {
+        "accuracy": accuracy([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
+        **_precision_recall("macro_", *(value / max(1, len(pairs)) for value in macro)),
+        **_precision_recall("micro_", total_hits / max(1, total_own), total_hits / max(1, total_theirs)),
+    }
+
+
+def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relation: str) -> dict[str, float]:
+    """Return the metrics of relations.
+
+    They are accuracy; precision, recall and F1 as means over the labels that are gold or predicted (FewRel); and over
+    all rows together without `no_relation`, which is no answer (TACRED).
+    """
+    pairs = list(zip(predictions, golds, strict=True))
+    hits, own, theirs = (collections.Counter(labels) for labels in (
+        (p for p, g in pairs if p == g), predictions, golds,
+    ))
+    labels = sorted({*own, *theirs})
+    shares = [
+        (hits[label] / max(1, own[label]), hits[label] / max(1, theirs[label]),
+         2 * hits[label] / (own[label] + theirs[label]))
+        for label in labels
+    ]
+    means = [float(np.mean(column)) for column in zip(*shares, strict=True)] if shares else [0.0] * 3
+    counted = [sum(count for label, count in counts.items() if label != no_relation) for counts in (hits, own, theirs)]
+    return {
+        "accuracy": accuracy(predictions, golds),
+        **dict(zip(("macro_precision", "macro_recall", "macro_f1"), means, strict=True)),
+        **_precision_recall("micro_", counted[0] / max(1, counted[1]), counted[0] / max(1, counted[2])),
+    }
+
+
+def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str, float]:
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return {f"{prefix}precision": float(precision), f"{prefix}recall": float(recall), f"{prefix}f1": float(f1)}
 
 
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:

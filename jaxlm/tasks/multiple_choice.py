@@ -64,14 +64,14 @@ class ChoiceRows(TableData):
             "question": row.text(self.question_field),
         }, (text,)
 
-    def read(self, path: str) -> Iterator[Record]:
+    def read(self, path: str) -> Iterator[Record | UserError]:
         count = None
-        for record in super().read(path):
-            found = len(record.values["choices"])
+        for row in super().read(path):
+            found = None if isinstance(row, UserError) else len(row.values["choices"])
             count = count or found
-            if found != count:
-                raise UserError(f"{record.place} has {found} choices, the rows before {count}; give each as many.")
-            yield record
+            if found not in (None, count):
+                row = UserError(f"{row.place} has {found} choices, the rows before {count}; give each as many.")
+            yield row
 
 
 @dataclasses.dataclass(frozen=True)

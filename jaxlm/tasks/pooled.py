@@ -97,6 +97,10 @@ class PooledTask(Task):
     def predict(self, params: Params, example: Arrays) -> Arrays:
         return {"logits": self.row_logits(params, self.pooled(params, example, None))}
 
+    def inputs(self, example: Arrays) -> Inputs:
+        """Return the texts of a batch as the model's inputs, those of a row one after another."""
+        return flat_inputs(example)
+
     def row_logits(self, params: Params, x: Float[Array, "batch texts hidden"]) -> Float[Array, "batch classes"]:
         """Return the logits of a row from the vectors of its texts."""
         raise NotImplementedError
@@ -106,7 +110,7 @@ class PooledTask(Task):
     ) -> Float[Array, "batch texts hidden"]:
         """Return the vector of each text that the classifier reads; a key turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        inputs = self.model.complete_inputs(flat_inputs(example), self.vocabulary)
+        inputs = self.model.complete_inputs(self.inputs(example), self.vocabulary)
         x = self.before_classifier(params, self.model.summary(params, inputs, key=keys[0]), keys[1])
         return x.reshape(len(example["row"]), -1, x.shape[-1])
 
@@ -118,7 +122,7 @@ class PooledTask(Task):
         The loss is the mean over each text's tokens, then over all texts of all rows.
         """
         keys = jax.random.split(key)
-        inputs, rows = flat_inputs(example), len(example["row"])
+        inputs, rows = self.inputs(example), len(example["row"])
         hidden, mask = self.hidden(params, inputs, keys[0]), inputs.mask
         x = self.before_classifier(params, last_token(hidden, mask), keys[1])
         weights = jnp.repeat(self.weights(example), len(mask) // rows)

@@ -186,7 +186,10 @@ def read_examples(task: PromptTask, limit: int = 0) -> list[Example]:
 
 def _rows(task: PromptTask, path: str) -> Iterator[TableRow]:
     if kind_of(path) != "text" or task.kind in METRICS:
-        yield from read_table(path, task.columns)
+        for row in read_table(path, task.columns):
+            if isinstance(row, UserError):
+                raise row
+            yield row
         return
     document, number = "", 0
     for piece in read_file(path, "text"):

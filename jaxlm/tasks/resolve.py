@@ -26,6 +26,7 @@ from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.systems import TASKS
 from jaxlm.tasks.base import Task
+from jaxlm.tasks.remarks import row_remarks
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -85,7 +86,7 @@ def with_rows(
     Args:
         resolved: The result of `resolve`.
         run_dir: The run's folder; a run that has begun keeps its number of warm-up steps.
-        report: Receives the labels and progress messages.
+        report: Receives remarks about the rows and progress messages.
 
     Raises:
         UserError: There is no model, there are no rows, or training cannot use one of them.
@@ -108,15 +109,18 @@ def with_rows(
         )
     labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
     task = task.with_labels(labelled, data.class_names())
-    _report_labels(task, report)
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)
     # The embedding gets rows for new special tokens.
     task = dataclasses.replace(task, model=task.model.for_vocabulary(vocabulary))
-    count = len(rows.examples("train", task.bind(vocabulary, data.length), data.length))
+    bound = task.bind(vocabulary, data.length)
+    examples = rows.examples("train", bound, data.length)
+    if jax.process_index() == 0:
+        for line in row_remarks(bound, rows.records["train"], examples, data.length):
+            report(line)
     warmup_steps = None
     if run_dir is not None and (run := RunFolder.read(run_dir)).has_begun:
         warmup_steps = run.experiment.optimizer.warmup_steps
-    experiment = _with_steps(dataclasses.replace(experiment, objective=task), count, warmup_steps)
+    experiment = _with_steps(dataclasses.replace(experiment, objective=task), len(examples), warmup_steps)
     pretrained = dataclasses.replace(pretrained, tokenizer=tokenizer, params=task.from_pretrained(pretrained))
     return Resolved(experiment, pretrained)
 
@@ -226,10 +230,3 @@ def _changes(old: Experiment, new: Experiment) -> list[tuple[Setting, Setting]]:
 
 def _flag(setting: Setting) -> str:
     return f"--{setting.name.replace('_', '-')}"
-
-
-def _report_labels(task: Task, report: Callable[[str], None]) -> None:
-    labels = (getattr(task, "kind", None) or task).labels
-    if labels and jax.process_index() == 0:
-        more = ", …" if len(labels) > 20 else ""
-        report(f"Labels ({len(labels):,}): {', '.join(f'{label:.40}' for label in labels[:20])}{more}")

@@ -6,11 +6,12 @@ import csv
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxlm.data import tfds_source
-from jaxlm.data.labelled import LabelledData, Record
+from jaxlm.data.labelled import LabelledData, Record, row_or_error
 from jaxlm.data.readers import LABELS, LONGEST_LINE, json_object, read_lines, text_of, texts_of, without_compression
 from jaxlm.errors import UserError
 from jaxlm.paths import reading
@@ -63,21 +64,25 @@ class TableData(LabelledData):
         """Return `values` and `texts` of the row's `Record`."""
         raise NotImplementedError
 
-    def read(self, path: str) -> Iterator[Record]:
+    def read(self, path: str) -> Iterator[Record | UserError]:
         for number, row in enumerate(read_table(path, [*self.columns(), *filter(None, [self.id_field])])):
-            name = row.text(self.id_field) if self.id_field else str(number)
-            yield Record(name, row.place, *self.record(row))
+            yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
+
+    def _record(self, number: int, row: TableRow) -> Record:
+        name = row.text(self.id_field) if self.id_field else str(number)
+        return Record(name, row.place, *self.record(row))
 
 
-def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow]:
+def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserError]:
     """Read the wanted columns of each row.
 
     A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" is a field
     of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file
-    without a line of names. TSV is read as GLUE's files are written, without quotes.
+    without a line of names. TSV is read as GLUE's files are written, without quotes. The columns of .csv are separated
+    by the most frequent of comma, semicolon and tab in its first line. A row that cannot be read gives an error.
 
     Raises:
-        UserError: A column is missing, or a row has another length.
+        UserError: The file cannot be read, or a column is missing.
     """
     if "" in columns:
         raise UserError(f"{path} cannot be read by a column without a name; name that of the texts, and the others.")
@@ -88,8 +93,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow]:
     if kind in JSON_LINES:
         for place, line in read_lines(path):
             if line.strip():
-                row = json_object(line, place)
-                yield TableRow(place, {name: _field(row, name, place) for name in columns})
+                yield row_or_error(_json_row, place, line, columns)
         return
     if kind not in (".tsv", ".csv", ".txt"):
         raise UserError(
@@ -104,15 +108,26 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow]:
         names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
     _require(names, columns, path)
     for place, values in lines:
-        if len(values) != len(names):
-            raise UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
-        row = dict(zip(names, values, strict=True))
-        yield TableRow(place, {name: row[name] for name in columns})
+        if len(values) == len(names):
+            row = dict(zip(names, values, strict=True))
+            yield TableRow(place, {name: row[name] for name in columns})
+        else:
+            yield UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
+
+
+def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:
+    row = json_object(line, place)
+    return TableRow(place, {name: _field(row, name, place) for name in columns})
 
 
 def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:
-    form: dict[str, Any] = {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    reader = csv.reader((line for _, line in read_lines(path)), **form)
+    lines = (line for _, line in read_lines(path))
+    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if kind == ".csv":
+        first = next(lines, "")
+        names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
+        form, lines = {"delimiter": max(",;\t", key=names.count)}, itertools.chain([first], lines)
+    reader = csv.reader(lines, **form)
     with reading(path):
         for values in filter(None, reader):  # an empty line is no row
             yield f"{path}, line {reader.line_num}", values

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -48,18 +48,23 @@ class TagRows(LabelledData):
     has_ids: bool = False
     """Whether the first column numbers the words, as in CoNLL-U."""
 
-    def read(self, path: str) -> Iterator[Record]:
+    def read(self, path: str) -> Iterator[Record | UserError]:
         lines = (line for _, line in read_lines(path) if line.strip(BLANK))
         layout = next((_layout(line) for line in lines if not line.startswith(("#", "-DOCSTART-"))), None)
         number = document = 0
         for is_blank, block in itertools.groupby(read_lines(path), lambda item: not item[1].strip(BLANK)):
             words: list[tuple[str, str, str]] = []  # place, word and tag
+            error: UserError | None = None
             for place, line in () if is_blank else block:
                 if line.startswith("-DOCSTART-") or (not words and _is_comment(line, layout)):
                     document += line.startswith(("-DOCSTART-", "# newdoc"))
+                elif isinstance(found := row_or_error(self._word, place, _columns(line)), UserError):
+                    error = error or found
                 else:
-                    words += self._word(place, _columns(line))
-            if words:
+                    words += found
+            if error:
+                yield error
+            elif words:
                 (start, *_), texts, tags = words[0], [word for _, word, _ in words], [tag for *_, tag in words]
                 values = {"words": texts, "tags": tags if self.tag_column else None}
                 yield Record(str(number), start, values, (" ".join(texts),), str(document or ""))

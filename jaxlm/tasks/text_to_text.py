@@ -219,6 +219,9 @@ class TextToText(Task):
     def gold(self, record: Record) -> Any:
         return self.kind.gold(record) if self.kind else super().gold(record)
 
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        return self.kind.details(golds, answers) if self.kind else {}
+
     def require_packages(self) -> None:
         metrics.require_packages([] if self.kind else [self.metric])
 

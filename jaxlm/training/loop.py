@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -223,6 +224,8 @@ def _stop_signals() -> Iterator[Callable[[int], int]]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received = number
+        if number == signal.SIGINT:  # written at once and not by `print`, which a signal must not enter twice
+            os.write(2, b"\nStopping after this step; Ctrl-C again interrupts at once, without saving.\n")
         if several:  # jax's handler of SIGTERM tells the other processes
             signal.raise_signal(signal.SIGTERM)
 

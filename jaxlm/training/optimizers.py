@@ -39,7 +39,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, input_params: Collection[str] = ()
+    config: OptimizerConfig, steps: int, input_params: Collection[str] = (), frozen_params: Collection[str] = ()
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, then the update.
 
@@ -53,6 +53,7 @@ def make_optimizer(
         config: The optimizer's fields.
         steps: Length of the schedule.
         input_params: Names of the parameters below the first layer, for layer decay.
+        frozen_params: Names of the parameters without updates; they have no optimizer state.
     """
     if config.name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
@@ -73,7 +74,13 @@ def make_optimizer(
     clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     if config.layer_decay != 1.0:
         update = optax.chain(update, scale_by_depth(config.layer_decay, input_params))
-    return optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
+    optimizer = optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
+    if not frozen_params:
+        return optimizer
+    parts = {"trained": optimizer, "frozen": optax.set_to_zero()}
+    return optax.partition(parts, lambda params: {
+        name: "frozen" if name in frozen_params else "trained" for name in params
+    })
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:

@@ -74,7 +74,9 @@ class Program:
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
         self.schedule = make_schedule(optimizer, train.steps)
-        self.optimizer = make_optimizer(optimizer, train.steps, objective.model.input_params)
+        self.optimizer = make_optimizer(
+            optimizer, train.steps, objective.model.input_params, objective.frozen_params
+        )
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)

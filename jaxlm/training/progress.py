@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -27,9 +27,11 @@ class Progress:
         self.last_line = 0.0
         self.bar: RichProgress | None = None
         if enabled and sys.stdout.isatty():
-            columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TimeRemainingColumn()
-            self.bar = RichProgress(*columns, expand=True, transient=True)
-            self.task = self.bar.add_task("train", total=steps, completed=first)
+            left = TextColumn("{task.fields[left]}")
+            self.bar = RichProgress(
+                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), left, expand=True, transient=True
+            )
+            self.task = self.bar.add_task("train", total=steps, completed=first, left="")
 
     def __enter__(self) -> Progress:
         """Start the bar."""
@@ -46,9 +48,12 @@ class Progress:
         """Show the metrics of a step: the first one, the last one, and one every few seconds between them."""
         if not self.enabled:
             return
-        now = time.perf_counter()
+        now, left = time.perf_counter(), ""
+        if self.first_shown:  # the first step compiles, so its time says nothing about the others
+            seconds = (now - self.first_shown[1]) / (step - self.first_shown[0]) * (self.steps - step)
+            left = f"{_clock(seconds)} left"
         if self.bar:
-            self.bar.update(self.task, completed=step)
+            self.bar.update(self.task, completed=step, left=left)
         if now - self.last_line >= SECONDS_BETWEEN_LINES or step in (self.first + 1, self.steps):
             self.last_line = now
             figures = [f"loss {means['loss']:.3f}"]
@@ -56,9 +61,8 @@ class Progress:
             figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
             if "mfu" in means:
                 figures.append(f"MFU {means['mfu']:.1%}")
-            if self.first_shown:  # the first step compiles, so its time says nothing about the others
-                seconds = (now - self.first_shown[1]) / (step - self.first_shown[0]) * (self.steps - step)
-                figures.append(f"{_clock(seconds)} left")
+            if left and not self.bar:
+                figures.append(left)
             self.note(f"step {step:,}/{self.steps:,}  " + "  ".join(figures))
         self.first_shown = self.first_shown or (step, now)
 

@@ -31,6 +31,22 @@ def test_classes_as_scikit_learn(labels):
         assert metrics.matthews(own, gold) == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, own))
 
 
+def test_figures_of_each_class_as_scikit_learn():
+    draw = random.Random(1)
+    labels, names = ("c", "a", "b"), ["c", "a", "b", "new"]  # training had not seen the last one
+    gold, own = [draw.choice(names) for _ in range(50)], [draw.choice(labels) for _ in range(50)]
+    found = metrics.class_details(own, gold, labels)
+    assert list(found["classes"]) == names
+    assert found["confusion"] == sklearn.metrics.confusion_matrix(gold, own, labels=names).tolist()
+    wanted = sklearn.metrics.precision_recall_fscore_support(gold, own, labels=names, zero_division=0)
+    for number, name in enumerate(names):
+        figures = [found["classes"][name][figure] for figure in ("precision", "recall", "f1", "rows")]
+        assert figures == pytest.approx([column[number] for column in wanted], abs=1e-6)
+    written = metrics.class_details(["a", "something else"], ["a", "a"], ("a", "b"))  # by a model that writes
+    assert written["classes"]["a"] | {"f1": 0} == {"precision": 1.0, "recall": 0.5, "f1": 0, "rows": 2}
+    assert written["confusion"] == [[1, 0], [0, 0]]
+
+
 def test_correlations():
     gold = [0.0, 1.0, 2.5, 5.0]
     assert metrics.pearson([2.0, 4.0, 7.0, 12.0], gold) == pytest.approx(1.0)

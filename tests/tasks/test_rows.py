@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from jaxlm.commands.evaluate import print_result
-from jaxlm.data.labelled import Example
+from jaxlm.config.presets import load_preset
+from jaxlm.data.labelled import Example, Record, good_rows
 from jaxlm.errors import UserError
+from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
+from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import evaluate
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
+from jaxlm.tasks.remarks import label_remarks, row_remarks
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -32,7 +38,7 @@ def read(data, folder, name, text):
     path = folder / name
     path.write_text(text)
     data.validate()
-    return list(data.read(str(path)))
+    return good_rows(data, str(path))[0]
 
 
 WITHOUT_LABELS = {
@@ -272,10 +278,125 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     data = data(dev=str(tmp_path / "x.tsv"), length=16)
     found = evaluate(task, {}, ByteTokenizer(), data, 4, tmp_path / "out.jsonl")
     assert found["metrics"]["accuracy"] == accuracy and found == found | counts
-    assert found.keys() == {"task", "metrics", *counts}
+    details = {"classes", "confusion"} if kind is Classification else set()
+    assert found.keys() == {"task", "metrics", *counts} | details
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["gold"] for row in rows] == [task.gold(row) for row in data.read(data.dev)]
     print_result(found)
     said = capsys.readouterr().out
     assert "1 with a label that training had not seen and scored as wrong" in said
     assert ("1 without a label and not scored" in said) == ("unlabelled" in counts)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_separator_of_csv_is_detected(separator, tmp_path):
+    text = f'text{separator}"a,b;c;d\te"{separator}label\n"red, white; blue\t!"{separator}0{separator}flag\n'
+    (row,) = read(TextRows(), tmp_path, "x.csv", text)
+    assert row.values == {"text": "red, white; blue\t!", "label": "flag"}
+
+
+BAD_ROWS = {
+    "columns": (TextRows, "x.tsv", "text\tlabel\na\tx\nb\nc\td\te\nd\tx\n", ["line 3 has 1", "line 4 has 3"]),
+    "json": (TextRows, "x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n{\n{"text": null, "label": 2}\n'
+             '{"text": "d", "label": 1}\n', ["line 2: there is no column 'label'", "line 3: this is not JSON", "null"]),
+    "choices": (ChoiceRows, "x.jsonl", json.dumps(CHOICE) + '\n{"text": "a", "choices": ["b"], "label": 0}\n'
+                '{"text": "a", "choices": ["b", "c", "d"], "label": 0}\n' + json.dumps(CHOICE),
+                ["line 2: 'choices' holds no list of two", "line 3 has 3 choices, the rows before 2"]),
+    "tags": (TagRows, "x.conll", "red X\nhouse\n\nblue X\n\na\nb\n\nd X\n", ["line 2 has 1", "line 6 has 1"]),
+    "squad": (AnswerRows, "x.json", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
+        {"id": str(place), "question": "?", "answers": [{"text": "red", "answer_start": place}]}
+        for place in (0, 1, 2, 0)]}]}]}), ["question 1: the answer", "question 2: the answer"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
+    kind, file, text, messages = BAD_ROWS[name]
+    (tmp_path / file).write_text(text)
+    data = kind(source=str(tmp_path / file), held_out=0.0)
+    with pytest.raises(UserError, match=rf"{file}: {len(messages)} of .* rows cannot be read") as error:
+        data.open(ByteTokenizer(), print)
+    shown = str(error.value).splitlines()[1:]
+    assert len(shown) == len(messages) and all(text in line for text, line in zip(messages, shown, strict=True))
+    opened = dataclasses.replace(data, skip_bad_rows=True).open(ByteTokenizer(), print)
+    assert len(opened.records["train"]) == 2 and f"; {len(messages)} that cannot be read are left out" in opened.summary
+
+
+def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text("text\tlabel\ngood\tx\n" + "bad\n" * 25)
+    with pytest.raises(UserError, match="25 of 26 rows") as error:
+        TextRows(source=str(path)).open(ByteTokenizer(), print)
+    assert str(error.value).count("columns instead") == 10 and str(error.value).endswith("and 15 more")
+    path.write_text("text\tlabel\n" + "bad\n" * 25)
+    with pytest.raises(UserError, match="line 2 has 1 columns"):
+        TextRows(source=str(path), skip_bad_rows=True).open(ByteTokenizer(), print)
+
+
+def test_remarks_about_rows():
+    labels = ["good", "Good ", "1", "1.0", "true", "rare", "new"]
+    counts = collections.Counter({"good": 5, "Good ": 2, "1": 2, "1.0": 2, "true": 2, "rare": 1})
+    assert label_remarks(labels, counts) == [
+        "Labels (7): good (5), Good  (2), 1 (2), 1.0 (2), true (2), rare (1), new (0)",
+        "Labels of a single row: 'rare'",
+        "Different labels, although only their form differs: 'good', 'Good '",
+        "Different labels, although only their form differs: '1', '1.0', 'true'",
+    ]
+    rows = [Record(str(i), f"x, line {i}", {"text": text, "label": "a"}, (text,)) for i, text in
+            enumerate(("short", "a text of many words", " "))]
+    task = Classification(labels=("a",), vocabulary=Vocabulary.stand_in(300))
+    examples = [Example(i, {"input_ids": np.zeros(min(12, 2 + len(row.texts[0])), np.int32)})
+                for i, row in enumerate(rows)]
+    assert row_remarks(task, rows, examples, 12) == [
+        "Labels (1): a (3)", "1 row with an empty text, the first at x, line 2",
+        "1 of 3 rows fill the 12 tokens of --data.length, so what is longer is cut",
+    ]
+
+
+def canned_answers(right):
+    """Return answers to rows of which `right` are right, with one more row that has no label."""
+    records = [Record(str(i), f"row {i}", {"label": "a"}, ()) for i in range(len(right) + 1)]
+    answers = [Answer("a" if is_right else "b", {}) for is_right in right] + [Answer("b", {})]
+    return evaluation.Answers(Classification(labels=("a", "b")), records, ["a"] * len(right) + [None], answers, 0)
+
+
+def test_intervals_as_scipy_has_them():
+    right = np.random.default_rng(1).random(200) < 0.8
+    found = evaluation.intervals(Classification(labels=("a", "b")), *canned_answers(right).scored(), 2000)
+    wanted = scipy.stats.bootstrap((right,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
+    assert found["accuracy"] == pytest.approx(wanted, abs=0.012)  # two draws of 2,000 resamples differ by so much
+
+
+def test_a_comparison_is_paired():
+    right = np.random.default_rng(1).random(400) < 0.7
+    better = right.copy()
+    better[np.flatnonzero(~right)[:20]] = True  # 5 points, always in the same direction
+    found = evaluation.compare(canned_answers(better), canned_answers(right), 500)
+    assert found["differences"]["accuracy"] == pytest.approx(0.05)
+    low, high = found["intervals"]["accuracy"]
+    assert 0.02 < low < 0.05 < high < 0.08  # unpaired, the interval would be about ±0.06 and hold 0
+    same = evaluation.compare(canned_answers(right), canned_answers(right), 50)
+    assert same["intervals"]["accuracy"] == [0.0, 0.0]
+    with pytest.raises(UserError, match="not of the same task and rows"):
+        evaluation.compare(canned_answers(right), canned_answers(right[:-1]), 50)
+
+
+@pytest.mark.parametrize(("preset", "label", "prompt", "answer"), [
+    ("cola", "1", "cola sentence: One {text}.", "acceptable"), ("sst2", "0", "sst2 sentence: One {text}.", "negative"),
+    ("mrpc", "0", "mrpc sentence1: One {text}. sentence2: Two!", "not_equivalent"),
+    ("qnli", "not_entailment", "qnli question: One {text}. sentence: Two!", "not_entailment"),
+    ("rte", "entailment", "rte sentence1: One {text}. sentence2: Two!", "entailment"),
+    ("stsb", "3.25", "stsb sentence1: One {text}. sentence2: Two!", "3.2"),
+])
+def test_prompts_of_t5(preset, label, prompt, answer):
+    """The strings of t5.data.preprocessors (`glue` and `stsb`), with the class names of the datasets."""
+    task = load_preset(f"configs/tasks/{preset}.py").objective
+    row = Record("0", "x, line 1", {"text": "One {text}.", "text_pair": "Two!", "label": label}, ())
+    assert task.as_text(row) == (prompt, answer)
+    if preset != "stsb":
+        assert task.from_text(row, answer) == label and task.from_text(row, "neither") == "neither"
+
+
+def test_label_words_that_are_none():
+    with pytest.raises(UserError, match="'positive', which is not LABEL=WORD"):
+        Classification(label_words=("positive",))

@@ -187,3 +187,18 @@ def test_layers_below_learn_more_slowly():
     for layer, factor in (("0", 0.5**3), ("1", 0.5**2)):
         assert jax.tree.leaves(shares["encoder"]["layers"][layer]) == pytest.approx([factor] * 4, rel=1e-3)
     assert shares["norm"]["scale"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_frozen_parameters_stay_and_have_no_state():
+    config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.1, clip_norm=0.0)
+    optimizer, params = make_optimizer(config, STEPS, frozen_params=("word", "encoder")), stacked(parameters())
+    state = optimizer.init(params)
+    updates, state = optimizer.update(stacked(gradients(0)), state, params)
+    for name, tree in updates.items():
+        assert all(bool(leaf.any()) == (name == "norm") for leaf in jax.tree.leaves(tree))
+    alone = {"norm": params["norm"]}
+    expected, expected_state = make_optimizer(config, STEPS).update(
+        {"norm": stacked(gradients(0))["norm"]}, make_optimizer(config, STEPS).init(alone), alone
+    )
+    np.testing.assert_array_equal(updates["norm"]["scale"], expected["norm"]["scale"])
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(expected_state))

@@ -1,0 +1,99 @@
+"""Entity typing: any number of types for a mention in a sentence (FIGER, Open Entity)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from jaxlm.data.labelled import Arrays, Example, Record
+from jaxlm.data.mentions import Mention, Mentions
+from jaxlm.data.readers import LABELS, text_of, texts_of
+from jaxlm.objectives.base import Line, Term, Terms
+from jaxlm.tasks import metrics
+from jaxlm.tasks.base import Answer
+from jaxlm.tasks.marked import MarkedRows, MarkedTask, mark_spans, span_of
+
+MARK = "。"
+"""What stands before and after the mention, a symbol of BERT's vocabulary that English texts lack."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TypingRows(MarkedRows):
+    """Mentions with their types, in the form of ERNIE's files of FIGER and Open Entity; see `MarkedRows`.
+
+    A row has `sent`, `start` and `end` of the mention, `labels` (may be missing) and `ents`, the linked entities. Rows
+    with an empty mention are skipped, as in the official code.
+    """
+
+    def record(self, row: dict[str, Any], place: str) -> tuple[dict[str, Any], str] | None:
+        text, labels = text_of(row.get("sent"), place, "sent"), row.get("labels")
+        start, end = span_of(row.get("start"), row.get("end"), text, place)
+        if start == end:
+            return None
+        labels = None if labels is None else texts_of(labels, place, "labels", LABELS)
+        linked = [] if row.get("ents") is None else row["ents"]
+        entities = self.linked(linked, text, place, "ents")
+        return {"text": text, "span": (start, end), "entities": entities, "labels": labels}, text
+
+
+@dataclasses.dataclass(frozen=True)
+class EntityTyping(MarkedTask):
+    """loss = mean binary cross-entropy over rows and types (Zhang et al. 2019, section 4.3).
+
+    The types with a positive logit are predicted.
+    """
+
+    top_label: bool = False
+    """Always predict the type with the highest logit too, as the official code does for FIGER."""
+
+    name = "entity_typing"
+    gold_value = "labels"
+    has_classifier_bias = False
+
+    def marked(self, record: Record) -> tuple[str, Mentions]:
+        values = record.values
+        mentions = [Mention(start, end, entity) for entity, start, end in values["entities"]]
+        return mark_spans(values["text"], [(tuple(values["span"]), MARK)], mentions)
+
+    def label_names(self, record: Record) -> Sequence[str]:
+        return record.values["labels"] or ()
+
+    def label(self, record: Record) -> np.ndarray:
+        wanted = {self.label_number(record, label) for label in self.label_names(record)}
+        return np.array([number in wanted for number in range(len(self.labels))], np.float32)
+
+    def synthetic(self, rows: int, length: int) -> Arrays:
+        return super().synthetic(rows, length) | {"label": np.zeros((rows, self.outputs), np.float32)}
+
+    def label_terms(
+        self, logits: Float[Array, "batch classes"], label: Array, weights: Float[Array, " batch"]
+    ) -> Terms:
+        losses = jnp.mean(optax.sigmoid_binary_cross_entropy(logits, label), axis=-1)
+        is_right = jnp.all((logits > 0) == (label > 0), axis=-1)
+        return {"task_loss": Term.of(losses, weights, 1.0), "accuracy": Term.of(is_right, weights)}
+
+    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+        logits = parts[0][1]["logits"].astype(np.float64)
+        is_predicted = (logits > 0) | (self.top_label & (logits == logits.max()))
+        shares = 1 / (1 + np.exp(-logits))
+        found = [label for label, is_own in zip(self.labels, is_predicted, strict=True) if is_own]
+        return Answer(found, {"scores": dict(zip(self.labels, shares.tolist(), strict=True))})
+
+    def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+        return metrics.label_set_metrics([answer.prediction for answer in answers], golds)
+
+    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
+        names = [label for label, is_own in zip(self.labels, example["label"][row], strict=True) if is_own]
+        return [*super().describe(batch, example, row), Line(f"labels {', '.join(names)}", [], [])]
+
+    def as_text(self, record: Record) -> tuple[str, str]:
+        return self.marked(record)[0], ", ".join(self.label_names(record))
+
+    def from_text(self, record: Record, text: str) -> list[str]:
+        return text.split(", ") if text else []

@@ -1,0 +1,63 @@
+"""Remarks about the rows of a task before it trains: class counts, likely mistakes in labels, empty and long texts."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxlm.data.labelled import Example, Record
+from jaxlm.tasks.base import Task
+
+_SHOWN = 20  # labels in one line
+
+
+def row_remarks(task: Task, records: Sequence[Record], examples: Sequence[Example], length: int) -> list[str]:
+    """Return one line per remark.
+
+    Args:
+        task: The task, bound and with labels.
+        records: Its training rows.
+        examples: The examples of these rows.
+        length: Maximum sequence length.
+    """
+    kind = getattr(task, "kind", None) or task  # the task whose answers `TextToText` writes
+    counts = collections.Counter(label for record in records for label in kind.label_names(record))
+    lines = label_remarks(kind.labels, counts) if kind.labels else []
+    if empty := [record for record in records if not all(text.strip() for text in record.texts)]:
+        lines.append(f"{_rows(len(empty))} with an empty text, the first at {empty[0].place}")
+    name = next(iter(task.padding))
+    num_full = int(np.sum([example.arrays[name].shape[-1] >= length for example in examples]))
+    if num_full and len(examples) == len(records):  # otherwise the task reads long texts in windows
+        lines.append(
+            f"{num_full:,} of {len(records):,} rows fill the {length} tokens of --data.length, so what is longer is cut"
+        )
+    return lines
+
+
+def label_remarks(labels: Sequence[str], counts: collections.Counter[str]) -> list[str]:
+    """Return the counts of the labels, those that occur once, and those that differ only in form."""
+    shown = ", ".join(f"{label:.40} ({counts[label]:,})" for label in labels[:_SHOWN])
+    lines = [f"Labels ({len(labels):,}): {shown}{', …' if len(labels) > _SHOWN else ''}"]
+    if rare := [repr(label) for label in labels if counts[label] == 1]:
+        lines.append(f"Labels of a single row: {', '.join(rare[:_SHOWN])}{', …' if len(rare) > _SHOWN else ''}")
+    forms = collections.defaultdict(list)
+    for label in labels:
+        forms[_plain(label)].append(repr(label))
+    lines += [f"Different labels, although only their form differs: {', '.join(same)}"
+              for same in forms.values() if len(same) > 1]
+    return lines
+
+
+def _plain(label: str) -> str:
+    """Return a label without what a person would overlook: case, outer spaces, the form of a number or truth value."""
+    text = {"true": "1", "false": "0"}.get(label.strip().casefold(), label.strip().casefold())
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row" + "s" * (count > 1)

@@ -1,0 +1,176 @@
+"""Paths against networkx, scores against the formula, and the arrays of schema graphs."""
+
+import itertools
+
+import networkx
+import numpy as np
+import pytest
+
+from jaxlm.data.concept_graph import ConceptGraph
+from jaxlm.data.grounding import Concepts
+from jaxlm.data.knowledge_graph import Vectors, write_vectors
+from jaxlm.data.schema_graph import (
+    GraphSizes,
+    Knowledge,
+    build_graphs,
+    describe_path,
+    edge_scores,
+    find_paths,
+    schema_graph,
+)
+from jaxlm.errors import UserError
+from jaxlm.types import SchemaGraph
+
+RELATIONS = ("isa", "relatedto", "usedfor")
+
+
+@pytest.fixture(scope="module")
+def knowledge():
+    """A random graph of 40 concepts, with vectors."""
+    draw = np.random.default_rng(0)
+    names = [f"c{i:02}" for i in range(40)]
+    rows = zip(draw.choice(names, 150), draw.choice(RELATIONS, 150), draw.choice(names, 150), strict=True)
+    graph = ConceptGraph.of([(str(h), str(r), str(t)) for h, r, t in rows if h != t])
+    normal = draw.normal
+    return Knowledge(graph, normal(size=(len(graph.concepts), 8)).astype(np.float32),
+                     normal(size=(len(graph.relations), 8)).astype(np.float32))
+
+
+def slow_score(knowledge, path):
+    """Product over the hops of the highest (1 + cos(r, t - h)) / 2 among the triples between its ends."""
+    graph, score = knowledge.graph, 1.0
+    for head, tail in itertools.pairwise(path):
+        cosines = []
+        for a, name, b in graph.triples():
+            ends = graph.ids[a], graph.ids[b]
+            relation = knowledge.relations[graph.relations.index(name)].astype(float)
+            shift = np.subtract(*(knowledge.concepts[i].astype(float) for i in reversed(ends)))
+            cosine = relation @ shift / np.linalg.norm(relation) / np.linalg.norm(shift)
+            if {head, tail} == set(ends):
+                cosines += [cosine, -cosine] if name == "relatedto" else [cosine]
+        score *= (1 + max(cosines)) / 2
+    return score
+
+
+def test_paths_are_the_simple_paths_of_networkx(knowledge):
+    graph = knowledge.graph
+    nodes = networkx.Graph([(graph.ids[h], graph.ids[t]) for h, _, t in graph.triples()])
+    scores = edge_scores(*knowledge)
+    for head, tail in itertools.product(range(5), range(20, 30)):
+        expected = {tuple(path): slow_score(knowledge, path)
+                    for path in networkx.all_simple_paths(nodes, head, tail, cutoff=2)}
+        found = {path.concepts: path.score for path in find_paths(graph, scores, head, tail, 0.0)}
+        assert found == pytest.approx(expected, abs=1e-5)
+        kept = find_paths(graph, scores, head, tail, 0.3)
+        assert {path.concepts for path in kept} == {path for path, score in expected.items() if score >= 0.3}
+        assert [path.score for path in kept] == sorted((path.score for path in kept), reverse=True)
+    assert find_paths(graph, scores, 3, 3, 0.0) == []
+
+
+def test_each_hop_has_its_lowest_relation(knowledge):
+    graph = knowledge.graph
+    count = len(graph.relations)
+    between = {}
+    for head, name, tail in graph.triples():
+        a, r, b = graph.ids[head], graph.relations.index(name), graph.ids[tail]
+        between.setdefault((a, b), set()).add(r)
+        between.setdefault((b, a), set()).add(r + count)
+    paths = [path for tail in range(20, 40) for path in find_paths(graph, edge_scores(*knowledge), 0, tail, 0.0)]
+    assert len(paths) > 20
+    for path in paths:
+        assert path.relations == tuple(min(between[hop]) for hop in itertools.pairwise(path.concepts))
+
+
+def test_a_hundred_best_paths_of_a_pair():
+    middle = [f"m{i:03}" for i in range(130)]
+    triples = [("a", "isa", "b"), *((m, "isa", "a") for m in middle), *((m, "isa", "b") for m in middle)]
+    graph = ConceptGraph.of(triples)
+    scores = np.random.default_rng(0).uniform(size=len(graph.tails)).astype(np.float32)
+    paths = find_paths(graph, scores, graph.ids["a"], graph.ids["b"], 0.0)
+    everything = find_paths(graph, scores, graph.ids["a"], graph.ids["b"], 0.1)
+    assert len(paths) == 100 and paths[: len(everything)] == everything[:100]
+
+
+def check(graph, arrays, sizes):
+    """Assert the rules of a schema graph's arrays, and return its paths as concepts."""
+    assert {name: array.shape for name, array in arrays._asdict().items()} == sizes.shapes()
+    concepts = arrays.concepts[arrays.concepts >= 0]
+    assert len(set(concepts)) == len(concepts)
+    edges = {tuple(edge) for edge in arrays.edges[arrays.edges[:, 0] >= 0]}
+    assert len(edges) == (arrays.edges[:, 0] >= 0).sum() and all(a < b for a, b in edges)
+    assert all(concepts[b] in graph.neighbors(concepts[a]) for a, b in edges)
+    found = []
+    for pair, nodes, relations in zip(arrays.path_pairs, arrays.path_nodes, arrays.path_relations, strict=True):
+        nodes, relations = nodes[nodes >= 0], relations[relations >= 0]
+        assert (pair < 0) == (len(nodes) == 0) and len(relations) == max(0, len(nodes) - 1)
+        if pair >= 0:
+            assert arrays.pairs[pair].tolist() == [nodes[0], nodes[-1]]
+            assert all((min(hop), max(hop)) in edges for hop in itertools.pairwise(nodes))
+            found.append(tuple(concepts[nodes].tolist()))
+    pairs = arrays.pairs[arrays.pairs[:, 0] >= 0]
+    assert len(pairs) == len(set(arrays.path_pairs[arrays.path_pairs >= 0]))
+    return found
+
+
+def test_arrays_of_a_schema_graph(knowledge):
+    graph, scores = knowledge.graph, edge_scores(*knowledge)
+    concepts = Concepts((0, 1, 2, 3, 4), (20, 21, 22))
+    sizes = GraphSizes(threshold=0.2)
+    expected = sorted((path for head, tail in itertools.product(*concepts)
+                       for path in find_paths(graph, scores, head, tail, 0.2)), key=lambda path: -path.score)
+    arrays = schema_graph(graph, scores, concepts, sizes)
+    assert check(graph, arrays, sizes) == [path.concepts for path in expected] and len(expected) > 10
+    # Edges within the question's concepts are there, too.
+    nodes = arrays.concepts.tolist()
+    edges = {tuple(sorted(nodes[i] for i in edge)) for edge in arrays.edges[arrays.edges[:, 0] >= 0]}
+    within = {tuple(sorted((head, int(tail)))) for side in concepts for head in side
+              for tail in set(graph.neighbors(head)) & set(side)}
+    hops = {tuple(sorted(hop)) for path in expected for hop in itertools.pairwise(path.concepts)}
+    assert within and edges == within | hops
+
+
+@pytest.mark.parametrize("sizes", [
+    GraphSizes(paths=5, threshold=0.0), GraphSizes(pairs=2, threshold=0.0), GraphSizes(nodes=6, threshold=0.0),
+])
+def test_the_best_paths_are_kept_where_there_is_no_room(knowledge, sizes):
+    graph, scores = knowledge.graph, edge_scores(*knowledge)
+    concepts = Concepts((0, 1, 2, 3, 4), (20, 21, 22))
+    everything = check(graph, schema_graph(graph, scores, concepts, GraphSizes(threshold=0.0)), GraphSizes())
+    kept = check(graph, schema_graph(graph, scores, concepts, sizes), sizes)
+    assert 0 < len(kept) < len(everything) and kept[0] == everything[0]
+    assert kept == [path for path in everything if path in kept]
+
+
+def test_statements_without_paths_are_empty(knowledge):
+    for concepts in (Concepts((), (1,)), Concepts((1,), ()), Concepts((2,), (2,))):
+        arrays = schema_graph(knowledge.graph, edge_scores(*knowledge), concepts, GraphSizes())
+        assert all((array == -1).all() for array in arrays)
+
+
+def test_graphs_of_rows_are_built_once(tmp_path, monkeypatch):
+    pytest.importorskip("simplemma")
+    monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "cache"))
+    graph = tmp_path / "graph.tsv"
+    graph.write_text("cat\tHasA\ttail\ncat\tIsA\tanimal\ndog\tIsA\tanimal\nhouse\tUsedFor\tliving\n")
+    draw = np.random.default_rng(0)
+    for kind, names in (("entity", ("cat", "Dog", "Tail", "other")), ("relation", ("IsA", "PartOf"))):
+        write_vectors(tmp_path, kind, Vectors(names, draw.normal(size=(len(names), 4)).astype(np.float32)))
+    knowledge = Knowledge.open(str(graph), str(tmp_path))
+    opened = knowledge.graph
+    assert knowledge.concepts[opened.ids["dog"]].any() and not knowledge.concepts[opened.ids["animal"]].any()
+    assert not knowledge.relations[opened.relations.index("usedfor")].any()
+    rows, reports = [("What do cats have?", ["tails", "a dog"]), ("A house?", ["dogs", "cats"])], []
+    sizes = GraphSizes(threshold=0.0)
+    graphs = build_graphs(rows, knowledge, sizes, reports.append)
+    texts = [[[describe_path(opened, one, k) for k in np.flatnonzero(one.path_pairs >= 0)]
+              for one in (SchemaGraph(*(array[row, choice] for array in graphs)) for choice in range(2))]
+             for row in range(2)]
+    assert texts == [[["cat --partof*--> tail"], ["cat --isa--> animal --isa*--> dog"]], [[], []]]
+    again = build_graphs(rows, knowledge, sizes, reports.append)
+    assert len(reports) == 1 and all((a == b).all() for a, b in zip(graphs, again, strict=True))
+    build_graphs(rows, knowledge, GraphSizes(paths=3), reports.append)  # other settings
+    build_graphs(rows, Knowledge(opened, None, None), sizes, reports.append)  # no vectors
+    assert len(reports) == 3
+    write_vectors(tmp_path, "entity", Vectors(("x",), np.ones((1, 4), np.float32)))
+    with pytest.raises(UserError, match="no vector of any entity"):
+        Knowledge.open(str(graph), str(tmp_path))
