@@ -92,13 +92,13 @@ class ConceptGraph:
     @classmethod
     def of(cls, triples: Iterable[Triple]) -> ConceptGraph:
         """Return the graph of triples that `read_concepts` has normalised."""
-        heads, names, tails = zip(*triples, strict=True) if (triples := list(triples)) else ((), (), ())
-        concepts, ends = np.unique(np.array([*heads, *tails], object).astype(str), return_inverse=True)
-        is_conceptnet = set(names) <= set(CONCEPTNET)
-        relations = CONCEPTNET if is_conceptnet else tuple(sorted(set(names)))
-        number = {name: i for i, name in enumerate(relations)}
-        head, tail = ends[: len(heads)], ends[len(heads) :]
-        relation = np.array([number[name] for name in names], np.int64)
+        triples = list(triples)
+        concepts = sorted({name for head, _, tail in triples for name in (head, tail)})
+        names = {name for _, name, _ in triples}
+        relations = CONCEPTNET if names <= set(CONCEPTNET) else tuple(sorted(names))
+        ids, numbers = ({name: i for i, name in enumerate(of)} for of in (concepts, relations))
+        numbered = [(ids[head], numbers[name], ids[tail]) for head, name, tail in triples]
+        head, relation, tail = np.array(numbered, np.int64).reshape(-1, 3).T
         rows = np.stack([
             np.concatenate([head, tail]), np.concatenate([tail, head]),
             np.concatenate([relation, relation + len(relations)]),
@@ -106,7 +106,7 @@ class ConceptGraph:
         rows = np.unique(rows, axis=0)
         pairs, first = np.unique(rows[:, :2], axis=0, return_index=True)
         return cls(
-            tuple(map(str, concepts)), relations,
+            tuple(concepts), relations,
             offsets=np.searchsorted(pairs[:, 0], np.arange(len(concepts) + 1)),
             tails=pairs[:, 1].astype(np.int32),
             # Sorted by tail first, edge k is the reverse of edge k sorted by head first.

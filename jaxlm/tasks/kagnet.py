@@ -142,6 +142,7 @@ class KagNet(MultipleChoice):
         alone = dataclasses.replace(self, graph="", graph_fingerprint="", encoder="", network=KagNetwork())
 
         def compute() -> dict[str, np.ndarray]:
+            print(f"Computing the vectors of the statements of {len(records):,} rows")
             rows = LabelledSource(tokenizer, {"held_out": list(records)}, buckets=True)
             params = merge_params(jax.jit(alone.init)(jax.random.key(0)), alone.from_pretrained(source))
             outputs = alone.run(params, rows, length, batch_size=16)
