@@ -2,7 +2,7 @@
 
 The vectors of Wikidata's entities are not among the parameters. The published run began with BERT-base, of which
 `--init-from` reads a folder of Transformers or a run of bert_base; without it everything is trained from scratch. Its
-learning rate stayed constant after the warm-up, 10 % of one pass over Wikipedia, 4,500 million tokens in 34,332 steps.
+learning rate stayed constant after the warm-up, 10 % of one pass over Wikipedia, 4,500 million tokens in 34,000 steps.
 
 Command:     jaxlm pretrain configs/ernie_base.py --run-dir runs/ernie_base --init-from BERT_FOLDER \\
                  --data.source "text/*.jsonl.zst" --objective.entities VECTORS_FOLDER

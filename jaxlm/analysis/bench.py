@@ -63,7 +63,8 @@ def bench_pretraining(
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
-    program = Program(objective, t, experiment.optimizer, mesh, load_constants(objective, load_teacher))
+    constants = jax.device_put(load_constants(objective, load_teacher))
+    program = Program(objective, t, experiment.optimizer, mesh, constants)
     placed, step = jax.device_put(batch, batch_sharding(mesh)), _Steps(program, program.init(t.seed))
     ours = Side("jaxlm", lambda steps: step.run([placed] * steps), lambda: {
         "optimizer": experiment.optimizer.name, "note": f"jax {jax.__version__}",
@@ -144,7 +145,7 @@ def bench_fine_tuning(
     mesh, rows = make_mesh(experiment.mesh), experiment.data.open(source.tokenizer, report)
     vocabulary = dataclasses.replace(source.tokenizer.vocabulary, preserve_rows=True)
     task = experiment.objective.bind(vocabulary, length, rows.statistics)
-    constants = load_constants(task, load_teacher)
+    constants = jax.device_put(load_constants(task, load_teacher))
     feed, program = Feed(rows, task, t, length, mesh), Program(task, t, experiment.optimizer, mesh, constants)
     params = with_constants(task, constants).initial_params(program.init_params(t.seed), source)
     params = jax.device_get(params)

@@ -87,7 +87,7 @@ class ConceptGraph:
     relation_offsets: np.ndarray
     """int64 [edges + 1]: first relation of each edge."""
     edge_relations: np.ndarray
-    """int16 [relations of all edges], ascending within an edge."""
+    """int32 [relations of all edges], ascending within an edge."""
 
     @classmethod
     def of(cls, triples: Iterable[Triple]) -> ConceptGraph:
@@ -112,7 +112,7 @@ class ConceptGraph:
             # Sorted by tail first, edge k is the reverse of edge k sorted by head first.
             reverse=np.lexsort((pairs[:, 0], pairs[:, 1])),
             relation_offsets=np.append(first, len(rows)),
-            edge_relations=rows[:, 2].astype(np.int16),
+            edge_relations=rows[:, 2].astype(np.int32),
         )
 
     @functools.cached_property

@@ -34,7 +34,7 @@ class Linker:
             entity, *names = (column.strip() for column in line.split("\t"))
             if not entity or not any(names):
                 raise UserError(f"{place} is {line.strip()[:60]!r}; it must be an entity, a tab and a name.")
-            for tokens in (_token.findall(name.casefold()) for name in names if name):
+            for tokens in ([token.casefold() for token in _token.findall(name)] for name in names if name):
                 self._entities.setdefault(" ".join(tokens), entity)
                 self._longest[tokens[0]] = max(len(tokens), self._longest.get(tokens[0], 0))
         if not self._entities:

@@ -205,7 +205,7 @@ class Knowledge(NamedTuple):
         if not vectors:
             return cls(opened, None, None)
         concepts = _rows_of(vectors, "entity", opened.concepts)
-        relations = _rows_of(vectors, "relation", [name.lower() for name in opened.relations])
+        relations = _rows_of(vectors, "relation", [normalize(name) for name in opened.relations])
         return cls(opened, concepts, relations)
 
 

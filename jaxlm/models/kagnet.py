@@ -19,7 +19,7 @@ from jaxlm.fields import check_ranges, field
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.types import Params, SchemaGraph
 
-_HIDDEN = -1e30  # logit of what a softmax leaves out; finite, so that an empty softmax has a gradient
+_HIDDEN = -1e30  # logit of masked entries; finite, so that a softmax over none has a gradient
 
 
 class Scores(NamedTuple):

@@ -49,11 +49,7 @@ class ReadsEntities(HasConstants):
         """
         if not self.model.entity_width:
             return ()
-        if not self.entities:
-            raise UserError(
-                "objective.entities is empty; give --objective.entities the folder of a knowledge graph's vectors "
-                "(entity2id.txt, and vectors.safetensors or entity2vec.vec)."
-            )
+        self._require_folder()
         names, vectors = read_vectors(self.entities)
         width = self.model.entity_width
         if vectors.shape[1] != width:
@@ -84,7 +80,19 @@ class ReadsEntities(HasConstants):
 
     def entity_name(self, entity: Any) -> str:
         """Return the name of an entity, for `jaxlm show`."""
-        return _names(self.entities)[int(entity)]
+        return self.entity_names()[int(entity)]
+
+    def entity_names(self) -> tuple[str, ...]:
+        """Return the names of all entities, by id."""
+        self._require_folder()
+        return _names(self.entities)
+
+    def _require_folder(self) -> None:
+        if not self.entities:
+            raise UserError(
+                "objective.entities is empty; give --objective.entities the folder of a knowledge graph's vectors "
+                "(entity2id.txt, and vectors.safetensors or entity2vec.vec)."
+            )
 
 
 @functools.lru_cache(1)

@@ -243,7 +243,7 @@ class Task(Objective):
 
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
         """Return the outputs of `predict` for each held-out example, without batch dimension."""
-        constants = self.prediction_constants()
+        constants = jax.device_put(self.prediction_constants())  # otherwise every batch would copy them
         step = jax.jit(lambda params, constants, batch: with_constants(self, constants).predict(params, batch))
         batches = source.batches("held_out", batch_size, self.row_format(length), 0)
         found: dict[int, Arrays] = {}

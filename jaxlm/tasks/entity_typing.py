@@ -20,7 +20,7 @@ from jaxlm.tasks.base import Answer
 from jaxlm.tasks.marked import MarkedRows, MarkedTask, mark_spans, span_of
 
 MARK = "。"
-"""What stands before and after the mention, a symbol of BERT's vocabulary that English texts lack."""
+"""Marker around the mention, a symbol of BERT's vocabulary that English texts lack."""
 
 
 @dataclasses.dataclass(frozen=True)

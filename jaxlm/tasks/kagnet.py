@@ -57,6 +57,8 @@ class KagNet(MultipleChoice):
     encoder: str = field("", resumable=True)
     """Folder of a frozen encoder, set by --init-from: the vectors of all statements are computed once and kept in the
     cache folder. Empty: each step computes them, with the run's own copy of the encoder."""
+    encoder_fingerprint: str = field("", weights=True)
+    """Hash of the frozen encoder's parameters; set by --init-from."""
     sizes: GraphSizes = GraphSizes()
     network: KagNetwork = field(KagNetwork(), weights=True)
     train_encoder: bool = False
@@ -84,7 +86,11 @@ class KagNet(MultipleChoice):
         task = super().with_pretrained_model(source)
         # New symbols (GPT-1) get vectors that only the run has.
         has_symbols = source.tokenizer.with_symbols(task.symbols) is source.tokenizer
-        return dataclasses.replace(task, encoder=source.path if has_symbols else "")
+        is_stored = has_symbols and not self.train_encoder
+        fingerprint = _fingerprint(source) if is_stored else ""
+        return dataclasses.replace(
+            task, encoder=source.path if has_symbols else "", encoder_fingerprint=fingerprint
+        )
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         return [(statement(_question(record), choice),) for choice in record.values["choices"]]
@@ -139,6 +145,12 @@ class KagNet(MultipleChoice):
                 "use the run's own copy."
             )
         source = load_model(self.encoder)
+        fingerprint = _fingerprint(source)
+        if self.encoder_fingerprint not in ("", fingerprint):
+            raise UserError(
+                f"the encoder {self.encoder} has changed since the model was trained with it; bring the old one back, "
+                "or give --objective.encoder '' to use the run's own copy."
+            )
         alone = dataclasses.replace(self, graph="", graph_fingerprint="", encoder="", network=KagNetwork())
 
         def compute() -> dict[str, np.ndarray]:
@@ -148,7 +160,7 @@ class KagNet(MultipleChoice):
             outputs = alone.run(params, rows, length, batch_size=16)
             return {"statement": np.stack([output["statement"] for output in outputs])}
 
-        facts = [digest(checksums(source.params)[0]), tokenizer.fingerprint, length, *map(self.texts, records)]
+        facts = [fingerprint, repr(alone.model), tokenizer.fingerprint, length, *map(self.texts, records)]
         return cached("statements", facts, compute)["statement"]
 
     def synthetic(self, rows: int, length: int) -> Arrays:
@@ -181,14 +193,16 @@ class KagNet(MultipleChoice):
         """Return the encoder's parameters of `source`, and those of a KagNet with the same graph and sizes."""
         params, theirs = super().from_pretrained(source), source.objective
         if isinstance(theirs, KagNet):
-            same = (theirs.network, theirs.graph_fingerprint) == (self.network, self.graph_fingerprint)
+            options = {"dropout": self.network.dropout, "published_padding": self.network.published_padding}
+            network = dataclasses.replace(theirs.network, **options)
+            same = (network, theirs.graph_fingerprint) == (self.network, self.graph_fingerprint)
             params = params if same else {name: tree for name, tree in params.items() if name != "knowledge"}
         return params
 
     def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
         """Return the parameters that training begins with: the tables from the vectors, inverse relations as copies."""
         begun = super().initial_params(params, source)
-        if not self.vectors or (source is not None and "knowledge" in source.params):
+        if not self.graph or not self.vectors or (source is not None and "knowledge" in source.params):
             return begun
         knowledge = self._knowledge()
         tables = {"concept": knowledge.concepts, "relation": np.tile(knowledge.relations, (2, 1))}
@@ -293,6 +307,11 @@ class KagNet(MultipleChoice):
         # A training step is counted as three forward passes; a frozen encoder does one or, with stored vectors, none.
         encoder = self.model.forward_flops(length) * (1 if self.train_encoder else 0 if self.stores_vectors else 1 / 3)
         return self.num_texts * (encoder + self.network.flops(empty(self._sizes), self.model.width))
+
+
+def _fingerprint(source: PretrainedModel) -> str:
+    """Return a hash of a model's parameters."""
+    return digest(checksums(source.params)[0])
 
 
 def _question(record: Record) -> str:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.corruption.entities import NONE
-from jaxlm.data.knowledge_graph import read_names
 from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
 from jaxlm.data.mentions import Mention, Mentions, first_tokens
 from jaxlm.data.readers import NUMBERS, json_object, open_text, read_lines
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Constants, Line
+from jaxlm.objectives.base import Constants, Line, PretrainedModel
 from jaxlm.objectives.entities import ReadsEntities
 from jaxlm.paths import reading
 from jaxlm.tasks.base import text_arrays
@@ -126,6 +127,18 @@ def mark_spans(text: str, spans: Sequence[tuple[Span, str]], mentions: Sequence[
     return "".join([*pieces, text[last:]]), moved
 
 
+def _no_teacher(path: str) -> PretrainedModel:
+    raise NotImplementedError  # the constants are a table, not a model
+
+
+def _fingerprint(constants: Constants) -> str:
+    """Return a hash of the arrays."""
+    facts = hashlib.sha256()
+    for leaf in jax.tree.leaves(constants):
+        facts.update(np.ascontiguousarray(leaf))
+    return facts.hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class MarkedTask(ReadsEntities, PooledTask):
     """A task whose classifier reads a text with marked spans.
@@ -133,6 +146,15 @@ class MarkedTask(ReadsEntities, PooledTask):
     The arrays of a row: input_ids, token_type_ids, attention_mask int32 [length]; label; and for a model that reads
     entities `entities` int32 [length], the entity of the mention that begins at each token, -1 for none.
     """
+
+    entities_fingerprint: str = field("", weights=True)
+    """Hash of the entities' names and vectors; set when training begins."""
+
+    def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
+        task = super().with_labels(records, names)
+        if not self.model.entity_width:
+            return task
+        return dataclasses.replace(task, entities_fingerprint=_fingerprint(self.load_constants(_no_teacher)))
 
     def marked(self, record: Record) -> tuple[str, Mentions]:
         """Return the text with its marks, and the mentions in it."""
@@ -146,7 +168,7 @@ class MarkedTask(ReadsEntities, PooledTask):
         texts = [self.marked(record) for record in records]
         reads_entities, numbers = self.model.entity_width > 0, {}
         if reads_entities:
-            numbers = {name: number for number, name in enumerate(read_names(self.entities, "entity"))}
+            numbers = {name: number for number, name in enumerate(self.entity_names())}
         room, examples = length - self.template.num_symbols(False), []
         encoded = tokenizer.encode_with_offsets([text for text, _ in texts])
         for number, (record, (_, mentions), (ids, offsets)) in enumerate(zip(records, texts, encoded, strict=True)):
@@ -173,9 +195,13 @@ class MarkedTask(ReadsEntities, PooledTask):
         return self.classify(params, x[:, 0])
 
     def prediction_constants(self) -> Constants:
-        from jaxlm.runs.load import load_teacher  # it knows all tasks
-
-        return self.load_constants(load_teacher)
+        constants = self.load_constants(_no_teacher)
+        if constants and self.entities_fingerprint not in ("", _fingerprint(constants)):
+            raise UserError(
+                f"the vectors in {self.entities} have changed since the model was trained with them; bring the old "
+                "ones back, or give their place with --objective.entities."
+            )
+        return constants
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         (line,) = super().describe(batch, example, row)

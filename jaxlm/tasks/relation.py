@@ -18,7 +18,7 @@ from jaxlm.tasks.base import Answer
 from jaxlm.tasks.marked import MarkedRows, MarkedTask, linked_entity, mark_spans
 
 HEAD, TAIL = "#", "$"
-"""What stands before and after the head and the tail, symbols of BERT's vocabulary."""
+"""Markers around the head and around the tail, symbols of BERT's vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)

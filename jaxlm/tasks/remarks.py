@@ -54,7 +54,7 @@ def _plain(label: str) -> str:
     """Return a label without what a person would overlook: case, outer spaces, the form of a number or truth value."""
     text = {"true": "1", "false": "0"}.get(label.strip().casefold(), label.strip().casefold())
     try:
-        return f"{float(text):g}"
+        return repr(float(text))
     except ValueError:
         return text
 

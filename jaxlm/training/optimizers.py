@@ -123,7 +123,8 @@ def scale_by_parameter_rms(min_scale: float = 1e-3) -> optax.GradientTransformat
 def scale_by_depth(decay: float, input_params: Collection[str]) -> optax.GradientTransformation:
     """Multiply each update by decay^(number of layers above its parameter), as ELECTRA's fine-tuning does.
 
-    Of n layers, layer i has the depth i + 1, the parameters named in `input_params` 0, and all others, heads, n + 2.
+    Of n layers, layer i has the depth i + 1, the parameters named in `input_params` 0, and all others, heads, n + 2. A
+    stack with fewer layers than the deepest one (ERNIE's entities) belongs to the last layers.
     """
     def factors(params: Any) -> Any:
         leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -133,7 +134,7 @@ def scale_by_depth(decay: float, input_params: Collection[str]) -> optax.Gradien
         def factor(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array | float:
             name = path_string(path)
             if is_stacked(name):
-                depths = jnp.arange(1, leaf.shape[0] + 1, dtype=jnp.float32)
+                depths = jnp.arange(1 + num_layers - leaf.shape[0], num_layers + 1, dtype=jnp.float32)
                 return (decay ** (top - depths)).reshape(-1, *[1] * (leaf.ndim - 1))
             return decay**top if name.split("/")[0] in input_params else 1.0
 
