@@ -311,7 +311,7 @@ class KagNet(MultipleChoice):
 
 def _fingerprint(source: PretrainedModel) -> str:
     """Return a hash of a model's parameters."""
-    return digest(checksums(source.params)[0])
+    return digest(checksums(jax.tree.map(jnp.asarray, source.params))[0])
 
 
 def _question(record: Record) -> str:
