@@ -177,7 +177,7 @@ class MarkedTask(ReadsEntities, PooledTask):
             if reads_entities:
                 entities = np.full(len(ids), NONE, np.int32)
                 known = tuple(mention for mention in mentions if mention.entity in numbers)
-                for token, name in first_tokens(offsets, known) if len(ids) else ():
+                for token, name in first_tokens(offsets, known):
                     entities[token] = numbers[name]
                 arrays["entities"] = np.full(len(row.input_ids), NONE, np.int32)
                 arrays["entities"][row.part == 1] = entities[:room]
