@@ -58,14 +58,9 @@ class TransE(HasDtype, Model):
         return dataclasses.replace(self, num_entities=size.entities, num_relations=size.relations)
 
     def init(self, key: jax.Array) -> Params:
-        """Return fresh parameters, float32, uniform in ±√(6 / (rows + width)) as in OpenKE.
-
-        The paper begins with vectors of length 1. Short ones, which are scaled where they are read, take the direction
-        of their first updates, so that a rare entity keeps little of its random start.
-        """
+        """Return fresh parameters, float32: directions uniform in a cube, scaled to length 1."""
         def table(key: jax.Array, rows: int) -> dict[str, jax.Array]:
-            limit = (6 / (rows + self.hidden_size)) ** 0.5
-            return {"embedding": jax.random.uniform(key, (rows, self.hidden_size), jnp.float32, -limit, limit)}
+            return {"embedding": unit(jax.random.uniform(key, (rows, self.hidden_size), jnp.float32, -1.0, 1.0))}
 
         key_entity, key_relation = jax.random.split(key)
         return {"entity": table(key_entity, self.num_entities), "relation": table(key_relation, self.num_relations)}
