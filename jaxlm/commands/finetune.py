@@ -3,7 +3,8 @@
 jaxlm finetune CONFIG --init-from RUN_OR_HF_DIR --data.source TRAIN [--data.dev DEV] [--any.field VALUE …]
 jaxlm finetune CONFIG … --sweep optimizer.learning-rate=2e-5,3e-5,5e-5 [--test TEST]
 
---sweep trains one run for each value of a field and chooses the best by the task's first metric on the held-out rows.
+--sweep trains one run for each value of a field and chooses the best by the task's first metric on the held-out rows,
+the first of equal ones.
 --test then evaluates that run on rows which had no part in the choice.
 """
 
@@ -83,6 +84,7 @@ def main(arguments: list[str]) -> int:
             result = best_of(results, field, {value: str(runs[0].folder) for value, runs in trainings.items()})
             if jax.process_index() == 0:
                 print_sweep(result["sweep"], field)
+                print(f"Chosen: {field} {result['chosen'][field.removeprefix('--')]}, {result['run']}")
         if options.test:
             run = result.get("run", str(trainings[values[0]][0].folder))
             result |= {"test": evaluate_run(run, ["--data.source", options.test], resamples=options.bootstrap)}
