@@ -42,6 +42,9 @@ class ReadsEntities(HasConstants):
         return dataclasses.replace(own, entities=own.entities or getattr(source.objective, "entities", ""))
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        return self.entity_table()
+
+    def entity_table(self) -> Constants:
         """Return the table and a hash of the entities' names; () for a model that reads no entities.
 
         Raises:

@@ -19,7 +19,7 @@ from jaxlm.data.readers import NUMBERS, json_object, open_text, read_lines
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Constants, Line, PretrainedModel
+from jaxlm.objectives.base import Constants, Line
 from jaxlm.objectives.entities import ReadsEntities
 from jaxlm.paths import reading
 from jaxlm.tasks.base import text_arrays
@@ -127,10 +127,6 @@ def mark_spans(text: str, spans: Sequence[tuple[Span, str]], mentions: Sequence[
     return "".join([*pieces, text[last:]]), moved
 
 
-def _no_teacher(path: str) -> PretrainedModel:
-    raise NotImplementedError  # the constants are a table, not a model
-
-
 def _fingerprint(constants: Constants) -> str:
     """Return a hash of the arrays."""
     facts = hashlib.sha256()
@@ -154,7 +150,7 @@ class MarkedTask(ReadsEntities, PooledTask):
         task = super().with_labels(records, names)
         if not self.model.entity_width:
             return task
-        return dataclasses.replace(task, entities_fingerprint=_fingerprint(self.load_constants(_no_teacher)))
+        return dataclasses.replace(task, entities_fingerprint=_fingerprint(self.entity_table()))
 
     def marked(self, record: Record) -> tuple[str, Mentions]:
         """Return the text with its marks, and the mentions in it."""
@@ -195,7 +191,7 @@ class MarkedTask(ReadsEntities, PooledTask):
         return self.classify(params, x[:, 0])
 
     def prediction_constants(self) -> Constants:
-        constants = self.load_constants(_no_teacher)
+        constants = self.entity_table()
         if constants and self.entities_fingerprint not in ("", _fingerprint(constants)):
             raise UserError(
                 f"the vectors in {self.entities} have changed since the model was trained with them; bring the old "
