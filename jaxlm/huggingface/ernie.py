@@ -6,15 +6,25 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jaxlm.huggingface.bert import ENCODER, FIELDS, MLM_HEAD, NSP_HEAD
-from jaxlm.huggingface.family import to_config
+import jax
+
+from jaxlm.huggingface.bert import ENCODER, FIELDS, MLM_HEAD, NSP_HEAD, read_encoder
+from jaxlm.huggingface.family import Fields, Source, to_config
 from jaxlm.huggingface.table import Entry, Table, dense, norm
-from jaxlm.huggingface.weights import write_weights
+from jaxlm.huggingface.weights import Weights, write_weights
 from jaxlm.models.ernie import Ernie
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
+from jaxlm.paths import reading
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.trees import put
 from jaxlm.types import Params
+
+MARKER = "ernie_config.json"
+"""File by which a folder of ERNIE is known."""
+ENTITY_FIELDS: Fields = {"entity_hidden_size": ("entity_hidden_size", 100), "entity_num_heads": ("entity_num_heads", 4)}
+"""Fields that are constants in the official code."""
 
 README = """# ERNIE
 
@@ -29,20 +39,41 @@ model.load_state_dict(load_file("model.safetensors"), strict=False)  # the outpu
 ```
 
 The vectors of the entities are not among them: they are those of the folder `{entities}` of the run.
+`jaxlm finetune … --init-from` this folder reads them from `--objective.entities`.
 """
 
 
 def write(folder: Path, objective: EntityAutoencoder, params: Params, tokenizer: Tokenizer) -> None:
     """Write weights, ernie_config.json, the tokenizer (with vocab.txt for a WordPiece one), and a README.md."""
     model = objective.model
-    config = {key: value for key, value in to_config(model, FIELDS).items() if key != "layer_norm_eps"}
-    config["layer_types"] = layer_types(model)
-    (folder / "ernie_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = to_config(model, FIELDS) | to_config(model, ENTITY_FIELDS) | {"layer_types": layer_types(model)}
+    (folder / MARKER).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write_weights(folder, table(objective).to_transformers(params))
     export_tokenizer(tokenizer, folder, model.template, model.max_positions)
     if any(piece.startswith("##") for piece in tokenizer.vocabulary.pieces):
         (folder / "vocab.txt").write_text("\n".join(tokenizer.vocabulary.pieces) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(README.format(entities=objective.entities), encoding="utf-8")
+
+
+def read(folder: Path) -> PretrainedModel:
+    """Read a folder that `write` made.
+
+    Raises:
+        UserError: A file is missing or damaged, or tensors are missing, unknown or of another shape.
+    """
+    weights = Weights(folder)
+    with reading(folder / MARKER):
+        source = Source(folder, json.loads((folder / MARKER).read_text(encoding="utf-8")), weights.shapes)
+        num_text_layers = source.config["layer_types"].count("sim")
+        model = Ernie(**read_encoder(source), **source.read(ENTITY_FIELDS), num_text_layers=num_text_layers)
+    tokenizer = Tokenizer.load(folder)
+    input_format = "next-sentence" if source.has_tensor("seq_relationship.weight") else "document"
+    objective = EntityAutoencoder(model=model, input_format=input_format, vocabulary=tokenizer.vocabulary)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    params: Params = {}
+    for path, leaf in table(objective).from_transformers(weights.shapes, weights.read, shapes, str(folder)).items():
+        put(params, path, leaf)
+    return PretrainedModel(objective, params, tokenizer)
 
 
 def layer_types(model: Ernie) -> list[str]:

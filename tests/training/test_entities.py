@@ -11,7 +11,7 @@ import pytest
 
 from jaxlm.cli import main
 from jaxlm.data.knowledge_graph import Vectors, write_vectors
-from jaxlm.runs.load import load_run
+from jaxlm.runs.load import load_model, load_run
 from tests.training.support import assert_same_arrays, metadata, metrics, write_preset, write_text
 from tests.training.test_run import refused, stopped_after
 
@@ -87,7 +87,11 @@ def test_stopping_changes_nothing_and_other_vectors_are_refused(linked, tmp_path
     assert main(["show", str(whole), "--examples", "2"]) == 0
     assert ", kept" in capsys.readouterr().out
     assert main(["export", str(whole), str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "ernie_config.json").exists()
+    exported = load_model(tmp_path / "out")
+    assert exported.objective.model == load_run(whole).objective.model
+    assert_same_arrays(exported.params, load_run(whole).params)
+    flags = ["--init-from", str(tmp_path / "out"), "--run-dir", str(tmp_path / "continued"), "--train.steps", "1"]
+    assert main(["pretrain", str(linked), *flags]) == 0
 
 
 def test_a_run_begins_with_a_bert(linked, tmp_path, capsys):
