@@ -38,8 +38,8 @@ class ReadsEntities(HasConstants):
     constants_field = "entities"
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
-        own = super().with_pretrained_model(source)
-        return dataclasses.replace(own, entities=own.entities or getattr(source.objective, "entities", ""))
+        objective = super().with_pretrained_model(source)
+        return dataclasses.replace(objective, entities=objective.entities or getattr(source.objective, "entities", ""))
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
         return self.entity_table()

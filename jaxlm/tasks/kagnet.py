@@ -151,16 +151,16 @@ class KagNet(MultipleChoice):
                 f"the encoder {self.encoder} has changed since the model was trained with it; bring the old one back, "
                 "or give --objective.encoder '' to use the run's own copy."
             )
-        alone = dataclasses.replace(self, graph="", graph_fingerprint="", encoder="", network=KagNetwork())
+        encoder_only = dataclasses.replace(self, graph="", graph_fingerprint="", encoder="", network=KagNetwork())
 
         def compute() -> dict[str, np.ndarray]:
             print(f"Computing the vectors of the statements of {len(records):,} rows")
             rows = LabelledSource(tokenizer, {"held_out": list(records)}, buckets=True)
-            params = merge_params(jax.jit(alone.init)(jax.random.key(0)), alone.from_pretrained(source))
-            outputs = alone.run(params, rows, length, batch_size=16)
+            params = merge_params(jax.jit(encoder_only.init)(jax.random.key(0)), encoder_only.from_pretrained(source))
+            outputs = encoder_only.run(params, rows, length, batch_size=16)
             return {"statement": np.stack([output["statement"] for output in outputs])}
 
-        facts = [fingerprint, repr(alone.model), tokenizer.fingerprint, length, *map(self.texts, records)]
+        facts = [fingerprint, repr(encoder_only.model), tokenizer.fingerprint, length, *map(self.texts, records)]
         return cached("statements", facts, compute)["statement"]
 
     def synthetic(self, rows: int, length: int) -> Arrays:
@@ -191,27 +191,27 @@ class KagNet(MultipleChoice):
 
     def from_pretrained(self, source: PretrainedModel) -> Params:
         """Return the encoder's parameters of `source`, and those of a KagNet with the same graph and sizes."""
-        params, theirs = super().from_pretrained(source), source.objective
-        if isinstance(theirs, KagNet):
+        params, pretrained = super().from_pretrained(source), source.objective
+        if isinstance(pretrained, KagNet):
             options = {"dropout": self.network.dropout, "published_padding": self.network.published_padding}
-            network = dataclasses.replace(theirs.network, **options)
-            same = (network, theirs.graph_fingerprint) == (self.network, self.graph_fingerprint)
+            network = dataclasses.replace(pretrained.network, **options)
+            same = (network, pretrained.graph_fingerprint) == (self.network, self.graph_fingerprint)
             params = params if same else {name: tree for name, tree in params.items() if name != "knowledge"}
         return params
 
     def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
         """Return the parameters that training begins with: the tables from the vectors, inverse relations as copies."""
-        begun = super().initial_params(params, source)
+        initial = super().initial_params(params, source)
         if not self.graph or not self.vectors or (source is not None and "knowledge" in source.params):
-            return begun
+            return initial
         knowledge = self._knowledge()
         tables = {"concept": knowledge.concepts, "relation": np.tile(knowledge.relations, (2, 1))}
-        network = dict(begun["knowledge"])
+        network = dict(initial["knowledge"])
         for name, rows in tables.items():
             fresh = network[name]["embedding"]
             has_vector = np.any(rows, axis=1, keepdims=True)
             network[name] = {"embedding": fresh.at[1:].set(jnp.where(has_vector, rows, fresh[1:]))}
-        return begun | {"knowledge": network}
+        return initial | {"knowledge": network}
 
     def statements(
         self, params: Params, example: Arrays, key: jax.Array | None
