@@ -5,6 +5,7 @@ All of it is set in the environment, so that processes which a test starts have 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.metadata
 import importlib.util
@@ -56,6 +57,32 @@ def _no_curves(request, monkeypatch):
     """To draw them takes as long as the rest of a small run."""
     if "curves" not in request.fixturenames:
         monkeypatch.setattr("jaxlm.analysis.curves.draw_curves", lambda run, report, token_losses=(): None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _bounded_memory():
+    """Drop compiled programs once they fill memory: the whole suite's take 8 GB a worker."""
+    yield
+    if _resident_bytes() > 3 * 2**30:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # else the allocator keeps most of it
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm")  # Linux only
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of real texts and tasks; tests that ask for it are skipped without it."""
+    folder = Path(os.environ.get("JAXLM_DATA") or "missing")
+    if not folder.is_dir():
+        pytest.skip("the variable JAXLM_DATA names no folder")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -157,16 +156,13 @@ def test_the_pipeline_tags_words_as_we_do(vocab_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_minilm_on_sst2_has_the_losses_of_pytorch(tmp_path):
+def test_minilm_on_sst2_has_the_losses_of_pytorch(tmp_path, real_data):
     """Trained weights on real rows, at BERT's learning rate."""
-    root = os.environ.get("JAXLM_DATA")
-    if not root:
-        pytest.skip("JAXLM_DATA is not set")
     labels = dict(id2label={0: "0", 1: "1"}, label2id={"0": 0, "1": 1})
     model = transformers.AutoModelForSequenceClassification.from_pretrained(minilm(), **labels, **NO_DROPOUT)
     model.save_pretrained(tmp_path / "hf")
     transformers.AutoTokenizer.from_pretrained(minilm()).save_pretrained(tmp_path / "hf")
-    with gzip.open(Path(root, "glue/SST-2/train.tsv.gz"), "rt", encoding="utf-8") as file:
+    with gzip.open(real_data / "glue/SST-2/train.tsv.gz", "rt", encoding="utf-8") as file:
         (tmp_path / "rows.tsv").write_text("".join(itertools.islice(file, 400)), encoding="utf-8")
     flags = ("--train.batch-size", "16")
     run = fine_tune(tmp_path / "hf", tmp_path / "rows.tsv", tmp_path / "run", 20, *flags, preset="sst2")

@@ -8,7 +8,6 @@ import gzip
 import io
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,12 +197,9 @@ def lines(data: Path, language: str) -> Iterator[str]:
             yield from paragraph["context"].split("。")
 
 
-def test_ids_of_four_languages_are_those_of_sentencepiece_and_transformers(tmp_path):
+def test_ids_of_four_languages_are_those_of_sentencepiece_and_transformers(tmp_path, real_data):
     """200 lines of each language; ids are SentencePiece's plus one, because fairseq adds <pad>."""
-    if "JAXLM_DATA" not in os.environ:
-        pytest.skip("needs JAXLM_DATA")
-    data = Path(os.environ["JAXLM_DATA"])
-    texts = {language: list(itertools.islice(lines(data, language), 600)) for language in ("en", "fr", "ko", "zh")}
+    texts = {language: list(itertools.islice(lines(real_data, language), 600)) for language in ("en", "fr", "ko", "zh")}
     processor = train([text for found in texts.values() for text in found], 3000)
     peer = their_tokenizer(processor)
     peer.save_pretrained(tmp_path / "hf")

@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import os
 import shutil
 import unicodedata
 from pathlib import Path
@@ -19,10 +18,8 @@ from tests.tokenizers.test_tokenizer import xlnet_starts
 
 
 @pytest.fixture(scope="module")
-def data() -> Path:
-    if "JAXLM_DATA" not in os.environ:
-        pytest.skip("needs JAXLM_DATA")
-    return Path(os.environ["JAXLM_DATA"])
+def data(real_data: Path) -> Path:
+    return real_data
 
 
 def test_wordpiece_gives_the_reference_ids(data):
