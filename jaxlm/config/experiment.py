@@ -47,6 +47,9 @@ class OptimizerConfig:
     """Decoupled weight decay of kernels and embeddings; biases and norm scales have none."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
+    out what an earlier '*' has chosen. A name stands for all parameters below it."""
 
 
 @dataclasses.dataclass(frozen=True)

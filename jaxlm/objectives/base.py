@@ -132,7 +132,7 @@ class Objective:
 
     @property
     def frozen_params(self) -> tuple[str, ...]:
-        """Names of the parameters (subtrees of the first level) that the optimizer leaves as they are."""
+        """Patterns of names of parameters that are not trained, as `OptimizerConfig.freeze`."""
         return ()
 
     @property

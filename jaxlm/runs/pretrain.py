@@ -91,7 +91,7 @@ def _pretrain(
     state, totals = initial_state(program, checkpoints, metadata, source, report)
     first = int(state.step)
     report(
-        f"{type(objective).__name__}: {program.num_params:,} parameters, batches of {feed}, "
+        f"{type(objective).__name__}: {program.size}, batches of {feed}, "
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )

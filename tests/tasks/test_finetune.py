@@ -230,6 +230,23 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     assert "a higher --train.patience trains on" in capsys.readouterr().out
 
 
+def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
+    """A linear probe: the encoder's weights stay as they are, and the optimizer has no state for them."""
+    flags = ["--train.accumulate", "2", "--optimizer.learning-rate", "0.1", "--optimizer.warmup-share", "0",
+             "--optimizer.warmup-steps", "0", "--optimizer.freeze", "*", "!pooler/*", "!classifier"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
+    assert re.search(r"parameters \([\d,]+ of them frozen\)", capsys.readouterr().err)
+    begun, trained = import_folder(models("bert")).params, load_run(tmp_path / "run").params
+    for name in ("embeddings", "encoder"):
+        jax.tree.map(np.testing.assert_array_equal, begun[name], jax.device_get(trained[name]))
+    assert not np.array_equal(begun["pooler"]["kernel"], trained["pooler"]["kernel"])
+    for pattern, message in (("bilm*", "no parameter is called 'bilm*'; those of this run begin with "),
+                             ("*", "optimizer.freeze leaves no parameter to train")):
+        flags = ["--optimizer.freeze", pattern]
+        assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", *flags) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
     def numbers(*flags, preset="configs/tasks/classify.py"):
         flags = ["--data.source", str(rows["classify"]), "--data.length", "64", *flags]
