@@ -84,6 +84,7 @@ class Program:
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.constants = constants
+        self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step = make_train_step(self)
         self.eval_step = make_eval_step(self)
 
@@ -102,6 +103,10 @@ class Program:
     def init(self, seed: int) -> TrainState:
         """Return the state of step 0 with fresh parameters."""
         return self.begin(self.init_params(seed))
+
+    def local_params(self, params: Params) -> Params:
+        """Return the parameters as arrays of this process's first device."""
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
 
     def _begin(self, params: Params) -> TrainState:
         memory = initial_memory(self.objective, self.train.batch_size)

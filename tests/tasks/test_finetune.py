@@ -18,6 +18,7 @@ from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.resolve import experiment_of, resolve, with_rows
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
+from tests.training.support import metadata, metrics, saved_steps
 
 FAST = ("--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
         "--train.tensorboard", "False")
@@ -228,6 +229,31 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     assert f"Finished {best + 4} of 60 steps" in capsys.readouterr().err
     assert main(["finetune", str(tmp_path / "run")]) == 0
     assert "a higher --train.patience trains on" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_by_a_metric_of_the_task(models, rows, tmp_path, capsys):
+    """It is chosen by the figures that `evaluate` gives, the same for a run that was resumed."""
+    flags = ["--train.eval-every", "15", "--train.best-by", "matthews", "--train.keep-checkpoints", "1",
+             "--optimizer.learning-rate", "0.01", "--optimizer.warmup-share", "0", "--optimizer.warmup-steps", "0",
+             "--optimizer.schedule", "constant", "--train.batch-size", "16", "--data.dev", str(rows["classify"])]
+    found = {}
+    for name, lengths in (("whole", (45,)), ("resumed", (15, 45))):
+        for steps in lengths:
+            assert finetune("classify", rows["classify"], models("bert"), tmp_path / name, *flags,
+                            "--train.steps", str(steps)) == 0
+        said = capsys.readouterr()
+        lines = [line for line in metrics(tmp_path / name) if "eval_matthews" in line]
+        figures = {line["step"]: line["eval_matthews"] for line in lines}
+        best = max(figures, key=figures.get)
+        final = json.loads(said.out.splitlines()[-1])["metrics"]["matthews"]
+        assert final == pytest.approx(figures[best], abs=1e-6) and figures[best] > min(figures.values())
+        assert load_run(tmp_path / name).step == best < 45 and saved_steps(tmp_path / name) == [best, 45]
+        assert f"(best: {figures[best]:.4f} at step {best})" in said.err
+        assert f"Best: step {best}, matthews {figures[best]:.4f}" in said.err
+        found[name] = lines, metadata(tmp_path / name, best)["checksums"]
+    assert found["whole"] == found["resumed"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--train.best-by", "bleu") == 2
+    assert "train.best_by is 'bleu'; the figures of this run are loss, accuracy" in capsys.readouterr().err
 
 
 def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
