@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
+from jaxlm.inference.generate import Settings, continuations
 from jaxlm.runs.load import load_run
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.resolve import experiment_of, resolve, with_rows
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
 from tests.training.support import metadata, metrics, saved_steps
@@ -271,6 +274,18 @@ def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
         flags = ["--optimizer.freeze", pattern]
         assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", *flags) == 2
         assert message in capsys.readouterr().err
+
+
+def test_answers_by_beam_search(models):
+    source = import_folder(models("t5"))
+    task = TextToText(max_target=6, beams=3, length_penalty=0.6).with_pretrained_model(source)
+    task = task.bind(source.tokenizer.vocabulary, 64)
+    texts = ["the red house", "a cat", "the old dog runs"]
+    records = [Record(text, "", {"source": text, "targets": None}, (text,)) for text in texts]
+    answers = task.answers(source.params, LabelledSource(source.tokenizer, {"held_out": records}, True), 64, 2)
+    prompts = [source.tokenizer.encode(text) for text in texts]
+    found = continuations(task, source.params, prompts, Settings(max_new_tokens=6, beams=3, length_penalty=0.6))
+    assert [answer.prediction for answer in answers] == [source.tokenizer.decode(each.ids).strip() for each in found]
 
 
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
