@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -44,6 +45,19 @@ def path_string(path: tuple[Any, ...]) -> str:
 def within(path: str, subtree: str) -> bool:
     """Return whether a path is the root of a subtree or lies in it."""
     return path == subtree or path.startswith(subtree + "/")
+
+
+def is_chosen(path: str, patterns: Iterable[str]) -> bool:
+    """Return whether shell patterns choose a path: the last one that matches it or a tree around it decides.
+
+    A pattern that begins with "!" takes out what the patterns before it have chosen.
+    """
+    parents = [path[: i] for i, char in enumerate(path) if char == "/"]
+    chosen = False
+    for pattern in patterns:
+        if any(fnmatch.fnmatchcase(name, pattern.removeprefix("!")) for name in (path, *parents)):
+            chosen = not pattern.startswith("!")
+    return chosen
 
 
 def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:

@@ -3,8 +3,8 @@
 jaxlm finetune CONFIG --init-from RUN_OR_HF_DIR --data.source TRAIN [--data.dev DEV] [--any.field VALUE …]
 jaxlm finetune CONFIG … --sweep optimizer.learning-rate=2e-5,3e-5,5e-5 [--test TEST]
 
---sweep trains one run for each value of a field and chooses the best by the task's first metric on the held-out rows,
-the first of equal ones.
+--sweep trains one run for each value of a field and chooses the best by the metric --train.best-by, or the task's first
+one, on the held-out rows, the first of equal ones.
 --test then evaluates that run on rows which had no part in the choice.
 """
 
@@ -81,7 +81,8 @@ def main(arguments: list[str]) -> int:
             return stopped.exit_code
         result = results[values[0]]
         if field:
-            result = best_of(results, field, {value: str(runs[0].folder) for value, runs in trainings.items()})
+            folders = {value: str(runs[0].folder) for value, runs in trainings.items()}
+            result = best_of(results, field, folders, choices[values[0]].experiment.train.best_by)
             if jax.process_index() == 0:
                 print_sweep(result["sweep"], field)
                 print(f"Chosen: {field} {result['chosen'][field.removeprefix('--')]}, {result['run']}")
@@ -161,9 +162,15 @@ def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def best_of(results: dict[str, dict[str, Any]], field: str, folders: dict[str, str]) -> dict[str, Any]:
-    """Return the result with the highest first metric, with the `sweep` of all values and the `run` that it chose."""
-    metric = next(iter(next(iter(results.values()))["metrics"]), None)
+def best_of(
+    results: dict[str, dict[str, Any]], field: str, folders: dict[str, str], best_by: str
+) -> dict[str, Any]:
+    """Return the best result, with the `sweep` of all values and the `run` that it chose.
+
+    The best is that with the highest metric `best_by`, or first metric if `best_by` is none of the metrics.
+    """
+    names = list(next(iter(results.values()))["metrics"])
+    metric = best_by if best_by in names else next(iter(names), None)
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
     best = max(results, key=lambda value: results[value]["metrics"][metric])

@@ -47,6 +47,9 @@ class OptimizerConfig:
     """Decoupled weight decay of kernels and embeddings; biases and norm scales have none."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
+    out what an earlier '*' has chosen. A name stands for all parameters below it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +77,29 @@ class TrainConfig:
     eval_every: int = field(1000, resumable=True, range="[0, inf)")
     """Steps between evaluations on held-out text; the last step is always evaluated. 0: only the last step."""
     patience: int = field(0, resumable=True, range="[0, inf)")
-    """Number of evaluations in a row without a lower held-out loss after which training stops; later commands then read
-    the checkpoint with the lowest one. 0: train to the last step."""
+    """Number of evaluations in a row without a better figure (see `best_by`) after which training stops; later commands
+    then read the best checkpoint. 0: train to the last step."""
+    best_by: str = field("", resumable=True)
+    """Held-out figure that chooses the best checkpoint, which later commands then read: a metric of the task (f1: the
+    highest), which every evaluation then computes, or a loss (the lowest). Empty: the loss, where `patience` is set."""
     eval_batches: int = field(32, resumable=True, range="[1, inf)")
     """Maximum number of held-out batches per evaluation."""
     checkpoint_every: int = field(1000, resumable=True, range="[0, inf)")
     """Steps between checkpoints; the last step is always saved. 0: only the last step."""
     keep_checkpoints: int = field(3, resumable=True, range="[1, inf)")
-    """Number of newest checkpoints to keep, besides the one with the lowest held-out loss."""
+    """Number of newest checkpoints to keep, besides the best one."""
     tensorboard: bool = field(True, resumable=True)
     """Write TensorBoard events into the run folder."""
+
+    @property
+    def uses_best(self) -> bool:
+        """Whether later commands read the best checkpoint, and not the newest."""
+        return bool(self.patience or self.best_by)
+
+    @property
+    def criterion(self) -> str:
+        """Name of the figure that chooses the best checkpoint."""
+        return self.best_by or "loss"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The contract between an objective and everything that trains, plans, shows or measures it.
 
 `Objective` is all that training needs. What only some objectives have is a contract of its own: `Streams` (state
-carried over a stream), `HasConstants` (a teacher, a table), `Describes` (lines of `jaxlm show`), `CountsFlops`.
+carried over a stream), `HasConstants` (a teacher, a table), `Describes` (lines of `jaxlm show`), `ScoresRows`,
+`CountsFlops`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Objective:
 
     @property
     def frozen_params(self) -> tuple[str, ...]:
-        """Names of the parameters (subtrees of the first level) that the optimizer leaves as they are."""
+        """Patterns of names of parameters that are not trained, as `OptimizerConfig.freeze`."""
         return ()
 
     @property
@@ -303,6 +304,15 @@ class Describes(Protocol):
 
     def describe(self, batch: Batch, example: Example, row: int) -> list[Line]:
         """Return row `row` before and after corruption, from numpy arrays."""
+        ...
+
+
+@runtime_checkable
+class ScoresRows(Protocol):
+    """An objective with metrics of its held-out rows that are no means of terms: a task."""
+
+    def score_rows(self, params: Params, source: Any, length: int, batch_size: int) -> dict[str, float]:
+        """Return the metrics of all held-out rows of a source; the parameters are on one device."""
         ...
 
 

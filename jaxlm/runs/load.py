@@ -15,7 +15,7 @@ from jaxlm.paths import local_folder
 from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.metrics import evaluations
+from jaxlm.training.metrics import best_step, evaluations
 
 
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
@@ -38,7 +38,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
 
 
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest undamaged checkpoint of a run folder; with train.patience that of the lowest held-out loss."""
+    """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`)."""
     folder = local_folder(path, "runs")
     experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
     if run.tokenizer_folder is None:
@@ -52,10 +52,11 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     objective = dataclasses.replace(objective, model=objective.model.with_execution(attention="auto"))
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
-        losses = evaluations(folder) if experiment.train.patience else {}
-        kept = {step: losses[step] for step in checkpoints.steps() if step in losses}
+        t = experiment.train
+        figures = evaluations(folder, t.criterion) if t.uses_best else {}
+        kept = {step: figures[step] for step in checkpoints.steps() if step in figures}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
-        params, step = checkpoints.restore_params(shapes, step=min(kept, key=kept.__getitem__) if kept else None)
+        params, step = checkpoints.restore_params(shapes, step=best_step(kept, t.criterion) if kept else None)
     finally:
         checkpoints.close()
     fresh = () if step else tuple(run.metadata.get("fresh", ()))

@@ -86,16 +86,16 @@ def _pretrain(
     main_first(lambda: resume.claim(run, experiment, tokenizer, metadata), everywhere=False)
 
     # State: restored, from a pretrained model, or fresh.
-    checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints)
+    checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
     stack.callback(checkpoints.close)
     state, totals = initial_state(program, checkpoints, metadata, source, report)
     first = int(state.step)
     report(
-        f"{type(objective).__name__}: {program.num_params:,} parameters, batches of {feed}, "
+        f"{type(objective).__name__}: {program.size}, batches of {feed}, "
         f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
         + (f", resumed at step {first:,}" if first else "")
     )
-    if first >= t.steps or is_spent(evaluations(run.path, first), t.patience):
+    if first >= t.steps or is_spent(evaluations(run.path, t.criterion, first), t):
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; a higher --train.{more} trains on. Run: {run.path}")
         return last_evaluation(run.path)[1]

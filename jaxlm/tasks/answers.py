@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import statistics
+import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +31,8 @@ from jaxlm.types import Params
 
 KINDS = ("span", "yes", "no", "unknown")
 """Kinds of answers; yes and no occur only in CoQA, and unknown means that there is no answer here."""
+SPACE = r"[\t\n\f\r ]"
+"""White space in regular expressions of T5's preprocessing (RE2's)."""
 BEST = 20
 """Number of likeliest starts and ends of a window that are paired, as in BERT's run_squad.py."""
 
@@ -292,13 +296,27 @@ class Answers(Task):
         return found
 
     def as_text(self, record: Record) -> tuple[str, str]:
-        """Return prompt and answer as T5 was fine-tuned; the end of a passage that is too long is not read."""
+        """Return prompt and answer as T5 was fine-tuned, with spaces around punctuation.
+
+        The end of a passage that is too long is not read.
+        """
         values, golds = record.values, self.gold(record)
         answer = "" if golds is None else golds[0] if golds else "unanswerable"
-        return f"question: {values['question']} context: {values['passage']}", answer
+        prompt = f"question: {_spaced(values['question'])} context: {_spaced(values['passage'])}"
+        return re.sub(f"{SPACE}+", " ", prompt), _spaced(answer)
 
     def from_text(self, record: Record, text: str) -> str:
-        return "" if text == "unanswerable" and not self.kinds else text
+        """Return the place of the passage that a written answer repeats, with the passage's own spaces, or the text."""
+        if text == "unanswerable" and not self.kinds:
+            return ""
+        letters = f"{SPACE}*".join(re.escape(char) for char in re.sub(SPACE, "", text))
+        found = re.search(letters, record.values["passage"])
+        return found[0] if found else text
+
+
+def _spaced(text: str) -> str:
+    """Return a text with spaces around ASCII punctuation, and one space for several."""
+    return re.sub(f"{SPACE}+", " ", re.sub(f"([{re.escape(string.punctuation)}])", r" \1 ", text))
 
 
 def _context(count: int, start: np.ndarray, end: np.ndarray) -> np.ndarray:

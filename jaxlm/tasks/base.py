@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -244,14 +245,27 @@ class Task(Objective):
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
         """Return the outputs of `predict` for each held-out example, without batch dimension."""
         constants = jax.device_put(self.prediction_constants())  # otherwise every batch would copy them
-        step = jax.jit(lambda params, constants, batch: with_constants(self, constants).predict(params, batch))
         batches = source.batches("held_out", batch_size, self.row_format(length), 0)
         found: dict[int, Arrays] = {}
         for batch in batches.evaluation(batch_size, batches.num_rows):
-            outputs = jax.device_get(step(params, constants, batch))
+            outputs = jax.device_get(_predict(self, params, constants, batch))
             for place in np.flatnonzero(batch["row"] >= 0):
                 found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
         return [found[number] for number in range(len(found))]
+
+    def answers(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Answer]:
+        """Return the answer to each held-out record."""
+        records = source.records["held_out"]
+        parts: list[list[tuple[Example, Arrays]]] = [[] for _ in records]
+        outputs = self.run(params, source, length, batch_size)
+        for example, output in zip(source.examples("held_out", self, length), outputs, strict=True):
+            parts[example.record].append((example, output))
+        return [self.answer(record, own) for record, own in zip(records, parts, strict=True)]
+
+    def score_rows(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> dict[str, float]:
+        """Return the metrics of the held-out rows; see `jaxlm.objectives.base.ScoresRows`."""
+        golds = [self.gold(record) for record in source.records["held_out"]]
+        return self.score(golds, self.answers(params, source, length, batch_size))
 
     def prediction_constants(self) -> Constants:
         """Return the arrays that `predict` reads besides the parameters; () for none."""
@@ -287,6 +301,11 @@ class Task(Objective):
     def from_text(self, record: Record, text: str) -> Any:
         """Return the prediction that a written answer stands for."""
         raise NotImplementedError
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(task: Task, params: Params, constants: Constants, batch: Arrays) -> Arrays:
+    return with_constants(task, constants).predict(params, batch)
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -147,7 +147,10 @@ class Classification(PooledTask):
         return metrics.class_details([answer.prediction for answer in answers], golds, self.labels)
 
     def as_text(self, record: Record) -> tuple[str, str]:
-        """Return prompt and answer in the form of Raffel et al. 2019, appendix D; numbers become multiples of 0.2."""
+        """Return prompt and answer in the form of Raffel et al. 2019, appendix D; numbers become multiples of 0.2.
+
+        The answer of a row without a label is "".
+        """
         values, label = record.values, self.gold(record)
         pair = "sentence1: {text} sentence2: {text_pair}" if "text_pair" in values else "sentence: {text}"
         if "{text_pair}" in self.prompt and "text_pair" not in values:
@@ -158,9 +161,11 @@ class Classification(PooledTask):
         return prompt, dict(word.split("=", 1) for word in self.label_words).get(label, label) or ""
 
     def from_text(self, record: Record, text: str) -> str | float:
+        """Return the label of a word, and of any other text the text; or the number, -1 for what is none."""
         if self.target == "class":
             return {word: label for label, word in (word.split("=", 1) for word in self.label_words)}.get(text, text)
         try:
-            return float(text)
+            number = float(text)
         except ValueError:
-            return 0.0
+            return -1.0
+        return number if math.isfinite(number) else -1.0

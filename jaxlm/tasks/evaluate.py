@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
+from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 from jaxlm.tasks.base import Answer, Task
@@ -140,12 +140,7 @@ def answer_rows(
     unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
     if unseen:
         source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
-    parts: list[list[tuple[Example, Arrays]]] = [[] for _ in records]
-    outputs = task.run(params, source, data.length, batch_size)
-    for example, output in zip(source.examples("held_out", task, data.length), outputs, strict=True):
-        parts[example.record].append((example, output))
-    answers = [task.answer(record, own) for record, own in zip(records, parts, strict=True)]
-    return Answers(task, records, golds, answers, unseen)
+    return Answers(task, records, golds, task.answers(params, source, data.length, batch_size), unseen)
 
 
 def _rounded(metrics: dict[str, float]) -> dict[str, float]:

@@ -27,10 +27,11 @@ def require_packages(names: Iterable[str]) -> None:
 
 
 def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Return accuracy, f1 and matthews of classes."""
+    """Return accuracy, f1 and matthews of classes. All predictions that are no label count as one class."""
+    known = {*labels, *gold}
     return {
         "accuracy": accuracy(predictions, gold), "f1": f1(predictions, gold, labels),
-        "matthews": matthews(predictions, gold),
+        "matthews": matthews([label if label in known else "" for label in predictions], gold),
     }
 
 

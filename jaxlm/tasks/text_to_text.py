@@ -74,6 +74,10 @@ class TextToText(Task):
     """Text between a text and its answer, for a decoder."""
     max_target: int = field(64, range="[1, inf)")
     """Maximum length of an answer in tokens."""
+    beams: int = field(1, resumable=True, range="[1, 256]")
+    """Number of beams of answers; 1 means greedy decoding. T5 used 4 for summaries and translations."""
+    length_penalty: float = field(1.0, resumable=True, range="(-inf, inf)")
+    """Beams are ranked by log-probability / length ** length_penalty."""
     metric: Metric = "exact_match"
     """Metric of pairs of texts; other rows have the metrics of their task."""
 
@@ -200,14 +204,17 @@ class TextToText(Task):
         ]
 
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
-        """Return the text of each held-out example by greedy decoding."""
+        """Return the text of each held-out example."""
         examples = source.examples("held_out", self, length)
         order = np.argsort([len(example.notes) for example in examples], kind="stable")
         found: list[Arrays] = [{} for _ in examples]
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             prompts = [examples[i].notes.tolist() for i in chosen]
-            answers = generate(self, params, prompts, max_new_tokens=self.max_target)
+            answers = generate(
+                self, params, prompts, max_new_tokens=self.max_target, beams=self.beams,
+                length_penalty=self.length_penalty,
+            )
             for i, ids in zip(chosen, answers, strict=True):
                 found[i] = {"text": np.array(source.tokenizer.decode(ids).strip())}
         return found

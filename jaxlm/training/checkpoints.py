@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 
 from jaxlm.errors import UserError
 from jaxlm.training.checksums import checksums
+from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
 
@@ -30,15 +31,16 @@ def _to_stderr(line: str) -> None:
 
 
 class _NewestAndBest:
-    """Preservation policy for Orbax, whose own keeps losses in files and cannot start where one is damaged."""
+    """Preservation policy for Orbax, whose own keeps figures in files and cannot start where one is damaged."""
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
-        self.losses: Mapping[int, float] = {}
+    def __init__(self, keep: int, criterion: str) -> None:
+        self.keep, self.criterion = keep, criterion
+        self.figures: Mapping[int, float] = {}
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]  # in order of saving
-        best = min(self.losses.keys() & set(steps), key=self.losses.__getitem__, default=None)
+        figures = {step: self.figures[step] for step in steps if step in self.figures}
+        best = best_step(figures, self.criterion) if figures else None
         return [step == best or step in steps[-self.keep:] for step in steps]
 
 
@@ -49,16 +51,17 @@ class Checkpoints:
     logged yet, a checksum of every array, and a SHA-256 digest of all these.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, read_only: bool = False) -> None:
+    def __init__(self, folder: Path, keep: int = 3, read_only: bool = False, criterion: str = "loss") -> None:
         """Open the folder, and create it unless `read_only`.
 
         Args:
             folder: Where the checkpoints are.
-            keep: Number of newest checkpoints that are kept, besides the one with the lowest held-out loss.
+            keep: Number of newest checkpoints that are kept, besides the best one.
             read_only: Whether nothing may be written.
+            criterion: Name of the figure that chooses the best one.
         """
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a dozen lines per save
-        self.folder, self._policy = folder.absolute(), _NewestAndBest(keep)
+        self.folder, self._policy = folder.absolute(), _NewestAndBest(keep, criterion)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
             # A killed save leaves a temporary folder.
@@ -77,14 +80,14 @@ class Checkpoints:
         """Return the steps that have a checkpoint, oldest first."""
         return sorted(self.manager.all_steps())
 
-    def save(self, state: TrainState, step: int, metadata: dict[str, Any], losses: Mapping[int, float] = {}) -> None:
+    def save(self, state: TrainState, step: int, metadata: dict[str, Any], figures: Mapping[int, float] = {}) -> None:
         """Start to write in the background, after waiting for a save that is still under way.
 
         Args:
             state: All of it is saved.
             step: Its step.
             metadata: What JSON can hold.
-            losses: Held-out loss of every step that was evaluated.
+            figures: The criterion's figure of every step that was evaluated.
 
         Raises:
             FloatingPointError: The state holds a number that is not finite; nothing was written.
@@ -94,7 +97,7 @@ class Checkpoints:
         numbers, finite = checksums(item)
         if not finite:
             raise FloatingPointError(f"the parameters or the optimizer's state of step {step:,} are not finite")
-        self._policy.losses = losses
+        self._policy.figures = figures
         self._save(step, item, metadata | {"checksums": numbers})
 
     def save_params(self, params: Any, metadata: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class Feed:
         Raises:
             UserError: As `stages_of`.
         """
-        self._train = train
+        self.source, self.length, self._train = source, length, train
         self._stages = stages_of(source, objective, train, length)
         self._held_out = batches_of(source, objective, train, length, "held_out")
         full = self._stages[-1]

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,11 +16,11 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
-from jaxlm.objectives.base import Objective, Terms
+from jaxlm.objectives.base import ScoresRows, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
-from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent
+from jaxlm.training.metrics import MetricsWriter, Totals, best_step, evaluations, is_spent
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
 
@@ -50,7 +50,11 @@ def train(
     """
     t = program.train
     first, evaluation = int(state.step), {}
-    losses = evaluations(checkpoints.folder.parent, up_to=first)
+    best = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
+    if t.uses_best and not feed.has_held_out:
+        raise UserError("train.best_by and train.patience choose by held-out data, and nothing is held out.")
+    if t.best_by and not first:  # also finds a name that is no figure, before the steps
+        log.progress.note(evaluation_line(0, evaluate(program, state, feed), program, entropy, {}))
     with _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches:
         for step in range(first + 1, t.steps + 1):
             state, terms = program.train_step(state, next(batches), program.constants)
@@ -69,25 +73,27 @@ def train(
                     raise log.not_finite(step, "the held-out loss")
             log.write(step, figures)
             if figures:
-                evaluation, losses[step] = figures, figures["loss"]
-                log.progress.note(evaluation_line(step, figures, program.objective, entropy))
+                evaluation, best[step] = figures, figures[t.criterion]
+                log.progress.note(evaluation_line(step, figures, program, entropy, best))
             if saving:
                 with log.paused():
                     try:
                         # A copy: the next steps add to the sums while the checkpoint is being written.
                         unlogged = {"unlogged": dict(log.totals.sums)}
-                        checkpoints.save(state, step, metadata | unlogged, losses)
+                        checkpoints.save(state, step, metadata | unlogged, best)
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
-            if is_spent(losses, t.patience) and step < t.steps:
-                log.progress.note(f"Stopped after step {step:,}: the held-out loss was lowest at step "
-                                  f"{min(losses, key=losses.__getitem__):,}.")
+            if is_spent(best, t) and step < t.steps:
+                log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
             if stopping and step < t.steps:
                 checkpoints.wait()
                 log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
                 raise Stopped(stopping)
     checkpoints.wait()
+    if t.uses_best and best:
+        chosen = best_step(best, t.criterion)
+        log.progress.note(f"Best: step {chosen:,}, {t.criterion} {best[chosen]:.4f}; later commands read this one.")
     return evaluation
 
 
@@ -95,25 +101,52 @@ def _due(t: TrainConfig, step: int, stopping: int) -> tuple[bool, bool]:
     """Return whether to evaluate and whether to save after `step`."""
     evaluating = step == t.steps or bool(t.eval_every and step % t.eval_every == 0)
     due = bool(t.checkpoint_every and step % t.checkpoint_every == 0)
-    saving = due or stopping > 0 or step == t.steps or (evaluating and t.patience > 0)
+    saving = due or stopping > 0 or step == t.steps or (evaluating and t.uses_best)
     return evaluating, saving
 
 
 def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float]:
-    """Return the mean of every term over the held-out batches, and "loss", their weighted sum as in training."""
-    totals, memory = Totals(), program.initial_memory()
+    """Return the figures of the held-out data.
+
+    They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
+    `train.best_by` is none of a loss, the metrics of a task.
+
+    Raises:
+        UserError: `train.best_by` is none of the figures.
+    """
+    totals, memory, name = Totals(), program.initial_memory(), program.train.best_by
     for index, batch in enumerate(feed.held_out()):
         terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
-    return {"loss": totals.loss()} | totals.means()
+    figures = {"loss": totals.loss()} | totals.means()
+    if name and not name.endswith("loss") and isinstance(program.objective, ScoresRows):
+        params = program.local_params(state.params)
+        figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
+    if name and name not in figures:
+        raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")
+    return figures
 
 
-def evaluation_line(step: int, means: dict[str, float], objective: Objective, entropy: float) -> str:
-    """Return the printed line of an evaluation, the primary metric first."""
-    name = objective.primary_metric
-    figures = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
-    baseline = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
-    return f"step {step:,}  held out: {name} {means.get(name, math.nan):.4f}{baseline}  {figures}"
+def evaluation_line(
+    step: int, means: dict[str, float], program: Program, entropy: float, figures: Mapping[int, float]
+) -> str:
+    """Return the printed line of an evaluation, the criterion or else the primary metric first.
+
+    Args:
+        step: Step of the evaluation.
+        means: Its figures.
+        program: The program of the run.
+        entropy: Unigram entropy of the held-out text in nats.
+        figures: The criterion's figure of every evaluation so far.
+    """
+    objective, t = program.objective, program.train
+    name = t.best_by or objective.primary_metric
+    others = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
+    remark = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
+    if t.uses_best and figures:
+        best = best_step(figures, t.criterion)
+        remark += " (best so far)" if best == step else f" (best: {figures[best]:.4f} at step {best:,})"
+    return f"step {step:,}  held out: {name} {means.get(name, math.nan):.4f}{remark}  {others}"
 
 
 class StepLog:

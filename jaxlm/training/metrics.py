@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Term, Terms
 from jaxlm.tokenizers.tokenizer import write_whole
@@ -124,14 +125,19 @@ def last_evaluation(folder: Path, up_to: int | None = None) -> tuple[int, dict[s
     return 0, {}
 
 
-def evaluations(folder: Path, up_to: int | None = None) -> dict[int, float]:
-    """Return the held-out loss of every evaluated step up to `up_to`."""
-    lines = (line for line in read_metrics(folder) if "eval_loss" in line)
-    return {line["step"]: line["eval_loss"] for line in lines if up_to is None or line["step"] <= up_to}
+def evaluations(folder: Path, name: str, up_to: int | None = None) -> dict[int, float]:
+    """Return the held-out figure `name` of every evaluated step up to `up_to`."""
+    lines = (line for line in read_metrics(folder) if f"eval_{name}" in line)
+    return {line["step"]: line[f"eval_{name}"] for line in lines if up_to is None or line["step"] <= up_to}
 
 
-def is_spent(losses: Mapping[int, float], patience: int) -> bool:
-    """Return whether none of the last `patience` evaluations was the best; never with patience 0."""
-    if not patience or len(losses) <= patience:
+def best_step(figures: Mapping[int, float], name: str) -> int:
+    """Return the first step with the best figure `name`: the lowest loss, or the highest of any other metric."""
+    return (min if name.endswith("loss") else max)(figures, key=figures.__getitem__)
+
+
+def is_spent(figures: Mapping[int, float], t: TrainConfig) -> bool:
+    """Return whether none of the last `t.patience` evaluations was the best; never with patience 0."""
+    if not t.patience or len(figures) <= t.patience:
         return False
-    return min(losses, key=losses.__getitem__) not in [*losses][-patience:]
+    return best_step(figures, t.criterion) not in [*figures][-t.patience:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import optax
 
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.parallel.rules import is_stacked
-from jaxlm.trees import path_string
+from jaxlm.trees import is_chosen, path_string
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -39,7 +39,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, input_params: Collection[str] = (), frozen_params: Collection[str] = ()
+    config: OptimizerConfig, steps: int, input_params: Collection[str] = (), frozen_params: Sequence[str] = ()
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, then the update.
 
@@ -53,7 +53,7 @@ def make_optimizer(
         config: The optimizer's fields.
         steps: Length of the schedule.
         input_params: Names of the parameters below the first layer, for layer decay.
-        frozen_params: Names of the parameters without updates; they have no optimizer state.
+        frozen_params: Patterns of the parameters without updates (see `is_chosen`); they have no optimizer state.
     """
     if config.name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
@@ -78,9 +78,9 @@ def make_optimizer(
     if not frozen_params:
         return optimizer
     parts = {"trained": optimizer, "frozen": optax.set_to_zero()}
-    return optax.partition(parts, lambda params: {
-        name: "frozen" if name in frozen_params else "trained" for name in params
-    })
+    return optax.partition(parts, lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: "frozen" if is_chosen(path_string(path), frozen_params) else "trained", params
+    ))
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh, use_abstract_mesh
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
+from jaxlm.errors import UserError
 from jaxlm.models.layers.dropout import dropout_key
 from jaxlm.objectives.base import (
     Batch,
@@ -35,6 +36,7 @@ from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule
+from jaxlm.trees import is_chosen, path_string, paths
 from jaxlm.types import Params
 
 EVALUATION_STEP = 2**31 - 1
@@ -69,18 +71,20 @@ class Program:
             constants: Arrays that the loss reads and that are not updated (see `load_constants`).
 
         Raises:
-            UserError: The batch does not divide over the mesh.
+            UserError: The batch does not divide over the mesh, or a pattern of `optimizer.freeze` matches nothing.
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
         self.schedule = make_schedule(optimizer, train.steps)
-        self.optimizer = make_optimizer(
-            optimizer, train.steps, objective.model.input_params, objective.frozen_params
-        )
+        self.frozen_params = (*objective.frozen_params, *optimizer.freeze)
+        self._counts_flops = not optimizer.freeze  # of frozen layers the step may leave out the backward pass
+        self.optimizer = make_optimizer(optimizer, train.steps, objective.model.input_params, self.frozen_params)
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
+        _check_patterns(optimizer.freeze, self.shapes.params)
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.constants = constants
+        self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step = make_train_step(self)
         self.eval_step = make_eval_step(self)
 
@@ -100,6 +104,10 @@ class Program:
         """Return the state of step 0 with fresh parameters."""
         return self.begin(self.init_params(seed))
 
+    def local_params(self, params: Params) -> Params:
+        """Return the parameters as arrays of this process's first device."""
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
+
     def _begin(self, params: Params) -> TrainState:
         memory = initial_memory(self.objective, self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
@@ -112,16 +120,37 @@ class Program:
 
     @property
     def num_params(self) -> int:
-        """Number of trained parameters."""
+        """Number of parameters."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.shapes.params))
 
+    @property
+    def size(self) -> str:
+        """Number of parameters, with that of the frozen ones if there are any."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.shapes.params)
+        frozen = [leaf for path, leaf in leaves if is_chosen(path_string(path), self.frozen_params)]
+        count = sum(math.prod(leaf.shape) for leaf in frozen)
+        return f"{self.num_params:,} parameters" + (f" ({count:,} of them frozen)" if count else "")
+
     def step_flops(self, length: int, rows: int) -> float:
-        """Return the FLOPs of a training step; see `jaxlm.objectives.base.step_flops`."""
-        return step_flops(with_constants(self.objective, self.constants), length, rows)
+        """Return the FLOPs of a training step, 0 if not counted; see `jaxlm.objectives.base.step_flops`."""
+        return self._counts_flops * step_flops(with_constants(self.objective, self.constants), length, rows)
 
     def lower(self, batch: Batch) -> Any:
         """Return the train step lowered for a batch of shapes, without any arrays."""
         return self.train_step.lower(self.shapes, batch, self.constants)
+
+
+def _check_patterns(patterns: Sequence[str], params: Params) -> None:
+    """Raise UserError unless each pattern of `optimizer.freeze` matches a parameter, and some are trained."""
+    names = list(paths(params))
+    for pattern in patterns:
+        if not any(is_chosen(name, [pattern.removeprefix("!")]) for name in names):
+            raise UserError(
+                f"optimizer.freeze: no parameter is called {pattern!r}; those of this run begin with "
+                f"{', '.join(params)}."
+            )
+    if patterns and all(is_chosen(name, patterns) for name in names):
+        raise UserError("optimizer.freeze leaves no parameter to train; take some out, such as '!classifier'.")
 
 
 def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
@@ -139,7 +168,9 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(corruption_key(t.seed, state.step), batch)
             key = dropout_key(t.seed, state.step)
-            grads, terms, memory = gradients(objective, state.params, example, state.memory, key, t.accumulate)
+            grads, terms, memory = gradients(
+                objective, state.params, example, state.memory, key, t.accumulate, program.frozen_params
+            )
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         real = objective.real_tokens(example, batch)
@@ -159,16 +190,17 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
 
 
 def gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, num_microbatches: int = 1
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, num_microbatches: int = 1,
+    frozen_params: Sequence[str] = (),
 ) -> tuple[Params, Terms, Memory]:
-    """Return the gradients of the loss, its terms and the memory for the next batch.
+    """Return the gradients of the loss, zero for frozen parameters, its terms and the memory for the next batch.
 
     The terms include "loss", and all have coefficient 0. With several microbatches their gradients are added up. Every
     term is divided by its weight in the whole batch, so that gradients are those of the whole batch, except that each
     microbatch has dropout masks of its own.
     """
     if num_microbatches == 1:
-        return _gradients(objective, params, example, memory, key, None)
+        return _gradients(objective, params, example, memory, key, None, frozen_params)
     # Only the weights are used, so the compiler removes this forward pass.
     terms, _ = stream_loss(objective, params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
@@ -186,7 +218,7 @@ def gradients(
     def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
         rows, memory = jax.tree.map(constrain, part)
         key_part = jax.random.fold_in(key, index)
-        *sums, memory = _gradients(objective, params, rows | shared, memory, key_part, weights)
+        *sums, memory = _gradients(objective, params, rows | shared, memory, key_part, weights, frozen_params)
         return tuple(sums), memory
 
     def add(total: Any, xs: Any) -> tuple[Any, Memory]:
@@ -201,9 +233,13 @@ def gradients(
 
 
 def _gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, weights: Any
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, weights: Any,
+    frozen_params: Sequence[str],
 ) -> tuple[Params, Terms, Memory]:
     def loss(params: Params) -> tuple[jax.Array, tuple[Terms, Memory]]:
+        params = jax.tree_util.tree_map_with_path(  # so that the backward pass of frozen layers is left out
+            lambda path, x: jax.lax.stop_gradient(x) if is_chosen(path_string(path), frozen_params) else x, params
+        )
         terms, carried = stream_loss(objective, params, example, memory, key, True)
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
         return total_loss(terms, weights), (metrics, carried)

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
+from jaxlm.inference.generate import Settings, continuations
 from jaxlm.runs.load import load_run
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.resolve import experiment_of, resolve, with_rows
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
+from tests.training.support import metadata, metrics, saved_steps
 
 FAST = ("--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
         "--train.tensorboard", "False")
@@ -228,6 +232,60 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     assert f"Finished {best + 4} of 60 steps" in capsys.readouterr().err
     assert main(["finetune", str(tmp_path / "run")]) == 0
     assert "a higher --train.patience trains on" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_by_a_metric_of_the_task(models, rows, tmp_path, capsys):
+    """It is chosen by the figures that `evaluate` gives, the same for a run that was resumed."""
+    flags = ["--train.eval-every", "15", "--train.best-by", "matthews", "--train.keep-checkpoints", "1",
+             "--optimizer.learning-rate", "0.01", "--optimizer.warmup-share", "0", "--optimizer.warmup-steps", "0",
+             "--optimizer.schedule", "constant", "--train.batch-size", "16", "--data.dev", str(rows["classify"])]
+    found = {}
+    for name, lengths in (("whole", (45,)), ("resumed", (15, 45))):
+        for steps in lengths:
+            assert finetune("classify", rows["classify"], models("bert"), tmp_path / name, *flags,
+                            "--train.steps", str(steps)) == 0
+        said = capsys.readouterr()
+        lines = [line for line in metrics(tmp_path / name) if "eval_matthews" in line]
+        figures = {line["step"]: line["eval_matthews"] for line in lines}
+        best = max(figures, key=figures.get)
+        final = json.loads(said.out.splitlines()[-1])["metrics"]["matthews"]
+        assert final == pytest.approx(figures[best], abs=1e-6) and figures[best] > min(figures.values())
+        assert load_run(tmp_path / name).step == best < 45 and saved_steps(tmp_path / name) == [best, 45]
+        assert f"(best: {figures[best]:.4f} at step {best})" in said.err
+        assert f"Best: step {best}, matthews {figures[best]:.4f}" in said.err
+        found[name] = lines, metadata(tmp_path / name, best)["checksums"]
+    assert found["whole"] == found["resumed"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--train.best-by", "bleu") == 2
+    assert "train.best_by is 'bleu'; the figures of this run are loss, accuracy" in capsys.readouterr().err
+
+
+def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
+    """A linear probe: the encoder's weights stay as they are, and the optimizer has no state for them."""
+    flags = ["--train.accumulate", "2", "--optimizer.learning-rate", "0.1", "--optimizer.warmup-share", "0",
+             "--optimizer.warmup-steps", "0", "--optimizer.freeze", "*", "!pooler/*", "!classifier"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
+    assert re.search(r"parameters \([\d,]+ of them frozen\)", capsys.readouterr().err)
+    begun, trained = import_folder(models("bert")).params, load_run(tmp_path / "run").params
+    for name in ("embeddings", "encoder"):
+        jax.tree.map(np.testing.assert_array_equal, begun[name], jax.device_get(trained[name]))
+    assert not np.array_equal(begun["pooler"]["kernel"], trained["pooler"]["kernel"])
+    for pattern, message in (("bilm*", "no parameter is called 'bilm*'; those of this run begin with "),
+                             ("*", "optimizer.freeze leaves no parameter to train")):
+        flags = ["--optimizer.freeze", pattern]
+        assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", *flags) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_answers_by_beam_search(models):
+    source = import_folder(models("t5"))
+    task = TextToText(max_target=6, beams=3, length_penalty=0.6).with_pretrained_model(source)
+    task = task.bind(source.tokenizer.vocabulary, 64)
+    texts = ["the red house", "a cat", "the old dog runs"]
+    records = [Record(text, "", {"source": text, "targets": None}, (text,)) for text in texts]
+    answers = task.answers(source.params, LabelledSource(source.tokenizer, {"held_out": records}, True), 64, 2)
+    prompts = [source.tokenizer.encode(text) for text in texts]
+    found = continuations(task, source.params, prompts, Settings(max_new_tokens=6, beams=3, length_penalty=0.6))
+    assert [answer.prediction for answer in answers] == [source.tokenizer.decode(each.ids).strip() for each in found]
 
 
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):

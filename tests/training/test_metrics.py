@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
 
 from jaxlm.analysis.curves import draw_curves
+from jaxlm.config.experiment import TrainConfig
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
@@ -23,7 +25,8 @@ from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
     (SpanCorruption(), "span_loss", False),
 ])
 def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(objective, name, has):
-    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, objective, 2.0)
+    program = SimpleNamespace(objective=objective, train=TrainConfig())
+    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, program, 2.0, {7: 3.5})
     assert f"{name} 3.0000" in line and "accuracy 0.2500" in line
     assert ("(unigram entropy 2.0000)" in line) == has
 
