@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = Parser("jaxlm tokenizer", __doc__)
     parser.add_argument("action", choices=["train"])
-    parser.add_argument("source", help="python-docs, a file, folder or glob, or tfds:NAME")
+    parser.add_argument("source", help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
     parser.add_argument("--kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"], default="unigram",

@@ -84,6 +84,9 @@ class TrainConfig:
     highest), which every evaluation then computes, or a loss (the lowest). Empty: the loss, where `patience` is set."""
     eval_batches: int = field(32, resumable=True, range="[1, inf)")
     """Maximum number of held-out batches per evaluation."""
+    sample_every: int = field(0, resumable=True, range="[0, inf)")
+    """Steps between samples of what the model makes of three held-out texts: filled masks, or continuations. They are
+    printed and written as TensorBoard text. 0: none. Only with one process."""
     checkpoint_every: int = field(1000, resumable=True, range="[0, inf)")
     """Steps between checkpoints; the last step is always saved. 0: only the last step."""
     keep_checkpoints: int = field(3, resumable=True, range="[1, inf)")
@@ -121,6 +124,11 @@ class Experiment:
         check_ranges(t, "train.")
         if t.batch_size % t.accumulate:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
+        if t.sample_every and not self.objective.answer_kind:
+            raise UserError(
+                f"{type(self.objective).__name__} trains no model that fills masks or writes text; leave "
+                "train.sample_every at 0."
+            )
         if t.short_steps and (t.short_length < 1 or self.data.length % t.short_length):
             raise UserError(
                 f"train.short_length {t.short_length} does not divide data.length {self.data.length}; choose another "

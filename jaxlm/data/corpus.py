@@ -1,8 +1,9 @@
 """The documents of `--data.source`.
 
-A source is `python-docs`, a file, a folder or a glob of .txt (documents separated by blank lines) and .jsonl (one
-object per line), each also .gz, .xz or .zst, or `tfds:NAME[/CONFIG][:SPLIT]`; commas separate several. Every source is
-streamed: `Corpus.pieces()` never holds more than a few megabytes.
+A source is `python-docs`, a file, a folder or a glob of .txt (documents separated by blank lines), .jsonl (one object
+per line), .csv and .tsv (a line of names first), each also .gz, .xz or .zst, and .parquet; or a dataset,
+`tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several. Every source is streamed:
+`Corpus.pieces()` never holds more than a few megabytes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from collections.abc import Callable, Iterable, Iterator
 
 from etils import epath
 
-from jaxlm.data import python_docs
+from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.readers import Cutter, Piece, kind_of, read_file
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, reading
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
+SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
+"""What --data.source takes, for messages."""
+_DATASETS = ("tfds:", "hf:")
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -64,27 +68,28 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
         if item == "python-docs":
             parts.append(lambda: _pieces(python_docs.documents()))
             stats.append(f"python-docs of Python {sys.version}")
-        elif item.startswith("tfds:"):
-            from jaxlm.data import tfds_source
-
-            texts, state = tfds_source.open_text(item, text_field)
+        elif item.startswith(_DATASETS):
+            texts, state = (tfds_source if item.startswith("tfds:") else arrow_source).open_text(item, text_field)
             parts.append(lambda texts=texts: _pieces(texts()))
             stats.extend(state)
         else:
             with reading(item):
                 files = _files(item)
             for path in files:
-                parts.append(functools.partial(read_file, path, text_field, entities_field))
+                if kind_of(path) == "parquet":
+                    parts.append(lambda path=path: _pieces(arrow_source.parquet_texts(path, text_field)))
+                else:
+                    parts.append(functools.partial(read_file, path, text_field, entities_field))
                 stats.append(_stat(path, [text_field, entities_field] if entities_field else [text_field]))
     return Corpus(source, tuple(parts), tuple(stats))
 
 
 def _split(source: str) -> list[str]:
-    if source and "," in source and not source.startswith("tfds:") and epath.Path(source).exists():
+    if source and "," in source and not source.startswith(_DATASETS) and epath.Path(source).exists():
         return [source]
     items = [item.strip() for item in source.split(",")]
     if not all(items):
-        raise UserError("--data.source names no text; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
+        raise UserError(f"--data.source names no text; give {SOURCES}.")
     return items
 
 
@@ -98,12 +103,10 @@ def _files(item: str) -> list[str]:
     elif wild:
         found = [file for file in _matches(item, wild.start()) if not epath.Path(file).is_dir()]
     else:
-        raise UserError(
-            f"{item} does not exist; --data.source takes `python-docs`, a file, a folder, a glob, or `tfds:NAME`."
-        )
+        raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
     files = {_real(file): file for file in sorted(found, reverse=True) if kind_of(file)}  # a link and its file once
     if not files:
-        raise UserError(f"{item} names no .txt or .jsonl file (plain, .gz, .xz or .zst).")
+        raise UserError(f"{item} names no .txt, .jsonl, .csv, .tsv (each also .gz, .xz or .zst) or .parquet file.")
     return sorted(files.values())
 
 
@@ -138,7 +141,7 @@ def _stat(path: str, fields: list[str]) -> str:
         if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
             raise UserError(f"{path} is not a regular file; write its text to one, which can be read more than once.")
         state = file_state(path)
-    return json.dumps([_real(path), *state, *(fields if kind_of(path) == "json" else [""])])
+    return json.dumps([_real(path), *state, *([""] if kind_of(path) == "text" else fields)])
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[Piece]:

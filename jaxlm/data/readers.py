@@ -1,9 +1,9 @@
-"""Readers of text files, which stream documents in pieces of bounded size.
+"""Readers of text files and tables, which stream documents in pieces of bounded size.
 
 A document may be larger than memory. It comes as pieces of at most `PIECE` characters, cut before white space, which
 are tokenized separately and joined in the token store. In .txt a document ends at a blank line, or with the line that
-brings it to `PIECE` characters. The cuts depend only on the text, so the same text gives the same tokens from any kind
-of file. Only lines of JSON are held whole.
+brings it to `PIECE` characters; in JSON lines and tables, a document is the text of a row. The cuts depend only on the
+text, so the same text gives the same tokens from any kind of file. Only rows are held whole.
 
 Unusual characters: NUL and other control characters pass unchanged (a tokenizer with byte fallback keeps them, BERT's
 drops them). A byte-order mark at the start of a file is dropped. Windows line ends become plain ones in .txt files. An
@@ -13,12 +13,14 @@ unpaired surrogate, which JSON can write and UTF-8 cannot, becomes U+FFFD. Bytes
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import itertools
 import json
 import lzma
+import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import zstandard
@@ -26,13 +28,17 @@ from etils import epath
 
 from jaxlm.data.mentions import Mentions, read_mentions, within
 from jaxlm.errors import UserError
+from jaxlm.paths import reading
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 PIECE = 1 << 16  # characters
 BLOCK = 1 << 20  # characters of a line per read
 LONGEST_LINE = 1 << 28  # characters of a line of JSON or of a table at most
+csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (".csv", ".tsv")
+PARQUET_SUFFIX = ".parquet"
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
     ".xz": lzma.LZMADecompressor,
@@ -114,32 +120,83 @@ def without_compression(path: str) -> str:
 
 
 def kind_of(path: str) -> str | None:
-    """Return "text" or "json" by the name of a file, or None for any other kind."""
+    """Return "text", "json", "table" or "parquet" by the name of a file, or None for any other kind."""
     name = without_compression(path)
-    if name.endswith(TEXT_SUFFIXES):
-        return "text"
-    return "json" if name.endswith(JSON_SUFFIXES) else None
+    suffixes = {"text": TEXT_SUFFIXES, "json": JSON_SUFFIXES, "table": TABLE_SUFFIXES}
+    if path.lower().endswith(PARQUET_SUFFIX):
+        return "parquet"
+    return next((kind for kind, endings in suffixes.items() if name.endswith(endings)), None)
 
 
 def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
-    """Yield the documents of a file; raise UserError, with the place, for unreadable content.
+    """Yield the documents of a file of text, JSON or a table; raise UserError, with the place, for unreadable content.
 
     Args:
         path: the file.
-        text_field: field of the text in JSON.
+        text_field: field of the text in JSON, or column of it in a table (see `read_columns`).
         entities_field: field of the mentions in JSON; "" to read none.
     """
-    cutter = Cutter()
-    if kind_of(path) == "json":
+    cutter, kind = Cutter(), kind_of(path)
+    if kind == "json":
         for place, line in read_lines(path):
             if line.strip():
                 record = json_object(line, place)
-                text = _field(record, text_field, place)
+                require_field(text_field, list(record), place)
+                text = mend_surrogates(text_of(record[text_field], place, text_field, others=()))
                 listed = record.get(entities_field) if entities_field else None
                 yield from cutter.document(text, read_mentions(listed, text, place, entities_field))
+    elif kind == "table":
+        for row in read_columns(path, [text_field]):
+            if isinstance(row, UserError):
+                raise row
+            yield from cutter.document(row[1][text_field])
+    else:
+        with open_text(path) as stream:
+            yield from _read_text(stream, cutter)
+
+
+def read_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]] | UserError]:
+    """Yield (place, {column: value}) of each row of a table, or an error for a row that cannot be read.
+
+    A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
+    of .csv are separated by the most frequent of comma, semicolon and tab in its first line; those of other files by
+    tabs, without quotes, as in GLUE's files.
+
+    Raises:
+        UserError: The file cannot be read, or a column is missing.
+    """
+    lines = _split_lines(path)
+    if (first := next(lines, None)) is None:
         return
-    with open_text(path) as stream:
-        yield from _read_text(stream, cutter)
+    names = first[1]
+    if all(name.isdecimal() for name in columns):  # there is no line of names
+        names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
+    if missing := [name for name in columns if name not in names]:
+        raise UserError(
+            f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names)):.300}. Choose "
+            "columns with --data.text-field, --data.label-field ('' where there are no labels) and so on, or in the "
+            "prompt file."
+        )
+    for place, values in lines:
+        if len(values) == len(names):
+            row = dict(zip(names, values, strict=True))
+            yield place, {name: row[name] for name in columns}
+        else:
+            yield UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
+
+
+def _split_lines(path: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield (place for messages, values) of each line of a table."""
+    lines = (line for _, line in read_lines(path))
+    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if without_compression(path).endswith(".csv"):
+        first = next(lines, "")
+        names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
+        form, lines = {"delimiter": max(",;\t", key=names.count)}, itertools.chain([first], lines)
+    reader = csv.reader(lines, **form)
+    with reading(path):
+        for values in filter(None, reader):  # an empty line is no row
+            yield f"{path}, line {reader.line_num}", values
 
 
 def read_lines(path: str) -> Iterator[tuple[str, str]]:
@@ -253,11 +310,11 @@ def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
-def _field(record: dict[str, Any], text_field: str, place: str) -> str:
-    if text_field not in record:
-        fields = ", ".join(map(repr, list(record)[:12])) or "none"
-        raise UserError(f"{place} has no field {text_field!r}; choose one with --data.text-field (here: {fields}).")
-    return mend_surrogates(text_of(record[text_field], place, text_field, others=()))
+def require_field(name: str, fields: Sequence[str], place: str) -> None:
+    """Raise UserError if a row or a dataset lacks the field of the text."""
+    if name not in fields:
+        found = ", ".join(map(repr, fields[:12])) or "none"
+        raise UserError(f"{place} has no field {name!r}; choose one with --data.text-field (here: {found}).")
 
 
 NUMBERS = (int, float)

@@ -16,7 +16,7 @@ from etils import epath
 
 from jaxlm.data.base import Data, RowFormat, random_tokens
 from jaxlm.data.build import build_store
-from jaxlm.data.corpus import Corpus, open_corpus
+from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
 from jaxlm.errors import UserError
@@ -39,11 +39,11 @@ class TextData(Data):
 
     source: str = field("python-docs", resumable=True)
     """The text: `python-docs` (the documentation in every Python), a file, folder or glob of .txt (documents end at
-    blank lines, at the latest after some 65,536 characters) or .jsonl, each also .gz, .xz or .zst, or
-    `tfds:NAME[/CONFIG][:SPLIT]`; commas separate several."""
+    blank lines, at the latest after some 65,536 characters), .jsonl, .csv or .tsv, each also .gz, .xz or .zst, or
+    .parquet; `tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several."""
 
     text_field: str = "text"
-    """Name of the text field in .jsonl and tfds."""
+    """Name of the text field in .jsonl, tables and datasets."""
 
     length: int = field(128, range="[8, inf)")
     """Sequence length of the model, including special tokens."""
@@ -127,7 +127,7 @@ class TextData(Data):
 
     def _corpus(self) -> Corpus:
         if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
-            raise UserError("--data.source is empty; give `python-docs`, a file, a folder, a glob, or `tfds:NAME`.")
+            raise UserError(f"--data.source is empty; give {SOURCES}.")
         return open_corpus(self.source, self.text_field)
 
     def _survey(self, corpus: Corpus, report: Report) -> Survey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -46,20 +47,14 @@ def fill_mask(
     vocabulary.require("mask", "cls", "sep", "pad", purpose="filling masks")
     if not 1 <= top_k <= vocabulary.size:
         raise UserError(f"top_k is {top_k}; it must lie between 1 and the vocabulary's size, {vocabulary.size}.")
-    rows = [_row(objective, tokenizer, text) for text in texts]
+    return fill_rows(objective, params, tokenizer, [_row(objective, tokenizer, text) for text in texts], top_k)
 
-    def most_likely(params, input_ids, attention_mask, positions):
-        logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
-        if logits.shape[-1] < vocabulary.size:
-            raise UserError(
-                f"the model has {logits.shape[-1]} tokens but {vocabulary.name} has {vocabulary.size}; "
-                "use the tokenizer that belongs to the model."
-            )
-        # The embedding may be padded beyond the vocabulary.
-        return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
 
-    compiled = jax.jit(most_likely)
-    answers = []
+def fill_rows(
+    objective: Objective, params: Params, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], top_k: int
+) -> list[list[list[tuple[str, float]]]]:
+    """Fill the masks of rows of token ids, special tokens included; see `fill_mask`."""
+    vocabulary, answers = tokenizer.vocabulary, []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
         masks = [[i for i, token in enumerate(row) if token == vocabulary.mask] for row in batch]
@@ -67,7 +62,7 @@ def fill_mask(
         ids, mask = (x[:, : objective.model.max_length] for x in (ids, mask.astype(np.int32)))
         positions, _ = pad(masks, max(map(len, masks)))
         probabilities, tokens = jax.device_get(
-            compiled(params, *map(jnp.asarray, (ids, mask, positions)))
+            _most_likely(objective, vocabulary, top_k, params, *map(jnp.asarray, (ids, mask, positions)))
         )
         for i, masked in enumerate(masks):
             answers.append([
@@ -75,6 +70,19 @@ def fill_mask(
                 for j in range(len(masked))
             ])
     return answers
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _most_likely(objective, vocabulary, top_k, params, input_ids, attention_mask, positions):
+    """Return probabilities and ids, [batch, masks, top_k]."""
+    logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
+    if logits.shape[-1] < vocabulary.size:
+        raise UserError(
+            f"the model has {logits.shape[-1]} tokens but {vocabulary.name} has {vocabulary.size}; "
+            "use the tokenizer that belongs to the model."
+        )
+    # The embedding may be padded beyond the vocabulary.
+    return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
 
 
 def _row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:

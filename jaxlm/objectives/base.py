@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
@@ -205,6 +205,12 @@ class Objective:
             train: Whether dropout is on.
         """
         raise NotImplementedError
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        """Return a text as the trained model is asked about it: with every sixth token masked, or its first half."""
+        if self.answer_kind == "masks":
+            return [self.vocabulary.mask if place % 6 == 4 else token for place, token in enumerate(tokens)]
+        return list(tokens[: (len(tokens) + 1) // 2])
 
     def real_tokens(self, example: Example, batch: Batch) -> Array | np.ndarray:
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""

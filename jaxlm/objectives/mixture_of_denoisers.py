@@ -6,6 +6,7 @@ Each row is corrupted by one of seven denoisers, whose mode symbol the encoder r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -104,6 +105,9 @@ class MixtureOfDenoisers(EncoderDecoderLM):
             _select(is_drawn, [pair.targets for pair in pairs], widths.targets, v.pad),
             jnp.select(is_drawn, [pair.targets_size for pair in pairs]),
         )
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        return [self.vocabulary.id(MODES[2]), *super().prompt(tokens)]
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         text, *rest = super().describe(batch, example, row)

@@ -6,6 +6,8 @@ An encoder reads the corrupted text, and a decoder writes the missing tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import jax
@@ -179,6 +181,12 @@ class SpanCorruption(EncoderDecoderLM):
         if length < 3:
             raise UserError(f"data.length {length} is too short for a prefix and a continuation; use 3 or more.")
         return SpanLengths(raw=length, noise=0, spans=0, inputs=length, targets=length)
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        if self.task == "prefix":
+            return super().prompt(tokens)
+        middle = len(tokens) // 2
+        return [*tokens[:middle], self.vocabulary.sentinel, *tokens[middle + math.ceil(self.mean_span) :]]
 
     def make_pair(self, key: jax.Array, batch: TokenBatch) -> TextPair:
         v = self.vocabulary

@@ -11,6 +11,7 @@ import jax
 
 from jaxlm.config.experiment import Resolved
 from jaxlm.huggingface.table import listed
+from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
 from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
@@ -77,6 +78,7 @@ def _pretrain(
     text = main_first(lambda: data.open(tokenizer, report))
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     feed = Feed(text, objective, t, data.length, mesh)
+    samples = sampler(objective, tokenizer, feed.texts(3)) if t.sample_every and jax.process_count() == 1 else None
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
     # Program. `claim` makes the last checks, then writes the run's files.
@@ -109,7 +111,7 @@ def _pretrain(
         stack.callback(writer.close)
     progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals)
-    evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy)
+    evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy, samples)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return evaluation

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import itertools
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxlm.data import tfds_source
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
-from jaxlm.data.readers import LABELS, LONGEST_LINE, json_object, read_lines, text_of, texts_of, without_compression
+from jaxlm.data.readers import LABELS, json_object, read_columns, read_lines, text_of, texts_of, without_compression
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
 class TableRow(NamedTuple):
@@ -76,10 +71,9 @@ class TableData(LabelledData):
 def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserError]:
     """Read the wanted columns of each row.
 
-    A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" is a field
-    of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file
-    without a line of names. TSV is read as GLUE's files are written, without quotes. The columns of .csv are separated
-    by the most frequent of comma, semicolon and tab in its first line. A row that cannot be read gives an error.
+    A column of .tsv, .txt and .csv is one of `readers.read_columns`; otherwise a name of an object (of .jsonl, where
+    "question.stem" is a field of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`). A row that
+    cannot be read gives an error.
 
     Raises:
         UserError: The file cannot be read, or a column is missing.
@@ -100,46 +94,13 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
             f"{path} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
             "or .zst."
         )
-    lines = _split(path, kind)
-    if (first := next(lines, None)) is None:
-        return
-    names = first[1]
-    if all(name.isdecimal() for name in columns):  # there is no line of names
-        names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
-    _require(names, columns, path)
-    for place, values in lines:
-        if len(values) == len(names):
-            row = dict(zip(names, values, strict=True))
-            yield TableRow(place, {name: row[name] for name in columns})
-        else:
-            yield UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
+    for row in read_columns(path, columns):
+        yield row if isinstance(row, UserError) else TableRow(*row)
 
 
 def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:
     row = json_object(line, place)
     return TableRow(place, {name: _field(row, name, place) for name in columns})
-
-
-def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:
-    lines = (line for _, line in read_lines(path))
-    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    if kind == ".csv":
-        first = next(lines, "")
-        names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
-        form, lines = {"delimiter": max(",;\t", key=names.count)}, itertools.chain([first], lines)
-    reader = csv.reader(lines, **form)
-    with reading(path):
-        for values in filter(None, reader):  # an empty line is no row
-            yield f"{path}, line {reader.line_num}", values
-
-
-def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
-    if missing := [name for name in columns if name not in names]:
-        raise UserError(
-            f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names)):.300}. Choose "
-            "columns with --data.text-field, --data.label-field ('' where there are no labels) and so on, or in the "
-            "prompt file."
-        )
 
 
 def _field(row: dict[str, Any], name: str, place: str) -> Any:

@@ -18,6 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.objectives.base import Objective, Streams
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
+from jaxlm.types import TokenBatch
 
 
 class Stage(NamedTuple):
@@ -123,6 +124,15 @@ class Feed:
         """Return the batches of an evaluation, the same each time."""
         t, rows = self._train, self._rows(self._held_out)
         return self._placed(self._held_out.evaluation(t.batch_size, t.eval_batches, rows), self._held_out, rows)
+
+    def texts(self, count: int) -> list[np.ndarray]:
+        """Return the token ids of `count` rows of held-out text, or of the text to train on if none is held out."""
+        batches = self._held_out if self.has_held_out else self._stages[-1].batches
+        batch = next(batches.evaluation(self._train.batch_size, 1))
+        if not isinstance(batch, TokenBatch):
+            raise UserError("samples are made of pretraining text; leave train.sample_every at 0.")
+        rows = zip(batch.tokens[:count], batch.segment_ids[:count], strict=True)
+        return [tokens[segments > 0] for tokens, segments in rows]
 
     def _rows(self, batches: Batches) -> slice:
         return local_rows(self._sharding, batches.batch_size, batches.raw_length)

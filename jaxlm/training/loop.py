@@ -23,6 +23,7 @@ from jaxlm.training.feed import Feed
 from jaxlm.training.metrics import MetricsWriter, Totals, best_step, evaluations, is_spent
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
+from jaxlm.types import Params
 
 
 class NotFinite(UserError, FloatingPointError):
@@ -31,7 +32,7 @@ class NotFinite(UserError, FloatingPointError):
 
 def train(
     program: Program, state: TrainState, feed: Feed, checkpoints: Checkpoints, log: StepLog, metadata: dict[str, Any],
-    entropy: float = 0.0,
+    entropy: float = 0.0, sampler: Callable[[Params], list[str]] | None = None,
 ) -> dict[str, float]:
     """Run the steps after `state.step` and return the figures of the last evaluation.
 
@@ -43,6 +44,7 @@ def train(
         log: Metrics of the steps.
         metadata: What every checkpoint records about the run.
         entropy: Unigram entropy of the held-out text in nats, printed beside the loss.
+        sampler: Function from parameters to the lines that `train.sample_every` asks for.
 
     Raises:
         NotFinite: The loss has diverged.
@@ -64,7 +66,8 @@ def train(
 
             stopping = stop(step)
             evaluating, saving = _due(t, step, stopping)
-            if not evaluating and not saving:
+            sampling = sampler is not None and step % t.sample_every == 0
+            if not evaluating and not saving and not sampling:
                 continue
             with log.paused():
                 log.read_pending()
@@ -75,6 +78,9 @@ def train(
             if figures:
                 evaluation, best[step] = figures, figures[t.criterion]
                 log.progress.note(evaluation_line(step, figures, program, entropy, best))
+            if sampling:
+                with log.paused():
+                    log.write_samples(step, sampler(state.params))
             if saving:
                 with log.paused():
                     try:
@@ -216,6 +222,13 @@ class StepLog:
         if self._writer and due:
             self._writer.write(step, means | {f"eval_{name}": value for name, value in evaluation.items()})
         self.progress.show(step, means)
+
+    def write_samples(self, step: int, lines: list[str]) -> None:
+        """Print samples, and write them into the run folder."""
+        for line in lines:
+            self.progress.note(f"step {step:,}  sample: {line}")
+        if self._writer:
+            self._writer.write_text(step, "samples", lines)
 
     def not_finite(self, step: int, what: str) -> NotFinite:
         """Return the error for a loss, a gradient or a state that is not finite."""

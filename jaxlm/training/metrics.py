@@ -93,6 +93,11 @@ class MetricsWriter:
             for name, value in values.items():
                 self.events.add_scalar(name, value, step)
 
+    def write_text(self, step: int, name: str, lines: list[str]) -> None:
+        """Write lines as TensorBoard text, if there are events at all."""
+        if self.events is not None:
+            self.events.add_text(name, "\n\n".join(lines), step)
+
     def _error(self, error: OSError) -> UserError:
         return UserError(f"cannot write {self.path}: {error.strerror}; mend that and run the same command to go on.")
 

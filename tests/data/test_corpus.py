@@ -1,8 +1,11 @@
 """Sources of text: files, folders, globs, links, Python's documentation and TFDS."""
 
+import csv
 import errno
+import io
 import json
 import os
+import sys
 import textwrap
 import time
 from types import SimpleNamespace
@@ -80,10 +83,10 @@ def test_a_file_ends_its_last_document(tmp_path):
     ("source", "message"),
     [
         ("none.txt", "does not exist"),
-        ("*.text", "names no .txt or .jsonl file"),
-        ("nowhere/*.txt", "names no .txt or .jsonl file"),
-        ("empty", "names no .txt or .jsonl file"),
-        ("notes.md", "names no .txt or .jsonl file"),
+        ("*.text", "names no .txt, .jsonl, .csv"),
+        ("nowhere/*.txt", "names no .txt, .jsonl, .csv"),
+        ("empty", "names no .txt, .jsonl, .csv"),
+        ("notes.md", "names no .txt, .jsonl, .csv"),
         ("b.txt,,c", "names no text"),
         ("", "names no text"),
     ],
@@ -174,11 +177,63 @@ BUILDER = '''
 '''
 
 
+ROWS = ["One\nline.\n\nAnd another, with a comma", "x" * 200_000, "", "a; b", '"quoted"', "한국어"]
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """The same texts as .jsonl, .csv with semicolons, .parquet with a null, and a dataset on a disk."""
+    datasets = pytest.importorskip("datasets")
+    line = io.StringIO()
+    csv.writer(line, delimiter=";").writerows([["id", "text"], *enumerate(ROWS)])
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
+    (tmp_path / "t.csv").write_text(line.getvalue(), newline="")
+    data = datasets.Dataset.from_dict({"id": list(range(6)), "text": [row or None for row in ROWS]})
+    data.to_parquet(tmp_path / "t.parquet")
+    datasets.DatasetDict({"train": data}).save_to_disk(tmp_path / "saved")
+    return tmp_path
+
+
+def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    corpora = {name: open_corpus(name) for name in [
+        *(str(tables / f"t.{kind}") for kind in ("jsonl", "csv", "parquet")), f"hf:{tables / 'saved'}",
+        f"hf:{tables / 'saved'}:train",
+    ]}
+    prints = {survey(corpus.pieces()).fingerprint for corpus in corpora.values()}
+    assert len(prints) == 1
+    assert survey(open_corpus(str(tables / "t.csv")).pieces()).documents == len(ROWS) - 1
+    assert len({corpus.stamp for corpus in corpora.values()}) == len(corpora)
+
+
+def test_columns_of_tables_and_datasets(tables):
+    parquet, saved = str(tables / "t.parquet"), f"hf:{tables / 'saved'}"
+    for source in (parquet, saved):
+        with pytest.raises(UserError, match=r"no field 'body'.*--data.text-field.*'id', 'text'"):
+            texts(source, "body")
+        with pytest.raises(UserError, match=r"row 0: the field 'id' is a number, not text"):
+            texts(source, "id")
+    with pytest.raises(UserError, match=r"saved:nowhere cannot be read .*nowhere"):
+        open_corpus(f"{saved}:nowhere")
+    with pytest.raises(UserError, match="hf:NAME:CONFIG:SPLIT"):
+        open_corpus("hf:a:b:c:d")
+    (tables / "bad.csv").write_text("text,id\na,1\nb\n")
+    with pytest.raises(UserError, match=r"bad.csv, line 3 has 1 columns instead of 2"):
+        texts(tables / "bad.csv")
+    (tables / "bad.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"bad.parquet cannot be read"):
+        texts(tables / "bad.parquet")
+
+
+def test_datasets_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="pip install datasets"):
+        open_corpus("hf:imdb")
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """Return a dataset that a builder, unknown afterwards, prepared as array_record."""
-    import sys
-
     root = tmp_path_factory.mktemp("tfds")
     package = root / "few_words"
     package.mkdir()

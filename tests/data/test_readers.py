@@ -185,7 +185,8 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
 
 def test_kinds():
     assert kind_of("A.TXT.GZ") == "text" and kind_of("x.jsonl.zst") == "json"
-    assert kind_of("a.csv") is None and kind_of("model.bin") is None
+    assert kind_of("a.csv.xz") == kind_of("a.tsv") == "table" and kind_of("a.parquet") == "parquet"
+    assert kind_of("a.parquet.gz") is None and kind_of("model.bin") is None
 
 
 def test_a_stream_without_readline_is_buffered(tmp_path, monkeypatch):

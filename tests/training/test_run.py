@@ -33,6 +33,20 @@ def test_what_a_run_leaves_behind(finished):
     assert lines[-1]["eval_loss"] < lines[2]["eval_loss"]
 
 
+def test_samples_change_nothing(finished, preset, tmp_path, capsys):
+    run = tmp_path / "sampled"
+    flags = ["--train.eval-every", "4", "--train.sample-every", "6", "--train.tensorboard", "True"]
+    assert main(["pretrain", str(preset), "--run-dir", str(run), *flags]) == 0
+    said = re.findall(r"step (\d+)  sample: (.*)", capsys.readouterr().out)
+    assert [step for step, _ in said] == ["6"] * 3 + ["12"] * 3
+    # The fifth token is masked first; what stood there is told.
+    assert all(re.search(r"\[\S+ \d+%\].*  \(masked: \S+", line) for _, line in said)
+    assert metrics(run) == metrics(finished)
+    assert_same_arrays(load_run(run).params, load_run(finished).params)
+    events = b"".join(file.read_bytes() for file in run.glob("events*"))
+    assert events.count(b"samples/text_summary") == 2 and said[-1][1].encode() in events
+
+
 def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
     """A run in three pieces, which do not end where metrics are logged, is the run in one piece."""
     run = tmp_path / "pieces"
