@@ -31,8 +31,11 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 _MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
-# Sentence-final punctuation of any script, with closing quotes and brackets.
-_sentence_end = re.compile(r"""\W*[.!?…。！？｡؟۔।॥։።။។]["'”’»)\]}」』）】]*""")
+# Sentence-final punctuation of any script, and closing quotes and brackets.
+_FINAL, _CLOSING = ".!?…。！？｡؟۔।॥։።။។", r"""["'”’»)\]}」』）】]*"""
+_sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}")
+# The end of a sentence in running text and the white space after it, which full-width punctuation does without.
+_between_sentences = re.compile(rf"(?:[{_FINAL}]{_CLOSING}(?=\s)|[。！？｡]+{_CLOSING}|\n)\s*")
 # Scripts written without spaces, in which every piece counts as a word.
 _unspaced = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -278,6 +281,19 @@ def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Se
     for start in range(0, len(texts), _GROUP):
         group = [mend_surrogates(text) for text in texts[start : start + _GROUP]]
         yield from encode_batch(group, add_special_tokens=False)
+
+
+def split_sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text, at least one, each with the white space after it.
+
+    A sentence ends at the end of a line, or with sentence-final punctuation before white space; so do abbreviations.
+    """
+    start = 0
+    for boundary in _between_sentences.finditer(text):
+        yield text[start : boundary.end()]
+        start = boundary.end()
+    if start < len(text) or not start:
+        yield text[start:]
 
 
 def mend_surrogates(text: str) -> str:
