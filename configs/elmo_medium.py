@@ -16,7 +16,7 @@ from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 
 experiment = Experiment(
     objective=BidirectionalLM(model=Elmo.published("medium")),
-    data=TextData(length=20, tokenizer_kind="words", vocab_size=793_471),
+    data=TextData(length=20, tokenizer_kind="words", vocab_size=793_471, sentences=True),
     optimizer=OptimizerConfig(
         name="adagrad", learning_rate=0.2, warmup_steps=0, schedule="constant", eps=1 / 400, clip_norm=0.5
     ),

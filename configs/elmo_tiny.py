@@ -18,7 +18,9 @@ experiment = Experiment(
         ),
         noise_words=1024,
     ),
-    data=TextData(source="python-docs", length=20, tokenizer_kind="words", vocab_size=8192, held_out=0.05),
+    data=TextData(
+        source="python-docs", length=20, tokenizer_kind="words", vocab_size=8192, held_out=0.05, sentences=True
+    ),
     optimizer=OptimizerConfig(
         name="adagrad", learning_rate=0.1, warmup_steps=20, schedule="constant", eps=1e-4, clip_norm=0.5
     ),

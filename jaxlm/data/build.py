@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.data import arrays, store
-from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash
+from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence_parts
 from jaxlm.data.mentions import first_tokens
 from jaxlm.data.readers import Piece
 from jaxlm.errors import UserError
@@ -35,6 +35,7 @@ def build_store(
     held_out: float,
     *,
     source: str = "",
+    sentences: bool = False,
     workers: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> store.Store:
@@ -50,6 +51,7 @@ def build_store(
         tokenizer: a `jaxlm.tokenizers.tokenizer.Tokenizer`.
         held_out: share of the text to hold out (see HeldOutRule).
         source: name of the text, for messages and the manifest.
+        sentences: whether each sentence becomes a document of the store; whole documents are held out all the same.
         workers: number of threads; 0 for one per core, up to 8.
         progress: called with the number of bytes done.
 
@@ -62,14 +64,15 @@ def build_store(
         raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
     with new_folder(folder) as writing:
         rule = HeldOutRule.of(held_out, text)
-        facts, entities = _write(writing, pieces, text, tokenizer, rule, workers, progress)
+        facts, entities = _write(writing, pieces, text, tokenizer, rule, sentences, workers, progress)
         manifest = {
             "format": store.FORMAT,
-            "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out),
+            "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out, sentences),
             "text": text.fingerprint,
             "tokenizer": tokenizer.fingerprint,
             "held_out": held_out,
             "held_out_tail": rule.tail < text.bytes,
+            "unit": "sentences" if sentences else "documents",
             "source": source,
             "vocabulary": {
                 "size": tokenizer.vocabulary.size,
@@ -91,6 +94,7 @@ def _write(
     text: Survey,
     tokenizer: Any,
     rule: HeldOutRule,
+    sentences: bool,
     workers: int,
     progress: Callable[[int], None],
 ) -> tuple[dict[str, Any], list[str]]:
@@ -106,7 +110,8 @@ def _write(
         for piece in pieces:
             start = seen.bytes
             route = seen.add(piece)
-            group += rule.divide(piece, route, start, seen.bytes)
+            for part in rule.divide(piece, route, start, seen.bytes):
+                group += sentence_parts(part) if sentences else [part]
             size += len(piece.text)
             if size >= _GROUP:
                 yield group, seen.bytes

@@ -17,6 +17,7 @@ from etils import epath
 
 from jaxlm.data.mentions import Mentions, divide_mentions
 from jaxlm.data.readers import Piece
+from jaxlm.tokenizers.tokenizer import split_sentences
 
 ROUTE_BITS = 64
 _LEAST = 1 << 15  # bytes to hold out at least: some 8,000 tokens
@@ -127,6 +128,15 @@ class Part(NamedTuple):
     last: bool
     size: int
     mentions: Mentions = ()
+
+
+def sentence_parts(part: Part) -> Iterator[Part]:
+    """Yield the sentences of a part of a text, as documents of its split."""
+    sentences = list(split_sentences(part.text))
+    mentions = divide_mentions(part.mentions, map(len, sentences))
+    for number, sentence in enumerate(sentences, 1):
+        last = part.last or number < len(sentences)
+        yield Part(sentence, part.is_held_out, last, len(sentence.encode()), next(mentions))
 
 
 @dataclasses.dataclass(frozen=True)

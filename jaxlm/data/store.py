@@ -33,12 +33,13 @@ ENTITIES = "entities.json"
 SPLITS = ("train", "held_out")
 
 
-def store_fingerprint(text: str, tokenizer: str, held_out: float) -> str:
+def store_fingerprint(text: str, tokenizer: str, held_out: float, sentences: bool = False) -> str:
     """Return the SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings.
 
     It excludes the FORMAT of the files, so that a run can continue with the same tokens in other files.
     """
     facts = {"format": 2, "text": text, "tokenizer": tokenizer, "held_out": held_out}
+    facts |= {"sentences": True} if sentences else {}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -85,7 +86,8 @@ class Store:
     def summary(self) -> str:
         """Sizes of both splits, in one line."""
         train, held_out = self.train, self.held_out
-        of = f"{held_out.documents:,} of {train.documents + held_out.documents:,} documents"
+        unit = self.manifest.get("unit", "documents")
+        of = f"{held_out.documents:,} of {train.documents + held_out.documents:,} {unit}"
         if self.manifest["held_out_tail"]:
             of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
         tokens = (

@@ -68,6 +68,10 @@ class TextData(Data):
     documents holds out its end. A share of less than some 8,000 tokens is raised to as much, but to a tenth at most;
     whole documents make it a little more or less."""
 
+    sentences: bool = False
+    """Whether each sentence counts as a document of the rows (ELMo). A sentence ends with a line, or with punctuation
+    before white space. Whole documents are held out all the same."""
+
     cache_dir: str = field("", path=True)
     """Folder of tokenizers and token stores; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
 
@@ -106,14 +110,14 @@ class TextData(Data):
         cache = cache_folder(self.cache_dir)
         corpus = self._corpus()
         text = self._survey(corpus, report)
-        fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, self.held_out)
+        fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, self.held_out, self.sentences)
         folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
         if is_finished(folder):
             return Store(folder)
         report(f"Tokenising {self.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
         store = build_store(
-            folder, corpus.pieces(), text, tokenizer, self.held_out, source=self.source, workers=self.workers,
-            progress=_progress(text.bytes, report),
+            folder, corpus.pieces(), text, tokenizer, self.held_out, source=self.source, sentences=self.sentences,
+            workers=self.workers, progress=_progress(text.bytes, report),
         )
         # glibc keeps some 100 MB that the threads of the training and of the build have freed.
         with contextlib.suppress(AttributeError, OSError, TypeError):

@@ -28,15 +28,22 @@ BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PAD_WORD, NUM_CHARACTERS = 256, 257,
 """Character ids after those of the bytes 0 to 255, and the number of all ids."""
 
 
+_SYMBOLS = np.full((2, WORD_LENGTH), PAD_WORD, np.int32)
+"""Characters of the symbols <s> and </s>."""
+_SYMBOLS[:, :3] = [[BEGIN_WORD, BEGIN_TEXT, END_WORD], [BEGIN_WORD, END_TEXT, END_WORD]]
+
+
 @functools.lru_cache(maxsize=2)
 def spell(vocabulary: Vocabulary) -> Int[np.ndarray, "vocab characters"]:
     """Return the characters of every word: its UTF-8 bytes between BEGIN_WORD and END_WORD, cut to WORD_LENGTH."""
     pieces = vocabulary.pieces or [f"w{number}" for number in range(vocabulary.size)]
     table = np.full((vocabulary.size, WORD_LENGTH), PAD_WORD, np.int32)
-    ends = {vocabulary.bos: [BEGIN_TEXT], vocabulary.eos: [END_TEXT]}
     for number, piece in enumerate(pieces):
-        spelt = ends.get(number) or list(piece.encode("utf-8", "replace")[: WORD_LENGTH - 2])
+        spelt = list(piece.encode("utf-8", "replace")[: WORD_LENGTH - 2])
         table[number, : len(spelt) + 2] = [BEGIN_WORD, *spelt, END_WORD]
+    for number, symbol in zip((vocabulary.bos, vocabulary.eos), _SYMBOLS, strict=True):
+        if number >= 0:
+            table[number] = symbol
     return table
 
 
@@ -193,14 +200,21 @@ class Elmo(HasDtype, Model):
     ) -> Float[Array, "layers batch length both"]:
         """Return the layers of the scalar mix: [words, words], then [forward, backward] of each LSTM.
 
-        Each row is one text of `lengths` words.
+        Each row is one text of `lengths` words. As in training, the forward LSTMs read <s> before it and the backward
+        ones </s> after it, and likewise where an </s> separates two texts.
         """
-        position = jnp.arange(characters.shape[1])
+        rows, length = characters.shape[:2]
+        position = jnp.arange(length)
         reverse = jnp.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)[..., None]
-        words = self.word_vectors(params, characters)
-        state = self.initial_state(characters.shape[0])
-        forward, _ = self.run(params["forward"], words, state)
-        backward, _ = self.run(params["backward"], jnp.take_along_axis(words, reverse, axis=1), state)
+        words, symbols = self.word_vectors(params, characters), self.word_vectors(params, jnp.asarray(_SYMBOLS))
+
+        def read(direction: str, symbol: jax.Array, words: jax.Array) -> list[jax.Array]:
+            words = jnp.concatenate([jnp.broadcast_to(symbol, (rows, 1, self.hidden_size)), words], axis=1)
+            layers, _ = self.run(params[direction], words, self.initial_state(rows))
+            return [layer[:, 1:] for layer in layers]
+
+        forward = read("forward", symbols[0], jnp.where(characters[..., 1:2] == END_TEXT, symbols[0], words))
+        backward = read("backward", symbols[1], jnp.take_along_axis(words, reverse, axis=1))
         backward = [jnp.take_along_axis(layer, reverse, axis=1) for layer in backward]
         pairs = [(words, words), *zip(forward, backward, strict=True)]
         return jnp.stack([jnp.concatenate(pair, axis=-1) for pair in pairs])

@@ -34,8 +34,10 @@ class BidirectionalLM(Streams, HasConstants):
     Loss: the mean of -log p(word | previous words) over the rows that read forward and of -log p(word | following
     words) over those that read backward.
 
-    Rows are windows of the stream of documents. Every second row reads the text backward. The final state of a row is
-    the initial state of its next window.
+    Rows are windows of the stream of documents, which are sentences with `--data.sentences`. Every second row reads the
+    text backward. The final state of a row is the initial state of its next window. As in the original code, the
+    forward LSTMs read <s> before each sentence and predict </s> after it, and the backward ones read </s> and predict
+    <s>. The original shuffles its sentences; here they keep the order of the text.
     """
 
     model: Elmo = field(Elmo(), weights=True)
@@ -53,7 +55,7 @@ class BidirectionalLM(Streams, HasConstants):
     token_losses = ("lm_loss", "forward_loss", "backward_loss")
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
-        vocabulary.require("eos", purpose="a language model of documents")
+        vocabulary.require("bos", "eos", purpose="a language model in both directions")
         bound = dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
         if self.noise_words >= bound.model.vocab_size:
             raise UserError(
@@ -71,11 +73,13 @@ class BidirectionalLM(Streams, HasConstants):
         return {"characters": spell(self.vocabulary)}
 
     def _noise_distribution(self) -> Float[np.ndarray, " vocab"]:
-        """Return the probability of each id as noise, by its rank in the corpus."""
-        rows = self.model.vocab_size
+        """Return the probability of each id as noise, by its rank in the corpus after the symbols <s> and </s>."""
+        v, rows = self.vocabulary, self.model.vocab_size
+        assert v is not None, "bind the objective to a vocabulary first"
         counts = np.zeros(rows)
         if self.statistics is not None:
             counts[: len(self.statistics.token_counts)] = self.statistics.token_counts[:rows]
+        counts[[v.bos, v.eos]] = np.inf
         shares = np.empty(rows)
         shares[np.argsort(-counts, kind="stable")] = log_uniform(rows)
         return shares
@@ -88,11 +92,16 @@ class BidirectionalLM(Streams, HasConstants):
             and `noise` int32 [batch / 2, noise words], equal in all rows. Names have the direction as prefix
             ("forward_ids").
         """
+        v = self.vocabulary
+        assert v is not None, "bind the objective to a vocabulary first"
         batch, example = in_reading_order(batch), {}
-        for number, name in enumerate(DIRECTIONS):
+        for number, (name, first, last) in enumerate((("forward", v.bos, v.eos), ("backward", v.eos, v.bos))):
             tokens, documents = batch.tokens[number::2], batch.segment_ids[number::2]
+            # One symbol of the stream stands for two: the last label of a sentence and the first word read of the next.
+            is_end = tokens == v.eos
             example |= {
-                f"{name}_ids": tokens[:, :-1], f"{name}_labels": tokens[:, 1:],
+                f"{name}_ids": jnp.where(is_end, first, tokens)[:, :-1],
+                f"{name}_labels": jnp.where(is_end, last, tokens)[:, 1:],
                 f"{name}_weights": ((documents[:, :-1] > 0) & (documents[:, 1:] > 0)).astype(jnp.float32),
             }
             if self.noise_words:

@@ -52,7 +52,8 @@ class MaskedLM(Objective):
     whole_word: bool = False
     """Mask all tokens of a word together."""
     longest_ngram: int = field(1, range="[1, inf)")
-    """Longest n-gram of words (of tokens without whole_word) masked together, with p(n) ∝ 1/n (ALBERT)."""
+    """Longest n-gram of words (of tokens without whole_word) masked together, with p(n) ∝ 1/n (ALBERT). Above 1, a word
+    starts where one does in ALBERT's code (see `Vocabulary.ngram_start`)."""
     max_predictions: int = field(0, range="[0, inf)")
     """Maximum number of predicted tokens per row; 0 derives it from mask_rate."""
     input_format: Literal["next-sentence", "sentence-order", "document", "full-sentences"] = field(
@@ -131,11 +132,12 @@ class MaskedLM(Objective):
             if batch.entities is not None:
                 example["entities"] = at_source(batch.entities, source, -1)
         ids = example["input_ids"]
+        starts = v.word_start if self.longest_ngram == 1 or v.ngram_start is None else v.ngram_start
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
             rate=self.mask_rate, slots=self.num_slots(ids.shape[1]), mask_share=self.mask_share,
             random_share=self.random_share, random_ids=v.random_ids, preference=self.preference,
-            word_start=jnp.asarray(v.word_start) if self.whole_word else None,
+            word_start=jnp.asarray(starts) if self.whole_word else None,
             longest_ngram=self.longest_ngram,
         )
         return example | {

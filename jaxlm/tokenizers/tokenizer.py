@@ -31,8 +31,13 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 _MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
 _between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
-# Sentence-final punctuation of any script, with closing quotes and brackets.
-_sentence_end = re.compile(r"""\W*[.!?…。！？｡؟۔।॥։።။។]["'”’»)\]}」』）】]*""")
+# Sentence-final punctuation of any script, and closing quotes and brackets.
+_FINAL, _CLOSING = ".!?…。！？｡؟۔।॥։።။។", r"""["'”’»)\]}」』）】]*"""
+_sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}")
+# The end of a sentence in running text and the white space after it, which full-width punctuation does without.
+_between_sentences = re.compile(rf"(?:[{_FINAL}]{_CLOSING}(?=\s)|[。！？｡]+{_CLOSING}|\n)\s*")
+# Pieces that continue a word of an n-gram, as in ALBERT's create_pretraining_data.py.
+_continues_ngram = re.compile(r"""[A-Za-z]|[A-Za-z!"#$%&()*+,./:;?@[\\\]^_`{|}~-]{2,}""")
 # Scripts written without spaces, in which every piece counts as a word.
 _unspaced = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -100,14 +105,17 @@ class Tokenizer:
         count = next(k for k in itertools.count() if sentinel < 0 or symbols.get(f"<extra_id_{k}>") != sentinel - k)
         special = np.array([piece in self._special for piece in self._pieces])
         start = np.array([_starts_word(piece, self._style) for piece in self._pieces]) & ~special
+        ngram_start = start
+        if self._style == "marks":
+            ngram_start = np.array([not _continues_ngram.fullmatch(piece) for piece in self._pieces]) & ~special
         end = np.array([bool(_sentence_end.fullmatch(_readable(piece, self._style))) for piece in self._pieces])
         unknown = ids.get("unk", -1)
         if unknown >= 0 and list(ids.values()).count(unknown) == 1:  # [UNK] is a word; GPT-2's end-of-text is not
-            special[unknown], start[unknown] = False, True
+            special[unknown], start[unknown], ngram_start[unknown] = False, True, True
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
-            sentinel=sentinel, num_sentinels=count, symbols=symbols, name=self._definition.name,
-            pieces=tuple(self._pieces), **ids,
+            ngram_start=ngram_start, sentinel=sentinel, num_sentinels=count, symbols=symbols,
+            name=self._definition.name, pieces=tuple(self._pieces), **ids,
         )
 
     @classmethod
@@ -280,6 +288,19 @@ def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Se
         yield from encode_batch(group, add_special_tokens=False)
 
 
+def split_sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text, at least one, each with the white space after it.
+
+    A sentence ends at the end of a line, or with sentence-final punctuation before white space; so do abbreviations.
+    """
+    start = 0
+    for boundary in _between_sentences.finditer(text):
+        yield text[start : boundary.end()]
+        start = boundary.end()
+    if start < len(text) or not start:
+        yield text[start:]
+
+
 def mend_surrogates(text: str) -> str:
     """Join surrogate pairs, and replace unpaired surrogates, which UTF-8 cannot hold, by U+FFFD."""
     try:
@@ -291,7 +312,7 @@ def mend_surrogates(text: str) -> str:
 
 
 def _starts_word(piece: str, style: str) -> bool:
-    """Return whether a piece starts a word, as in the whole-word masking of BERT, RoBERTa, XLNet and ALBERT."""
+    """Return whether a piece starts a word, as in the whole-word masking of BERT, RoBERTa and XLNet."""
     if style == "wordpiece":
         return not piece.startswith("##")
     text = _readable(piece, style)

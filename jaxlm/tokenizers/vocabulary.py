@@ -30,6 +30,9 @@ class Vocabulary:
         special: bool [size], true for control symbols and sentinels, not for [UNK].
         word_start: bool [size], true for tokens that start a word (for whole-word masking).
         sentence_end: bool [size], true for punctuation that ends a sentence.
+        ngram_start: bool [size], true for tokens that start a word of an n-gram; None for those of `word_start`. In
+            SentencePiece vocabularies, ALBERT's rule holds: digits, apostrophes, single punctuation marks and pieces
+            with a letter beyond A to Z also start a word.
         pad, unk, cls, sep, mask, bos, eos: ids of special tokens; -1 for a missing one.
         sentinel: id of `<extra_id_0>`; sentinel k has id `sentinel - k`, for k < num_sentinels (T5's descending order).
         num_sentinels: number of sentinels.
@@ -44,6 +47,7 @@ class Vocabulary:
     special: np.ndarray
     word_start: np.ndarray
     sentence_end: np.ndarray
+    ngram_start: np.ndarray | None = None
     pad: int = -1
     unk: int = -1
     cls: int = -1

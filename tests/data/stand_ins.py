@@ -29,9 +29,9 @@ def whole(documents):
     return [Piece(text, True, True) for text in documents]
 
 
-def store_of(folder, documents, held_out=0.0, tokenizer=None):
+def store_of(folder, documents, held_out=0.0, tokenizer=None, sentences=False):
     pieces = whole(documents)
-    return build_store(str(folder), pieces, survey(pieces), tokenizer or ByteTokenizer(), held_out)
+    return build_store(str(folder), pieces, survey(pieces), tokenizer or ByteTokenizer(), held_out, sentences=sentences)
 
 
 def ids(text):

@@ -72,6 +72,23 @@ def test_documents_without_tokens_are_left_out(tmp_path):
     assert contents(store.train) == [ids("a").tolist(), ids("b").tolist()]
 
 
+def test_sentences_as_documents(tmp_path):
+    """Each sentence is a document of the split of its own document, also where that comes in several pieces."""
+    documents = [f"Number {i}. It has {i}.5 parts!\n\nAnd \u201cmore.\u201d" for i in range(40)]
+    store = store_of(tmp_path / "s", documents, held_out=0.2, sentences=True)
+    found = [["".join(chr(i - 16) if i < 144 else "?" for i in tokens) for tokens in contents(part)]
+             for part in (store.train, store.held_out)]
+    whole_documents = [number for part in found for number, sentence in enumerate(part) if sentence.startswith("Num")]
+    assert len(whole_documents) == 40 and all(len(part) % 3 == 0 for part in found) and len(found[1]) >= 3
+    first = found[0][0].removeprefix("Number").removesuffix(".")
+    assert found[0][:2] == [f"Number{first}.", f"Ithas{first}.5parts!"] and found[0][2].startswith("And")
+    assert "of 120 sentences" in store.summary
+    text = "A piece that ends within " + "its last sentence. " * 10_000
+    pieces = list(Cutter().document(text))
+    parts = build_store(str(tmp_path / "p"), pieces, survey(pieces), ByteTokenizer(), 0.0, sentences=True)
+    assert len(pieces) > 2 and contents(parts.train)[1:] == [ids("its last sentence.").tolist()] * 9_999
+
+
 def test_large_vocabularies_take_four_bytes(tmp_path):
     class Wide(ByteTokenizer):
         vocabulary = ByteTokenizer.vocabulary.__class__(size=70_000, special=np.zeros(70_000, bool),
@@ -169,7 +186,8 @@ def test_the_fingerprint_of_a_text_depends_on_its_documents():
 def test_the_fingerprint_of_a_store_depends_on_text_tokenizer_and_settings(tmp_path):
     store = store_of(tmp_path / "s", ["a", "b"], held_out=0.25)
     assert store.fingerprint == store_fingerprint(routes(["a", "b"]).fingerprint, "bytes", 0.25)
-    assert len({store_fingerprint(*facts) for facts in (("a", "b", 0.1), ("a", "c", 0.1), ("a", "b", 0.2))}) == 3
+    settings = ("a", "b", 0.1), ("a", "c", 0.1), ("a", "b", 0.2), ("a", "b", 0.1, True)
+    assert len({store_fingerprint(*facts) for facts in settings}) == 4
 
 
 def test_an_even_sample():

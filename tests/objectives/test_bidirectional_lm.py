@@ -84,6 +84,19 @@ def test_each_direction_knows_only_what_it_has_read():
     assert (difference[:3] == 0).all() and (difference[3:] > 1e-5).all()
 
 
+def test_sentences_between_symbols():
+    """Words read and predicted are those of bilm-tf: each sentence between <s> and </s>, swapped in backward rows."""
+    rng = np.random.default_rng(5)
+    sentences = [rng.integers(107, 150, size).tolist() for size in (4, 1, 7)]
+    text = [V.eos, *(token for sentence in sentences for token in (*sentence, V.eos))]
+    batch = TokenBatch(np.array([text, text], np.int32), np.ones((2, len(text)), np.int32))
+    example = jax.device_get(OBJECTIVE.corrupt(jax.random.key(0), batch))
+    for name, first, last, order in (("forward", V.bos, V.eos, 1), ("backward", V.eos, V.bos, -1)):
+        wrapped = [[first, *sentence[::order], last] for sentence in sentences[::order]]
+        assert example[f"{name}_ids"][0].tolist() == [token for sentence in wrapped for token in sentence[:-1]]
+        assert example[f"{name}_labels"][0].tolist() == [token for sentence in wrapped for token in sentence[1:]]
+
+
 def run_words(params, direction, ids, memory):
     words = OBJECTIVE.model.word_vectors(params, OBJECTIVE.constants["characters"][ids])
     return np.asarray(OBJECTIVE.model.run(params[direction], words, memory[direction])[0][-1])
@@ -125,7 +138,8 @@ def test_the_sampled_softmax_is_its_formula():
     terms, _ = OBJECTIVE.stream_loss(params(), example, memory, jax.random.key(0), True)
     example = jax.device_get(example)
     shares = np.empty(150)
-    shares[np.argsort(-COUNTS)] = log_uniform(150)  # rank 0 is the most frequent word
+    order = [V.bos, V.eos, *(i for i in np.argsort(-COUNTS) if i not in (V.bos, V.eos))]
+    shares[order] = log_uniform(150)  # the two symbols, as in bilm-tf's vocabulary, then the most frequent word
     expected = expected_counts(shares, 20)
     table, bias = (np.asarray(params()["softmax"][part], float) for part in ("embedding", "bias"))
     for name in ("forward", "backward"):
@@ -169,6 +183,43 @@ def test_microbatches_give_the_gradients_and_states_of_the_whole():
     )
     for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def slow_lstm(params, words):
+    """Return the hidden states of an LSTM with projection over `words` from a zero state, by the formulas."""
+    kernel, bias, projection = (np.asarray(x, float) for x in
+                                (params["kernel"], params["bias"], params["projection"]["kernel"]))
+    cell, hidden, result = np.zeros(len(projection)), np.zeros(projection.shape[1]), []
+    for word in words:
+        into, candidate, forget, out = np.split(np.concatenate([word, hidden]) @ kernel + bias, 4)
+        cell = np.clip(cell / (1 + np.exp(-forget - 1)) + np.tanh(candidate) / (1 + np.exp(-into)), -3, 3)
+        hidden = np.clip(np.tanh(cell) / (1 + np.exp(-out)) @ projection, -3, 3)
+        result.append(hidden)
+    return np.array(result)
+
+
+def test_layers_of_a_text_are_those_of_bilm_tf():
+    """<s> and </s> around the text, both LSTMs over all of it from zero states, then the symbols' vectors dropped.
+
+    Where </s> separates two texts, the forward LSTMs read <s>, as in training.
+    """
+    texts = np.array([[120, 130, 140, 125, 149], [110, V.eos, 111, 0, 0]])
+    lengths = [5, 3]
+    spelt = jnp.asarray(spell(V))
+    found = OBJECTIVE.model.layers(params(), spelt[texts], jnp.array(lengths))
+    for row, length in enumerate(lengths):
+        ids = [V.bos, *texts[row, :length], V.eos]
+        words = np.asarray(OBJECTIVE.model.word_vectors(params(), spelt[jnp.array(ids)]), float)
+        inputs = {"forward": [V.bos if i == V.eos else i for i in ids], "backward": ids[::-1]}
+        both = []
+        for name, order in (("forward", 1), ("backward", -1)):
+            x = np.asarray(OBJECTIVE.model.word_vectors(params(), spelt[jnp.array(inputs[name])]), float)
+            first = slow_lstm(params()[name]["0"], x)
+            second = first + slow_lstm(params()[name]["1"], first)
+            both.append([layer[::order][1:-1] for layer in (first, second)])
+        expected = [(words[1:-1], words[1:-1]), *zip(*both, strict=True)]
+        expected = np.stack([np.concatenate(pair, axis=-1) for pair in expected])
+        np.testing.assert_allclose(found[:, row, :length], expected, atol=1e-5)
 
 
 def test_layers_to_mix():

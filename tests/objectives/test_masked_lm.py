@@ -64,6 +64,19 @@ def test_random_tokens_are_no_symbols_of_our_vocabularies():
     assert found.tolist() == [v.pad, v.cls, v.sep, v.mask, *range(107, 300)]
 
 
+def test_ngrams_have_words_of_their_own():
+    """A row that is one word otherwise has as many words as tokens for n-grams, so that some of it is masked."""
+    stand_in = Vocabulary.stand_in(300)
+    v = dataclasses.replace(stand_in, word_start=np.zeros(300, bool), ngram_start=~stand_in.special)
+    batch = TokenBatch(np.full((8, 30), 120, np.int32), np.ones((8, 30), np.int32))
+    counts = [
+        MaskedLM(model=TINY, input_format="document", whole_word=True, short_rate=0.0, longest_ngram=longest)
+        .bind(v, 32).corrupt(jax.random.key(0), batch)["masked_weights"].sum(axis=1).tolist()
+        for longest in (1, 3)
+    ]
+    assert counts == [[0] * 8, [5] * 8]
+
+
 @pytest.mark.parametrize("input_format", ["next-sentence", "document"])
 def test_one_row_in_ten_is_short(input_format):
     """BERT's short_seq_prob of 0.1 (create_pretraining_data.py), also without sentence pairs."""

@@ -4,9 +4,11 @@ import gzip
 import json
 import lzma
 import shutil
+import string
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
 import transformers
@@ -115,6 +117,19 @@ def test_albert_symbols(data):
             assert v.word_start[number] == xlnet_starts(piece), piece
             compared += 1
     assert compared > 29_000
+
+
+def test_words_of_albert_ngrams(data):
+    """The rule of _is_start_piece_sp in create_pretraining_data.py, which is true for 23,242 pieces with <pad>."""
+    tokenizer = Tokenizer.load(data / "tokenizers/albert")
+    v, letters, marks = tokenizer.vocabulary, set(string.ascii_letters), set('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
+    for number in range(5, v.size):
+        piece = tokenizer.piece(number)
+        is_inside = set(piece) <= letters | marks and piece not in marks
+        assert v.ngram_start[number] == (not is_inside), piece
+    assert v.ngram_start.sum() == 23_241
+    apart = set(np.flatnonzero(v.ngram_start != v.word_start).tolist())
+    assert len(apart) == 915 and {tokenizer.piece(number) for number in apart} > {"'", "2", "5%", "**"}
 
 
 def test_transformers_folder(tmp_path):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer, split_sentences
 from jaxlm.tokenizers.training import train_tokenizer
 from tests.tokenizers.templates import BERT, GPT2, ROBERTA, T5, Template
 
@@ -327,6 +327,16 @@ def test_words_and_sentences_of_scripts_without_spaces(kind, tmp_path):
     assert marks in (["。", "！"], ["。", "!"])
     for i, end in enumerate(v.sentence_end[ids][:-1]):
         assert not end or v.word_start[ids[i + 1]]
+
+
+def test_split_sentences():
+    text = "One (1.5 kg)? Yes!\u201d Then\n\nmore.  No. 3\r\n\u6587\u3002\u300d\u6587\uff01\uff1f end"
+    sentences = list(split_sentences(text))
+    assert "".join(sentences) == text
+    assert [sentence.strip() for sentence in sentences] == [
+        "One (1.5 kg)?", "Yes!\u201d", "Then", "more.", "No.", "3", "\u6587\u3002\u300d", "\u6587\uff01\uff1f", "end",
+    ]
+    assert list(split_sentences("")) == [""]
 
 
 def test_sentence_ends(trained, published):
