@@ -92,11 +92,7 @@ def _pretrain(
     stack.callback(checkpoints.close)
     state, totals = initial_state(program, checkpoints, metadata, source, report)
     first = int(state.step)
-    report(
-        f"{type(objective).__name__}: {program.size}, batches of {feed}, "
-        f"{mesh.size} {mesh.devices.flat[0].device_kind} device{'s' * (mesh.size > 1)}"
-        + (f", resumed at step {first:,}" if first else "")
-    )
+    report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
     if first >= t.steps or is_spent(evaluations(run.path, t.criterion, first), t):
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; a higher --train.{more} trains on. Run: {run.path}")
@@ -115,6 +111,13 @@ def _pretrain(
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return evaluation
+
+
+def _description(program: Program, feed: Feed) -> str:
+    """Return the line that says what is trained, on what batches and devices."""
+    devices = program.mesh.devices
+    kind = f"{devices.size} {devices.flat[0].device_kind} device{'s' * (devices.size > 1)}"
+    return f"{type(program.objective).__name__}: {program.size}, batches of {feed}, {kind}"
 
 
 def initial_state(
