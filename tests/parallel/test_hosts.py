@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import pytest
 
 from jaxlm.commands.common import start_jax
-from jaxlm.errors import Stopped, UserError
+from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
 from tests.training.support import Command
 
-LAUNCH = Path(__file__).parents[2] / "launch"
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0"}
 THREE = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
@@ -197,23 +194,3 @@ def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     said = "jaxlm: " + said.format(address=address)
     first, second = command.output.splitlines()
     assert first == f"{said}; waiting up to 1 s (JAXLM_JOIN_SECONDS)." and second.startswith(f"{said}; gave up after 1")
-
-
-@pytest.mark.parametrize("name", ["tpu_pod.sh", "gke.yaml", "slurm.sbatch"])
-def test_what_starts_several_processes_says_so(name):
-    text = (LAUNCH / name).read_text()
-    assert "JAXLM_CLUSTER=1" in text or '{name: JAXLM_CLUSTER, value: "1"}' in text
-
-
-def test_a_task_of_slurm_sees_all_gpus_of_its_node():
-    """jax gives each task the one with its local number, which would not be there among one."""
-    lines = (LAUNCH / "slurm.sbatch").read_text().splitlines()
-    options = dict(line[10:].split("=") for line in lines if line.startswith("#SBATCH --") and "=" in line)
-    assert options["gpus-per-node"] == options["ntasks-per-node"] and "gpus-per-task" not in options
-
-
-@pytest.mark.parametrize("name", ["gke.yaml", "slurm.sbatch"])
-def test_a_run_that_was_stopped_and_saved_is_started_again(name):
-    codes = [str(Stopped(number).exit_code) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
-    text = (LAUNCH / name).read_text()
-    assert f"[{', '.join(codes)}]" in text or f"{' | '.join(codes)})" in text
