@@ -1,7 +1,8 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: makes virtual environments in the project's folder with the project in them, each once.
 
 project="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-cd "$project"
+cd "$project" || exit
 
 # make_environment FOLDER EXTRAS [PACKAGE ...]: the packages are installed before the project.
 # Afterwards $PYTHON is its interpreter and $BIN the folder of its commands.

@@ -2,6 +2,7 @@
 # From nothing to a trained BERT: environment, vocabulary, pretraining, a look at what was learnt, export.
 # Takes two to four minutes on two CPU cores. Flags go to `jaxlm pretrain`, e.g. --train.steps 2000.
 set -euo pipefail
+# shellcheck source=launch/environment.sh
 source "$(dirname "$0")/environment.sh"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 # On Linux: huge pages for large buffers, which take a tenth off a step on a CPU.
@@ -23,7 +24,7 @@ if [ "$code" -gt 128 ]; then
     echo "The run is not finished, so nothing is exported yet; run the same command again to go on."
 fi
 [ "$code" -eq 0 ] || exit "$code"
-step="$(ls "$run/checkpoints" | grep -E '^[0-9]+$' | sort -n | tail -n 1)"
+step="$(cd "$run/checkpoints" && printf '%s\n' * | grep -E '^[0-9]+$' | sort -n | tail -n 1)"
 
 if [ ! -e "$exported" ] || [ "$(cat "$marker")" != "$step" ]; then
     echo

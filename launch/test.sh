@@ -5,6 +5,7 @@
 #   ./launch/test.sh -m fuzz             a thousand odd inputs
 #   ./launch/test.sh tests/data -k gz    a part
 set -euo pipefail
+# shellcheck source=launch/environment.sh
 source "$(dirname "$0")/environment.sh"
 
 # An environment of its own: with libtpu and PyTorch in .venv, commands there would search for a TPU and warn.
