@@ -162,19 +162,23 @@ def run(pod: Pod) -> int:
     """See the run through to its end, however often the slices are lost. Returns the exit code."""
     args, archive, failures, before = pod.args, pack_commit(pod), 0, ""
     say(f"an hour of {args.name} costs {hourly_cost(args)}")
-    if args.dry_run:  # the commands of a run that is not preempted; if it is: delete, create, and so on
+    if args.dry_run:  # the commands of a run that is not preempted; after a preemption: delete, create and so on
         pod.create(), pod.state(), pod.attempt(archive), finish(pod)
         return 0
     while True:
         state, message = pod.state()
+        if state == "UNKNOWN" and before:  # for a while, perhaps: the run does not need this script
+            time.sleep(args.poll)
+            continue
         if state not in ("", before):
             say(f"{args.name} is {state}")
-        if state == "" and before in ("", "SUSPENDED"):
-            pod.create()
-        elif state == "":
-            raise Problem(f"{args.name} was deleted by someone else")
-        elif state == "UNKNOWN" and before == "":
+        if state == "UNKNOWN":
             raise Problem("gcloud cannot list the queued resources; it says why above")
+        if state == "" and before not in ("", "SUSPENDED"):
+            raise Problem(f"{args.name} was deleted by someone else")
+        if state == "":
+            pod.create()
+            time.sleep(args.poll)
         elif state == "FAILED":
             pod.delete()
             raise Problem(f"the request failed and is deleted: {message or 'no reason is given'}")
@@ -235,7 +239,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--runtime-version", help="software of the TPU VMs, if not the usual one of the accelerator type")
     add("--spot", action="store_true", help="cheaper, and may be preempted")
     add("--create-flags", type=shlex.split, default=[], help="for gcloud's create: '--network=mine --internal-ips'")
-    add("--setup", help="shell command for every worker before each start, such as mounting a disk")
+    add("--setup", help="repeatable shell command for every worker before a start, such as mounting a disk")
     add("--price-per-chip-hour", type=float, default=0.0)
     add("--failures", type=int, default=5, help="failures in a row after which the run is given up")
     add("--keep", action="store_true", help="do not delete the slices at the end")
@@ -253,9 +257,11 @@ def main() -> int:
     try:
         if args.action == "run":
             return run(pod)
-        if args.action == "delete" and (args.dry_run or pod.state()[0] == "ACTIVE"):
+        has_workers = args.dry_run or pod.state()[0] == "ACTIVE"
+        if has_workers and args.action == "delete":
             pod.ssh("0", "0", "jaxlm/launch/worker.sh stop")
-        pod.collect()
+        if has_workers:
+            pod.collect()
         if args.action == "delete":
             pod.delete()
         return 0
@@ -264,7 +270,7 @@ def main() -> int:
     except FileNotFoundError as error:
         say(f"{error.filename} is not installed")
     except KeyboardInterrupt:
-        say(f"the run goes on: the same command follows it again, and {sys.argv[0]} delete {args.name} ends it")
+        say(f"{args.name} and its run go on: the same command follows them, {sys.argv[0]} delete {args.name} ends them")
         return 130
     return 1
 
