@@ -2,8 +2,8 @@
 
 CLOUD/state.json says what is to happen, and what has been requested:
   requests  what becomes of each request in turn: "granted", "failed" (as no capacity is left) or "refused" (by gcloud)
-  follows   what becomes of each connection that follows a run: it is "lost", the run is "killed" or "preempted". After
-            these, runs come to their end (the file CLOUD/end).
+  follows   what becomes of each connection that follows a run: it is "lost", the run is "killed" or "preempted", the
+            slices are "deleted". After these, runs come to their end (the file CLOUD/end).
 Flags are those of gcloud 578.0.0, as far as launch/tpu_pod.py gives them; any other is an error.
 """
 
@@ -22,37 +22,33 @@ from pathlib import Path
 
 CLOUD = Path(os.environ["CLOUD"])
 WORKERS = 2
-PROVISIONING = ["WAITING_FOR_RESOURCES", "PROVISIONING"]
+FOLLOWING = {"WAITING_FOR_RESOURCES": "PROVISIONING", "PROVISIONING": "ACTIVE"}
+COMMANDS = {  # flags that end in = take a value
+    "create": "name --node-id= --node-count= --node-prefix= --accelerator-type= --runtime-version= --spot",
+    "list": "--format=",
+    "scp": "source target --node= --worker= --scp-flag= --recurse",
+    "ssh": "name --node= --worker= --ssh-flag= --command= --output-directory=",
+    "delete": "name --force",
+}
 
 
 def parse(words: list[str]) -> argparse.Namespace:
+    assert words[:2] == ["compute", "tpus"] and words[2] in ("queued-resources", "tpu-vm"), words
     parser = argparse.ArgumentParser(allow_abbrev=False)
     commands = parser.add_subparsers(dest="verb", required=True)
-    flags = {
-        "create": ["--node-id", "--node-count", "--node-prefix", "--accelerator-type", "--runtime-version"],
-        "list": ["--format"],
-        "scp": ["--node", "--worker", "--scp-flag"],
-        "ssh": ["--node", "--worker", "--ssh-flag", "--command", "--output-directory"],
-        "delete": [],
-    }
-    for verb, names in flags.items():
+    for verb, flags in COMMANDS.items():
         command = commands.add_parser(verb, allow_abbrev=False)
-        for name in {"create": ["name"], "list": [], "scp": ["source", "target"]}.get(verb, ["name"]):
-            command.add_argument(name)
-        for name in [*names, "--zone"]:
-            command.add_argument(name, default="0" if name in ("--node", "--worker") else "")
-        for name in {"create": ["--spot"], "delete": ["--force"], "scp": ["--recurse"]}.get(verb, []):
-            command.add_argument(name, action="store_true")
-        command.add_argument("--quiet", action="store_true")
-    assert words[:2] == ["compute", "tpus"] and words[2] in ("queued-resources", "tpu-vm"), words
+        for flag in [*flags.split(), "--zone=", "--quiet"]:
+            switch = flag.startswith("--") and not flag.endswith("=")
+            command.add_argument(flag.rstrip("="), **{"action": "store_true"} if switch else {})
     args = parser.parse_args(words[3:])
     args.group = words[2]
     return args
 
 
 def homes(args: argparse.Namespace, count: int) -> list[Path]:
-    slices = range(count) if args.node == "all" else [int(args.node)]
-    workers = range(WORKERS) if args.worker == "all" else [int(args.worker)]
+    slices = range(count) if args.node == "all" else [int(args.node or 0)]
+    workers = range(WORKERS) if args.worker == "all" else [int(args.worker or 0)]
     return [CLOUD / f"{index}-{worker}" for index in slices for worker in workers]
 
 
@@ -77,16 +73,19 @@ def ssh(args: argparse.Namespace, request: dict, state: dict) -> int:
         output = f"{args.output_directory}/{home.name[-1]}.log" if args.output_directory else "/dev/stdout"
         process = subprocess.Popen(
             ["bash", "-c", f"{{ {args.command}\n}} >>{shlex.quote(output)}"], cwd=home, env=os.environ | {"HOME": home},
+            start_new_session=True,
         )
         if event:
             for worker in CLOUD.glob("*-*"):
                 while "step" not in (worker / "jaxlm-run/log").read_text().split("resumed")[-1]:
                     time.sleep(0.02)
-            process.kill()
-            if event == "killed":
-                signal_runs(signal.SIGKILL, "--session")
+            os.killpg(process.pid, signal.SIGKILL)
             if event == "preempted":
                 preempt(request, state)
+            elif event != "lost":
+                signal_runs(signal.SIGKILL, "--session")
+            if event == "deleted":
+                delete(state)
             return 1  # as gcloud does when it has tried to connect again for a while
         codes.append(process.wait())
     return next(filter(None, codes), 0)
@@ -101,6 +100,12 @@ def preempt(request: dict, state: dict) -> None:
     save(state)
 
 
+def delete(state: dict) -> None:
+    for home in CLOUD.glob("*-*"):
+        shutil.rmtree(home)
+    save(state | {"request": None})
+
+
 def listing(args: argparse.Namespace, state: dict) -> list[dict]:
     name, request = state["name"], state["request"]
     if not request:
@@ -108,10 +113,10 @@ def listing(args: argparse.Namespace, state: dict) -> list[dict]:
     nodes = [f"{name}-{index}" for index in range(request["slices"])] if request["slices"] > 1 else [name]
     if args.group == "tpu-vm":
         return [{"name": f"projects/p/locations/z/nodes/{node}", "state": "READY"} for node in nodes]
-    if request["state"] in PROVISIONING:
-        following = {"WAITING_FOR_RESOURCES": "PROVISIONING", "PROVISIONING": request["end"]}
-        request["state"] = following[request["state"]]
-        save(state)
+    request["state"] = FOLLOWING.get(request["state"], request["state"])
+    if request["state"] == "ACTIVE" and request["fate"] == "failed":
+        request["state"] = "FAILED"
+    save(state)
     failed = {"failedData": {"error": {"code": 8, "message": "no more capacity in the zone"}}}
     return [
         {"name": "projects/p/locations/z/queuedResources/other", "state": {"state": "FAILED"}, "tpu": {"nodeSpec": []}},
@@ -139,9 +144,8 @@ def main() -> int:
         if fate == "refused":
             print("ERROR: (gcloud.compute.tpus.queued-resources.create) quota exceeded", file=sys.stderr)
             return 1
-        end = "FAILED" if fate == "failed" else "ACTIVE"
         slices = int(args.node_count or 1)
-        state |= {"name": args.name, "request": {"state": "WAITING_FOR_RESOURCES", "end": end, "slices": slices}}
+        state |= {"name": args.name, "request": {"state": "WAITING_FOR_RESOURCES", "fate": fate, "slices": slices}}
         for home in homes(argparse.Namespace(node="all", worker="all"), slices):
             home.mkdir()
         save(state)
@@ -149,9 +153,7 @@ def main() -> int:
         print(json.dumps(listing(args, state)))
     elif args.verb == "delete":
         assert request and args.force
-        for home in CLOUD.glob("*-*"):
-            shutil.rmtree(home)
-        save(state | {"request": None})
+        delete(state)
     elif not request or request["state"] != "ACTIVE":
         print("Could not prepare all nodes, attempting to ssh into the rest.", file=sys.stderr)
     elif args.verb == "scp":

@@ -25,6 +25,7 @@ mkdir -p "$4"
 trap 'exit 143' TERM
 step=$(cat "$4/steps" 2>/dev/null | wc -l)
 echo "resumed from $step"
+case "$HOME" in */0-0) echo "$step" >>"$4/starts" ;; esac
 while [ ! -f "$CLOUD/end" ] && [ "$step" -lt 1000 ]; do
     step=$((step + 1))
     case "$HOME" in */0-0) echo "$step" >>"$4/steps" ;; esac
@@ -107,10 +108,11 @@ def test_a_run_outlives_its_connection_its_processes_and_its_slices(pod, checkou
     attempt = ["scp", "ssh install", f"ssh {start}", "ssh follow", "ssh status"]
     once = ["create", *attempt]
     assert calls(tmp_path) == [*once, *attempt, *attempt, "delete", *once, "ssh cat jaxlm-run/log", "delete"]
+    starts = [int(step) for step in (tmp_path / "a run" / "starts").read_text().split()]
+    assert len(starts) == 3 and starts == sorted(set(starts))  # a connection that is lost starts nothing
     for worker in ("0", "1"):
         log = (tmp_path / "pod-logs" / "slice-0" / f"{worker}.log").read_text().splitlines()
         assert log[0].endswith("one of several: 1") and log[-1] == "finished"
-    assert int(log[1].removeprefix("resumed from ")) > 0
 
 
 @pytest.mark.parametrize(("fate", "reason", "made"), [
@@ -128,6 +130,13 @@ def test_a_mistake_in_the_command_keeps_the_slices(pod, tmp_path):
     assert calls(tmp_path)[-1] == "ssh status"
     code, said = pod("delete", "pod", "--zone=z")
     assert code == 0 and calls(tmp_path)[-3:] == ["ssh stop", "ssh cat jaxlm-run/log", "delete"]
+
+
+def test_slices_that_someone_deletes_are_not_requested_again(pod, tmp_path):
+    command = ["pretrain", "configs/tiny.py", "--run-dir", str(tmp_path / "run")]
+    code, said = pod("run", *SLICE, "--", *command, requests=("granted",), follows=("deleted",))
+    assert code == 1 and "tpu_pod: pod was deleted by someone else." in said
+    assert calls(tmp_path).count("create") == 1
 
 
 def test_slices_on_which_every_run_fails_are_given_up(pod, tmp_path):
