@@ -17,10 +17,13 @@ import io
 import itertools
 import json
 import lzma
+import types
+import typing
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
+import typeguard
 import zstandard
 from etils import epath
 
@@ -260,6 +263,7 @@ def _field(record: dict[str, Any], text_field: str, place: str) -> str:
     return mend_surrogates(text_of(record[text_field], place, text_field, others=()))
 
 
+Row = TypeVar("Row", bound=NamedTuple)
 NUMBERS = (int, float)
 LABELS = (int, float, bool)
 """Types other than str of the texts and of the labels of a row."""
@@ -285,6 +289,40 @@ def text_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBER
         f"{place}: the field {name!r} is {_KINDS.get(type(value), type(value).__name__)}, not text; mend or remove the "
         "row, or choose a field of texts."
     )
+
+
+def row_of(schema: type[Row], value: Any, place: str) -> Row:
+    """Return the fields of a JSON object that a NamedTuple declares.
+
+    Text may be a number (see `text_of`), and a list may be one of objects with a NamedTuple of their own. Null stands
+    for a missing field.
+
+    Args:
+        schema: the NamedTuple, with types of its fields, and defaults of those that may be missing.
+        value: the object.
+        place: place of the row, for messages.
+
+    Raises:
+        UserError: the value is no object, or a field is missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected a JSON object, found {_KINDS.get(type(value), 'text')}.")
+    found = {}
+    for name, hint in typing.get_type_hints(schema).items():
+        if (item := value.get(name)) is None and name in schema._field_defaults:
+            continue
+        hint = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint  # without None
+        kind = next(iter(typing.get_args(hint)), None)
+        if hint is str:
+            item = text_of(item, place, name)
+        elif isinstance(item, list) and hasattr(kind, "_fields"):
+            item = [row_of(kind, each, place) for each in item]
+        try:
+            found[name] = typeguard.check_type(item, hint)
+        except typeguard.TypeCheckError:
+            has, wants = _KINDS.get(type(item), "text"), _KINDS[typing.get_origin(hint) or hint]
+            raise UserError(f"{place}: the field {name!r} is {has}, not {wants}; mend or remove the row.") from None
+    return schema(**found)
 
 
 def texts_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBERS) -> list[str]:

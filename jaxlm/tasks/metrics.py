@@ -82,9 +82,10 @@ def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float
 def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> float:
     """Return F1 of the second of two labels, as in GLUE, or the mean over more labels (macro).
 
-    A label that is neither predicted nor gold has 0, as in scikit-learn.
+    The mean is over labels that are predicted or gold, as in scikit-learn.
     """
-    wanted = labels[1:] if len(labels) == 2 else labels
+    present = {*predictions, *gold}
+    wanted = labels[1:] if len(labels) == 2 else [label for label in {*labels, *gold} if label in present]
     scores = []
     for label in wanted:
         hits = sum(p == g == label for p, g in zip(predictions, gold, strict=True))

@@ -14,7 +14,6 @@ from jaxlm.data import tfds_source
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
 from jaxlm.data.readers import LABELS, LONGEST_LINE, json_object, read_lines, text_of, texts_of, without_compression
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
@@ -103,12 +102,15 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
     lines = _split(path, kind)
     if (first := next(lines, None)) is None:
         return
-    names = first[1]
+    if isinstance(names := first[1], UserError):
+        raise names
     if all(name.isdecimal() for name in columns):  # there is no line of names
         names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
     _require(names, columns, path)
     for place, values in lines:
-        if len(values) == len(names):
+        if isinstance(values, UserError):
+            yield values
+        elif len(values) == len(names):
             row = dict(zip(names, values, strict=True))
             yield TableRow(place, {name: row[name] for name in columns})
         else:
@@ -120,17 +122,28 @@ def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:
     return TableRow(place, {name: _field(row, name, place) for name in columns})
 
 
-def _split(path: str, kind: str) -> Iterator[tuple[str, list[str]]]:
-    lines = (line for _, line in read_lines(path))
+def _split(path: str, kind: str) -> Iterator[tuple[str, list[str] | UserError]]:
+    """Yield the place and the values of each row, or an error for a line whose quote does not end."""
+    lines = [line for _, line in read_lines(path)]
     form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if kind == ".csv":
-        first = next(lines, "")
-        names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
-        form, lines = {"delimiter": max(",;\t", key=names.count)}, itertools.chain([first], lines)
-    reader = csv.reader(lines, **form)
-    with reading(path):
-        for values in filter(None, reader):  # an empty line is no row
-            yield f"{path}, line {reader.line_num}", values
+        names = re.sub(r'"[^"]*"', "", lines[0] if lines else "")  # a separator within quotes is part of a name
+        form = {"delimiter": max(",;\t", key=names.count), "strict": True}
+    first = 0  # number of lines before the row
+    while first < len(lines):
+        start, reader = first, csv.reader((lines[number] for number in range(first, len(lines))), **form)
+        try:
+            for values in reader:
+                if values:  # an empty line is no row
+                    yield f"{path}, line {first + 1}", values
+                first = start + reader.line_num
+        except csv.Error as error:
+            first += 1
+            place = f"{path}, line {first}"
+            yield place, UserError(
+                f"{place}: a quote that begins a column does not end it ({error}); mend or remove the line. Quotes "
+                "within such a column are doubled."
+            )
 
 
 def _require(names: Sequence[str], columns: Sequence[str], path: str) -> None:
