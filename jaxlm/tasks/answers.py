@@ -185,6 +185,9 @@ class Answers(Task):
     """Maximum length of a question in tokens."""
     max_answer: int = field(30, range="[1, inf)")
     """Maximum length of an answer in tokens."""
+    units: Literal["words", "characters"] = field("words", resumable=True)
+    """Units of F1: words, as SQuAD's script has them, or each character of a script without spaces and the words of
+    others, as MLQA's has for Chinese. Then all punctuation is ignored, and no articles."""
 
     name = "answers"
     pools = False
@@ -300,18 +303,23 @@ class Answers(Task):
             answer = (text, *KINDS[1:])[int(np.argmax(votes))]
         return Answer(answer, {"best": text, "null": null})
 
+    def _measure(self, name: str, text: str, golds: Sequence[str]) -> float:
+        normalize = metrics.split_characters if self.units == "characters" else metrics.normalize_answer
+        measure = functools.partial(getattr(metrics, {"f1": "token_f1"}.get(name, name)), normalize=normalize)
+        if self.kinds:
+            return leave_one_out(measure, text, golds)
+        return measure(text, [gold for gold in golds if normalize(gold)])
+
+    def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
+        return {name: self._measure(name, answer.prediction, gold) for name in ("exact_match", "f1")}
+
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         texts, has_answer = [answer.prediction for answer in answers], np.array([bool(gold) for gold in golds])
-        measures: dict[str, Callable[..., float]] = {"exact_match": metrics.exact_match, "f1": metrics.token_f1}
-        if self.kinds:
-            measures = {name: functools.partial(leave_one_out, measure) for name, measure in measures.items()}
-        else:
-            golds = [[text for text in gold if metrics.normalize_answer(text)] for gold in golds]
 
         def values(name: str, texts: Sequence[str]) -> np.ndarray:
-            return np.array([measures[name](text, gold) for text, gold in zip(texts, golds, strict=True)])
+            return np.array([self._measure(name, text, gold) for text, gold in zip(texts, golds, strict=True)])
 
-        scores = {name: values(name, texts) for name in measures}
+        scores = {name: values(name, texts) for name in ("exact_match", "f1")}
         found = {name: float(np.mean(score)) for name, score in scores.items()}
         if self.kinds or not self.no_answer:
             return found

@@ -108,6 +108,19 @@ def test_answers_as_the_scripts_of_squad():
     assert plain == pytest.approx({"exact_match": 0.16666667, "f1": 0.30952381})
 
 
+def test_answers_in_characters_as_the_script_of_mlqa():
+    """The figures are those of its mlqa_evaluation_v1.py for zh; it leaves kana together, which have no spaces too."""
+    rows = [("北京大学。", ["北京的大学", "大学"], 0.888888888888889), ("the 中国", ["中国"], 0.8),
+            ("2008年 8月8日", ["8月8日", "2008 年8月"], 0.8), ("iPhone 6", ["《iPhone》"], 2 / 3),
+            ("東京タワー", ["タワー"], 0.75)]
+    task, words = Answers(units="characters"), Answers()
+    for text, golds, figure in rows:
+        found = {"exact_match": 0.0, "f1": pytest.approx(figure)}
+        assert task.row_figures(golds, Answer(text, {})) == task.score([golds], [Answer(text, {})]) == found
+        assert words.row_figures(golds, Answer(text, {})) != found
+    assert task.row_figures(["《北京》"], Answer("北 京", {})) == {"exact_match": 1.0, "f1": 1.0}
+
+
 def test_conversations_leave_one_gold_answer_out():
     """Each human answer is left out in turn, as when humans are scored."""
     golds = ["white", "white", "a white kitten", "grey"]
