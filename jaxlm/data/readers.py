@@ -19,16 +19,19 @@ import itertools
 import json
 import lzma
 import re
+import types
+import typing
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
+import typeguard
 import zstandard
 from etils import epath
 
 from jaxlm.data.mentions import Mentions, read_mentions, within
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 PIECE = 1 << 16  # characters
@@ -168,7 +171,8 @@ def read_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[
     lines = _split_lines(path)
     if (first := next(lines, None)) is None:
         return
-    names = first[1]
+    if isinstance(names := first[1], UserError):
+        raise names
     if all(name.isdecimal() for name in columns):  # there is no line of names
         names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
     if missing := [name for name in columns if name not in names]:
@@ -178,25 +182,47 @@ def read_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[
             "prompt file."
         )
     for place, values in lines:
-        if len(values) == len(names):
+        if isinstance(values, UserError):
+            yield values
+        elif len(values) == len(names):
             row = dict(zip(names, values, strict=True))
             yield place, {name: row[name] for name in columns}
         else:
             yield UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
 
 
-def _split_lines(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (place for messages, values) of each line of a table."""
+def _split_lines(path: str) -> Iterator[tuple[str, list[str] | UserError]]:
+    """Yield (place for messages, values) of each row of a table, or an error for a line whose quote does not end."""
     lines = (line for _, line in read_lines(path))
     form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if without_compression(path).endswith(".csv"):
         first = next(lines, "")
         names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
-        form, lines = {"delimiter": max(",;\t", key=names.count)}, itertools.chain([first], lines)
-    reader = csv.reader(lines, **form)
-    with reading(path):
-        for values in filter(None, reader):  # an empty line is no row
-            yield f"{path}, line {reader.line_num}", values
+        form, lines = {"delimiter": max(",;\t", key=names.count), "strict": True}, itertools.chain([first], lines)
+    number, taken, pending = 0, [], deque()  # rows before, lines of the row, lines to read again
+
+    def next_lines() -> Iterator[str]:
+        while (line := pending.popleft() if pending else next(lines, None)) is not None:
+            taken.append(line)
+            yield line
+
+    while True:
+        try:
+            for values in csv.reader(next_lines(), **form):
+                if values:  # an empty line is no row
+                    yield f"{path}, line {number + 1}", values
+                number += len(taken)
+                taken.clear()
+            return
+        except csv.Error as error:
+            number += 1
+            place = f"{path}, line {number}"
+            yield place, UserError(
+                f"{place}: a quote that begins a column does not end it ({error}); mend or remove the line. Quotes "
+                "within such a column are doubled."
+            )
+            pending.extendleft(reversed(taken[1:]))
+            taken.clear()
 
 
 def read_lines(path: str) -> Iterator[tuple[str, str]]:
@@ -317,6 +343,7 @@ def require_field(name: str, fields: Sequence[str], place: str) -> None:
         raise UserError(f"{place} has no field {name!r}; choose one with --data.text-field (here: {found}).")
 
 
+Row = TypeVar("Row", bound=NamedTuple)
 NUMBERS = (int, float)
 LABELS = (int, float, bool)
 """Types other than str of the texts and of the labels of a row."""
@@ -342,6 +369,40 @@ def text_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBER
         f"{place}: the field {name!r} is {_KINDS.get(type(value), type(value).__name__)}, not text; mend or remove the "
         "row, or choose a field of texts."
     )
+
+
+def row_of(schema: type[Row], value: Any, place: str) -> Row:
+    """Return the fields of a JSON object that a NamedTuple declares.
+
+    Text may be a number (see `text_of`), and a list may be one of objects with a NamedTuple of their own. Null stands
+    for a missing field.
+
+    Args:
+        schema: the NamedTuple, with types of its fields, and defaults of those that may be missing.
+        value: the object.
+        place: place of the row, for messages.
+
+    Raises:
+        UserError: the value is no object, or a field is missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected a JSON object, found {_KINDS.get(type(value), 'text')}.")
+    found = {}
+    for name, hint in typing.get_type_hints(schema).items():
+        if (item := value.get(name)) is None and name in schema._field_defaults:
+            continue
+        hint = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint  # without None
+        kind = next(iter(typing.get_args(hint)), None)
+        if hint is str:
+            item = text_of(item, place, name)
+        elif isinstance(item, list) and hasattr(kind, "_fields"):
+            item = [row_of(kind, each, place) for each in item]
+        try:
+            found[name] = typeguard.check_type(item, hint)
+        except typeguard.TypeCheckError:
+            has, wants = _KINDS.get(type(item), "text"), _KINDS[typing.get_origin(hint) or hint]
+            raise UserError(f"{place}: the field {name!r} is {has}, not {wants}; mend or remove the row.") from None
+    return schema(**found)
 
 
 def texts_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBERS) -> list[str]:

@@ -29,6 +29,10 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
         return load_run(path)
+    inside = [*folder.glob("*/checkpoints"), *folder.glob("*/*/checkpoints")]  # of a sweep, of several seeds
+    if inside and not (folder / "config.json").is_file():
+        runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
+        raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
     from jaxlm.huggingface.families import reader_of  # not needed to train
     from jaxlm.huggingface.folder import import_folder
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
-from jaxlm.data.readers import open_text, text_of
+from jaxlm.data.readers import open_text, row_of, text_of
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import last_token
@@ -55,42 +55,72 @@ class AnswerRows(LabelledData):
             yield from _squad(data, path) if self.form == "squad" else _coqa(data, path, self.history)
 
 
+class _SquadAnswer(NamedTuple):
+    """Fields of an answer of SQuAD."""
+
+    text: str
+    answer_start: int
+
+
+class _SquadQuestion(NamedTuple):
+    """Fields of a question of SQuAD; without `answers` they are to be predicted."""
+
+    id: str
+    question: str
+    answers: list[_SquadAnswer] | None = None
+
+
+class _CoqaQuestion(NamedTuple):
+    """Fields of a question of CoQA, and of an additional answer."""
+
+    input_text: str
+
+
+class _CoqaAnswer(NamedTuple):
+    """Fields of an answer of CoQA."""
+
+    input_text: str
+    span_text: str
+    span_start: int
+
+
 def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record | UserError]:
     for article in data:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
-                place = f"{path}, question {question['id']}"
+                place = f"{path}, question {question.get('id')}"
                 yield row_or_error(_squad_question, question, paragraph["context"], place)
 
 
 def _squad_question(question: dict[str, Any], context: Any, place: str) -> Record:
-    found = question.get("answers")
-    text, passage = text_of(question["question"], place, "question"), text_of(context, place, "context")
-    texts = [text_of(answer["text"], place, "text") for answer in found or []]
-    span = (found[0]["answer_start"], texts[0], "span") if texts else ()
-    return _record(question["id"], place, text, passage, None if found is None else texts, *span)
+    name, text, found = row_of(_SquadQuestion, question, place)
+    texts = [answer.text for answer in found or []]
+    span = (found[0].answer_start, texts[0], "span") if texts else ()
+    return _record(name, place, text, text_of(context, place, "context"), None if found is None else texts, *span)
 
 
 def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Record | UserError]:
     for story in data:
-        questions, answers = story["questions"], story.get("answers")
-        answers = [None] * len(questions) if answers is None else answers
-        others = list((story.get("additional_answers") or {}).values())
         turns: list[str] = []
-        for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        for number, question in enumerate(story["questions"]):
             place = f"{path}, story {story['id']}, turn {question['turn_id']}"
-            passage = text_of(story["story"], place, "story")
-            turn = text_of(question["input_text"], place, "input_text")
-            text = " ".join([*(turns[-history:] if history else []), turn])
-            golds, span = None, ()
-            if answer is not None:
-                golds = [text_of(gold["input_text"], place, "input_text")
-                         for gold in (answer, *(other[number] for other in others))]
-                turn += " " + golds[0]
-                span = _coqa_span(golds[0], text_of(answer["span_text"], place, "span_text"), answer["span_start"])
-            turns.append(turn)
-            name = f"{story['id']}:{question['turn_id']}"
-            yield row_or_error(_record, name, place, text, passage, golds, *span)
+            yield row_or_error(_coqa_turn, story, number, turns, history, place)
+
+
+def _coqa_turn(story: dict[str, Any], number: int, turns: list[str], history: int, place: str) -> Record:
+    """Return the record of a turn, and append the turn to those before it."""
+    question = row_of(_CoqaQuestion, story["questions"][number], place)
+    text = " ".join([*(turns[-history:] if history else []), question.input_text])
+    turns.append(question.input_text)
+    golds, span = None, ()
+    if story.get("answers") is not None:
+        answer = row_of(_CoqaAnswer, story["answers"][number], place)
+        others = (other[number] for other in (story.get("additional_answers") or {}).values())
+        golds = [answer.input_text, *(row_of(_CoqaQuestion, other, place).input_text for other in others)]
+        turns[-1] += " " + golds[0]
+        span = _coqa_span(*answer)
+    name = f"{story['id']}:{story['questions'][number]['turn_id']}"
+    return _record(name, place, text, text_of(story["story"], place, "story"), golds, *span)
 
 
 def _coqa_span(text: str, evidence: str, start: int) -> tuple[int, str, str]:
@@ -155,6 +185,9 @@ class Answers(Task):
     """Maximum length of a question in tokens."""
     max_answer: int = field(30, range="[1, inf)")
     """Maximum length of an answer in tokens."""
+    units: Literal["words", "characters"] = field("words", resumable=True)
+    """Units of F1: words, as SQuAD's script has them, or each character of a script without spaces and the words of
+    others, as MLQA's has for Chinese. Then all punctuation is ignored, and no articles."""
 
     name = "answers"
     pools = False
@@ -270,18 +303,23 @@ class Answers(Task):
             answer = (text, *KINDS[1:])[int(np.argmax(votes))]
         return Answer(answer, {"best": text, "null": null})
 
+    def _measure(self, name: str, text: str, golds: Sequence[str]) -> float:
+        normalize = metrics.split_characters if self.units == "characters" else metrics.normalize_answer
+        measure = functools.partial(getattr(metrics, {"f1": "token_f1"}.get(name, name)), normalize=normalize)
+        if self.kinds:
+            return leave_one_out(measure, text, golds)
+        return measure(text, [gold for gold in golds if normalize(gold)])
+
+    def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
+        return {name: self._measure(name, answer.prediction, gold) for name in ("exact_match", "f1")}
+
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         texts, has_answer = [answer.prediction for answer in answers], np.array([bool(gold) for gold in golds])
-        measures: dict[str, Callable[..., float]] = {"exact_match": metrics.exact_match, "f1": metrics.token_f1}
-        if self.kinds:
-            measures = {name: functools.partial(leave_one_out, measure) for name, measure in measures.items()}
-        else:
-            golds = [[text for text in gold if metrics.normalize_answer(text)] for gold in golds]
 
         def values(name: str, texts: Sequence[str]) -> np.ndarray:
-            return np.array([measures[name](text, gold) for text, gold in zip(texts, golds, strict=True)])
+            return np.array([self._measure(name, text, gold) for text, gold in zip(texts, golds, strict=True)])
 
-        scores = {name: values(name, texts) for name in measures}
+        scores = {name: values(name, texts) for name in ("exact_match", "f1")}
         found = {name: float(np.mean(score)) for name, score in scores.items()}
         if self.kinds or not self.no_answer:
             return found

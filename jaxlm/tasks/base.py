@@ -287,6 +287,10 @@ class Task(Objective):
         """Return the metrics of the task by name."""
         raise NotImplementedError
 
+    def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
+        """Return metrics of one answer that mean something by themselves, for the file of predictions."""
+        return {}
+
     def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
         """Return further results as JSON values by name, such as the figures of each class."""
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxlm.data.labelled import Arrays, Example, Record
 from jaxlm.data.mentions import Mention, Mentions
-from jaxlm.data.readers import LABELS, text_of, texts_of
+from jaxlm.data.readers import LABELS, row_of, texts_of
 from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
@@ -21,6 +21,16 @@ from jaxlm.tasks.marked import MarkedRows, MarkedTask, mark_spans, span_of
 
 MARK = "。"
 """Marker around the mention, a symbol of BERT's vocabulary that English texts lack."""
+
+
+class _Row(NamedTuple):
+    """Fields of a row."""
+
+    sent: str
+    start: int
+    end: int
+    labels: Any = None
+    ents: list = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +41,11 @@ class TypingRows(MarkedRows):
     with an empty mention are skipped, as in the official code.
     """
 
-    def record(self, row: dict[str, Any], place: str) -> tuple[dict[str, Any], str] | None:
-        text, labels = text_of(row.get("sent"), place, "sent"), row.get("labels")
-        start, end = span_of(row.get("start"), row.get("end"), text, place)
-        if start == end:
+    def record(self, row: Any, place: str) -> tuple[dict[str, Any], str] | None:
+        text, start, end, labels, linked = row_of(_Row, row, place)
+        if start == span_of(start, end, text, place)[1]:
             return None
         labels = None if labels is None else texts_of(labels, place, "labels", LABELS)
-        linked = [] if row.get("ents") is None else row["ents"]
         entities = self.linked(linked, text, place, "ents")
         return {"text": text, "span": (start, end), "entities": entities, "labels": labels}, text
 

@@ -65,6 +65,7 @@ def evaluate(
     if predictions is not None and jax.process_index() == 0:
         write_predictions(predictions, [
             {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
+            | (task.row_figures(gold, answer) if gold is not None else {})
             for record, answer, gold in zip(found.records, found.answers, found.golds, strict=True)
         ])
     golds, answers = found.scored()

@@ -6,7 +6,7 @@ See Radford et al. 2019, section 3, and Brown et al. 2020, section 2.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,21 @@ def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Examp
 
 def _choice(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Choose the likeliest continuation of each prompt."""
-    objective, params, tokenizer, _ = loaded
-    found = iter(score(objective, params, [
-        encode_pair(objective, tokenizer, example.prompt, choice, sentinel)
-        for example in examples for choice in example.choices
-    ]))
-    rows = []
+    def scores(pairs: Iterable[tuple[str, str]]) -> list[Score]:
+        return score(loaded.objective, loaded.params, [
+            encode_pair(loaded.objective, loaded.tokenizer, *pair, sentinel) for pair in pairs
+        ])
+
+    pairs = [(example.prompt, choice) for example in examples for choice in example.choices]
+    choices = dict.fromkeys(choice for _, choice in pairs)
+    priors = dict.fromkeys(choices, 0.0)
+    if task.normalise == "unconditional":
+        found = scores((task.unconditional_prompt, choice) for choice in choices)
+        priors = {choice: each.total for choice, each in zip(choices, found, strict=True)}
+    found, rows = iter(scores(pairs)), []
     for example in examples:
         values = [
-            each.total / _size(task.normalise, choice.removeprefix(task.delimiter), each)
+            (each.total - priors[choice]) / _size(task.normalise, choice.removeprefix(task.delimiter), each)
             for choice, each in zip(example.choices, found, strict=False)
         ]
         labels = example.labels
@@ -99,8 +105,8 @@ def _choice(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exampl
 
 def _size(normalise: str, text: str, found: Score) -> int:
     """Return the number of units by which a log-likelihood is divided."""
-    sizes = {"none": 1, "tokens": len(found.log_probs), "characters": len(text), "bytes": len(text.encode())}
-    return max(1, sizes[normalise])
+    sizes = {"tokens": len(found.log_probs), "characters": len(text), "bytes": len(text.encode())}
+    return max(1, sizes.get(normalise, 1))
 
 
 def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:

@@ -48,21 +48,17 @@ class MarkedRows(LabelledData):
                 yield record
 
     def _record(self, number: int, place: str, row: Any) -> Record | None:
-        if not isinstance(row, dict):
-            raise UserError(f"{place} is not a JSON object; mend or remove it.")
         if (found := self.record(row, place)) is None:
             return None
         values, text = found
         return Record(str(row.get("id", number)), place, values, (text,))
 
-    def record(self, row: dict[str, Any], place: str) -> tuple[dict[str, Any], str] | None:
+    def record(self, row: Any, place: str) -> tuple[dict[str, Any], str] | None:
         """Return the values of a row's `Record` and its text; None to skip the row."""
         raise NotImplementedError
 
-    def linked(self, entities: Any, text: str, place: str, name: str) -> list[tuple[str, int, int]]:
+    def linked(self, entities: Sequence[Any], text: str, place: str, name: str) -> list[tuple[str, int, int]]:
         """Return name, start and end of the entities above the threshold; those without a score are above."""
-        if not isinstance(entities, list):
-            raise UserError(f"{place}: the field {name!r} is not a list of entities; mend or remove the row.")
         found = [(*linked_entity(item, text, place, name), *item[3:4]) for item in entities]
         return [
             (entity, start, end) for entity, (start, end), *score in found

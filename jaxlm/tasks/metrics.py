@@ -6,13 +6,18 @@ import collections
 import importlib.util
 import re
 import string
-from collections.abc import Hashable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxlm.errors import UserError
 
+_WITHOUT_SPACES = (  # as ranges of a regular expression
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao and Tibetan, Burmese, Khmer
+    "\u2e80-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
+)
 _PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu"}
 
 
@@ -82,9 +87,10 @@ def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float
 def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> float:
     """Return F1 of the second of two labels, as in GLUE, or the mean over more labels (macro).
 
-    A label that is neither predicted nor gold has 0, as in scikit-learn.
+    The mean is over labels that are predicted or gold, as in scikit-learn.
     """
-    wanted = labels[1:] if len(labels) == 2 else labels
+    present = {*predictions, *gold}
+    wanted = labels[1:] if len(labels) == 2 else [label for label in {*labels, *gold} if label in present]
     scores = []
     for label in wanted:
         hits = sum(p == g == label for p, g in zip(predictions, gold, strict=True))
@@ -128,21 +134,35 @@ def normalize_answer(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def exact_match(prediction: str, golds: Sequence[str]) -> float:
+def split_characters(text: str) -> str:
+    """Return lower case without punctuation, with each character of a script without spaces between spaces.
+
+    As MLQA's script does for Chinese (Lewis et al. 2020), and here for more scripts.
+    """
+    text = "".join(
+        char for char in text.lower() if char not in string.punctuation and unicodedata.category(char)[0] != "P"
+    )
+    return " ".join(re.sub(f"([{_WITHOUT_SPACES}])", r" \1 ", text).split())
+
+
+Normalize = Callable[[str], str]
+"""Function that makes a text comparable: `normalize_answer` or `split_characters`."""
+
+
+def exact_match(prediction: str, golds: Sequence[str], normalize: Normalize = normalize_answer) -> float:
     """Return 1 if the normalized prediction equals a gold answer, as in SQuAD; no gold answer is the empty one."""
-    return float(any(normalize_answer(prediction) == normalize_answer(gold) for gold in golds or [""]))
+    return float(any(normalize(prediction) == normalize(gold) for gold in golds or [""]))
 
 
-def token_f1(prediction: str, golds: Sequence[str]) -> float:
+def token_f1(prediction: str, golds: Sequence[str], normalize: Normalize = normalize_answer) -> float:
     """Return the best F1 of the prediction's words with those of a gold answer, as in SQuAD 2.0.
 
     If either has no words, it is 1 if both have none, else 0.
     """
-    return max(_words_f1(prediction, gold) for gold in golds or [""])
+    return max(_words_f1(normalize(prediction).split(), normalize(gold).split()) for gold in golds or [""])
 
 
-def _words_f1(prediction: str, gold: str) -> float:
-    own, theirs = normalize_answer(prediction).split(), normalize_answer(gold).split()
+def _words_f1(own: Sequence[str], theirs: Sequence[str]) -> float:
     if not own or not theirs:
         return float(own == theirs)
     common = sum((collections.Counter(own) & collections.Counter(theirs)).values())

@@ -58,8 +58,11 @@ class PromptTask:
     """Text between examples."""
     seed: int = field(0, range="[0, inf)")
     """Seed of the draw, which is a function of the seed and the row's number."""
-    normalise: Literal["none", "tokens", "characters", "bytes"] = "none"
-    """Unit per which log-likelihoods of choices are compared; none: as they are."""
+    normalise: Literal["none", "tokens", "characters", "bytes", "unconditional"] = "none"
+    """Unit per which log-likelihoods of choices are compared; none: as they are; unconditional: less the log-likelihood
+    after `unconditional_prompt` (Brown et al. 2020, section 2.4)."""
+    unconditional_prompt: str = ""
+    """Prompt that says nothing of the question ("Answer:" in GPT-3); empty: the beginning of a text."""
     stop: tuple[str, ...] = ("\n",)
     """Texts that end a free answer."""
     max_new_tokens: int = field(32, range="[1, inf)")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxlm.data.labelled import Arrays, Example, Record
 from jaxlm.data.mentions import Mention, Mentions
-from jaxlm.data.readers import LABELS, text_of
+from jaxlm.data.readers import LABELS, row_of, text_of
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Line
 from jaxlm.tasks import metrics
@@ -21,6 +21,15 @@ HEAD, TAIL = "#", "$"
 """Markers around the head and around the tail, symbols of BERT's vocabulary."""
 
 
+class _Row(NamedTuple):
+    """Fields of a row."""
+
+    text: str
+    ents: list
+    label: Any = None
+    ann: list | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class RelationRows(MarkedRows):
     """Pairs of spans with their relation, in the form of ERNIE's files of FewRel and TACRED; see `MarkedRows`.
@@ -29,15 +38,15 @@ class RelationRows(MarkedRows):
     these are head and tail. The official code moves a span that begins at character 1 to 0; this does not.
     """
 
-    def record(self, row: dict[str, Any], place: str) -> tuple[dict[str, Any], str] | None:
-        text, ends, label = text_of(row.get("text"), place, "text"), row.get("ents"), row.get("label")
-        if not isinstance(ends, list) or len(ends) != 2:
+    def record(self, row: Any, place: str) -> tuple[dict[str, Any], str] | None:
+        text, ends, label, linked = row_of(_Row, row, place)
+        if len(ends) != 2:
             raise UserError(f"{place}: the field 'ents' is not a list of head and tail; mend or remove the row.")
         spans = [linked_entity(item, text, place, "ents")[1] for item in ends]
         if any(start == end for start, end in spans):
             raise UserError(f"{place}: the head or the tail is empty; mend or remove the row.")
         # Head and tail are given, not found by a linker.
-        linked = row["ann"] if row.get("ann") is not None else [item[:3] for item in ends]
+        linked = [item[:3] for item in ends] if linked is None else linked
         return {
             "text": text, "head": spans[0], "tail": spans[1], "entities": self.linked(linked, text, place, "ann"),
             "label": None if label is None else text_of(label, place, "label", LABELS),

@@ -226,6 +226,9 @@ class TextToText(Task):
     def gold(self, record: Record) -> Any:
         return self.kind.gold(record) if self.kind else super().gold(record)
 
+    def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
+        return self.kind.row_figures(gold, answer) if self.kind else {}
+
     def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
         return self.kind.details(golds, answers) if self.kind else {}
 

@@ -210,6 +210,8 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
     low, high = found["test"]["intervals"]["accuracy"]
     assert low <= found["test"]["metrics"]["accuracy"] <= high
     other = str(tmp_path / "sweep" / "learning-rate_1e-8")
+    assert main(["evaluate", str(tmp_path / "sweep")]) == 2
+    assert f"is no run but holds runs: {other}, {found['run']}; give one of them" in capsys.readouterr().err
     assert main(["evaluate", found["run"], "--against", other, "--data.source", str(rows["classify"]), "--json"]) == 0
     compared = result(capsys)
     assert compared["intervals"]["accuracy"][0] > 0 and compared["against"] == found["sweep"]["1e-8"]

@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from jaxlm.tasks.in_context import run
 from tests.inference.test_score import side
 
 TASKS = {
     "choices": dict(
         output_type="multiple_choice", doc_to_text="Say {{text}}:", doc_to_choice="pieces", doc_to_target="label",
         metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}], num_fewshot=1,
+    ),
+    "words": dict(
+        output_type="multiple_choice", doc_to_text="Say {{text}}:", doc_to_choice=["ab", "xyz cb"],
+        doc_to_target="label",
+        metric_list=[{"metric": name} for name in ("acc", "acc_norm", "acc_mutual_info")],
     ),
     "rolling": dict(
         output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{long}}",
@@ -86,7 +92,7 @@ def ask(model: Path, options: str, folder: Path, *tasks: str) -> list:
 
 
 @pytest.mark.parametrize(("family", "tasks", "options"), [
-    ("gpt2", ["choices", "rolling", "free"], "{}"),
+    ("gpt2", ["choices", "words", "rolling", "free"], "{}"),
     pytest.param("t5", ["choices", "free"], '{"backend": "seq2seq"}', marks=pytest.mark.slow),
 ])
 def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder, tmp_path):
@@ -110,11 +116,29 @@ def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder
             assert len(set(answers)) > 2
             continue
         for mine, other in zip(own[task], wanted[task], strict=True):
-            pairs = zip(mine, other, strict=True) if task == "choices" else [(mine, other)]
+            pairs = zip(mine, other, strict=True) if task in ("choices", "words") else [(mine, other)]
             for a, b in pairs:
                 a, b = (a, b) if isinstance(a, list) else ([a], [b])
                 assert float(a[0]) == pytest.approx(float(b[0]), abs=1e-3 * max(1, abs(float(b[0]))))
                 assert a[1:] == b[1:]
+    if "words" in tasks:
+        check_prompt_file(folder, tmp_path, theirs["words"], wanted["words"])
+
+
+def check_prompt_file(folder: Path, path: Path, figures: dict, samples: list) -> None:
+    """`jaxlm evaluate --task` has lm_eval's figures; `samples` are its log-likelihoods, then the unconditional ones."""
+    for metric, normalise in (("acc", "none"), ("acc_norm", "characters"), ("acc_mutual_info", "unconditional")):
+        (path / "words.json").write_text(json.dumps({
+            "kind": "choice", "data": str(folder / "rows.jsonl"), "prompt": "Say {text}:", "choices": ["ab", "xyz cb"],
+            "answer": "label", "normalise": normalise,
+        }))
+        result = run(str(path / "hf"), str(path / "words.json"), str(path / f"{metric}.jsonl"))
+        assert result["metrics"]["accuracy"] == pytest.approx(figures[f"{metric},none"], abs=1e-6), metric
+    rows = [json.loads(line) for line in (path / "acc_mutual_info.jsonl").read_text().splitlines()]
+    for row, sample in zip(rows, samples, strict=True):
+        first, second, *unconditional = (float(value) for value, _ in sample)
+        differences = [first - unconditional[0], second - unconditional[1]]
+        assert list(row["scores"].values()) == pytest.approx(differences, abs=1e-3)
 
 
 @pytest.mark.slow

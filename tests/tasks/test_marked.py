@@ -107,11 +107,12 @@ def test_relation_rows(tmp_path):
     (TypingRows(), TYPING | {"start": True}, "row 1: True to 11 is no span"),
     (TypingRows(), TYPING | {"ents": [["Q1", 0]]}, "'ents' has .*not a list of name, start, end"),
     (TypingRows(), TYPING | {"ents": [["Q1", 0, 3, "high"]]}, "'ents' has .*not a list of name"),
-    (TypingRows(), TYPING | {"ents": 3}, "'ents' is not a list of entities"),
+    (TypingRows(), TYPING | {"ents": 3}, "'ents' is a number, not a list"),
+    (TypingRows(), {"sent": "red house", "start": 0}, "'end' is null or missing, not a number"),
     (TypingRows(), {"start": 0}, "'sent' is null or missing"),
     (RelationRows(), RELATION | {"ents": [["Q", 0, 3]]}, "'ents' is not a list of head and tail"),
     (RelationRows(), RELATION | {"ents": [["Q", 0, 3], ["Q", 2, 2]]}, "the head or the tail is empty"),
-    (RelationRows(), "text", "row 1 is not a JSON object"),
+    (RelationRows(), "text", "row 1: expected a JSON object, found text"),
 ])
 def test_mistakes_are_named(tmp_path, data, row, message):
     with pytest.raises(UserError, match=message):

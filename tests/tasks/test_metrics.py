@@ -19,14 +19,14 @@ from jaxlm.tasks.answers import Answers, leave_one_out
 from jaxlm.tasks.base import Answer
 
 
-@pytest.mark.parametrize("labels", [("0", "1"), ("a", "b", "c"), ("only",)])
+@pytest.mark.parametrize("labels", [("0", "1"), ("a", "b", "c"), tuple("abcdefghijkl"), ("only",)])
 def test_classes_as_scikit_learn(labels):
     draw = random.Random(len(labels))
     for count in (1, 7, 40):
         gold, own = ([draw.choice(labels) for _ in range(count)] for _ in range(2))
         assert metrics.accuracy(own, gold) == pytest.approx(sklearn.metrics.accuracy_score(gold, own))
         average = {"average": "binary", "pos_label": "1"} if len(labels) == 2 else {"average": "macro"}
-        wanted = sklearn.metrics.f1_score(gold, own, labels=list(labels), zero_division=0, **average)
+        wanted = sklearn.metrics.f1_score(gold, own, zero_division=0, **average)
         assert metrics.f1(own, gold, labels) == pytest.approx(wanted)
         assert metrics.matthews(own, gold) == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, own))
 
@@ -106,6 +106,19 @@ def test_answers_as_the_scripts_of_squad():
     assert not any(name.startswith("no_answer") for name in answered) and "has_answer_f1" in answered
     plain = Answers().score(golds, [Answer(best, {}) for _, best, _ in ROWS])
     assert plain == pytest.approx({"exact_match": 0.16666667, "f1": 0.30952381})
+
+
+def test_answers_in_characters_as_the_script_of_mlqa():
+    """The figures are those of its mlqa_evaluation_v1.py for zh; it leaves kana together, which have no spaces too."""
+    rows = [("北京大学。", ["北京的大学", "大学"], 0.888888888888889), ("the 中国", ["中国"], 0.8),
+            ("2008年 8月8日", ["8月8日", "2008 年8月"], 0.8), ("iPhone 6", ["《iPhone》"], 2 / 3),
+            ("東京タワー", ["タワー"], 0.75)]
+    task, words = Answers(units="characters"), Answers()
+    for text, golds, figure in rows:
+        found = {"exact_match": 0.0, "f1": pytest.approx(figure)}
+        assert task.row_figures(golds, Answer(text, {})) == task.score([golds], [Answer(text, {})]) == found
+        assert words.row_figures(golds, Answer(text, {})) != found
+    assert task.row_figures(["《北京》"], Answer("北 京", {})) == {"exact_match": 1.0, "f1": 1.0}
 
 
 def test_conversations_leave_one_gold_answer_out():

@@ -305,7 +305,15 @@ BAD_ROWS = {
     "tags": (TagRows, "x.conll", "red X\nhouse\n\nblue X\n\na\nb\n\nd X\n", ["line 2 has 1", "line 6 has 1"]),
     "squad": (AnswerRows, "x.json", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
         {"id": str(place), "question": "?", "answers": [{"text": "red", "answer_start": place}]}
-        for place in (0, 1, 2, 0)]}]}]}), ["question 1: the answer", "question 2: the answer"]),
+        for place in (0, 1, "2", None, 0)]}]}]}),
+        ["1: the answer", "2: the field 'answer_start' is text, not a number", "None: the field 'answer_start'"]),
+    "coqa": (lambda **data: AnswerRows(form="coqa", **data), "x.json", json.dumps({"data": [
+        {"id": "s", "story": "red house", "questions": [{"turn_id": i, "input_text": "?"} for i in range(4)],
+         "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),
+        ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
+    # Line 4 would swallow line 5, and line 6 the rest of the file.
+    "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a,x\nb,"y"\ne,"x\nf\n',
+               ["x.csv, line 4: a quote that begins", "line 6: a quote that begins", "line 7 has 1 columns"]),
 }
 
 
