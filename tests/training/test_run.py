@@ -84,7 +84,13 @@ def test_short_rows_first(preset, tmp_path, capsys):
         assert re.findall(r"rows of at most (\d+) tokens", said) == lengths
         assert ("The first 6 steps read rows of 16 tokens; then rows have 32:" in said) == (step == 5)
     assert main(["export", str(whole), str(tmp_path / "out")]) == 0
-    assert "| Sequence length | 32, in the first 6 steps 16 |" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| Sequence length | 32, in the first 6 steps 16 |" in card
+    # An encoder's vectors are those of `jaxlm embed`, which reads the folder's own settings.
+    assert "UNEXPECTED" in card and "SentenceTransformer('out')" in card
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 32
+    assert main(["export", str(whole), str(tmp_path / "bare"), "--sentence-transformers", "none"]) == 0
+    assert not (tmp_path / "bare" / "modules.json").exists()
 
 
 def test_a_run_that_ends_before_the_long_rows_says_so(preset, tmp_path, capsys):
