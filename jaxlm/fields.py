@@ -19,6 +19,7 @@ def field(
     recipe: bool = False,
     weights: bool = False,
     path: bool = False,
+    vocabulary: bool = False,
     range: str = "",
 ) -> Any:
     """Return a field of a frozen configuration dataclass. Marks also hold for the fields of a nested dataclass.
@@ -31,9 +32,13 @@ def field(
         weights: Determines the parameters' shapes or meaning (a model's sizes, the tokenizer); fixed once a run has
             trained parameters, even at step 0 (`jaxlm import`). An objective's rates are not.
         path: Folder of this machine, which does not affect the result; neither written to config.json nor read from it.
+        vocabulary: Fact of the vocabulary, which a run takes from its tokenizer, whatever the preset has.
         range: Interval that a number must lie in, such as "[0, 1)" or "(0, inf)"; see `check_ranges`.
     """
-    flags = {"bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path}
+    flags = {
+        "bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path,
+        "vocabulary": vocabulary,
+    }
     marks = frozenset(name for name, is_set in flags.items() if is_set)
     return dataclasses.field(default=default, repr=not bound, metadata={"marks": marks, "range": range})
 
@@ -81,7 +86,7 @@ class Setting(NamedTuple):
 
     def decides_result(self) -> bool:
         """Return whether a resumed run must keep the value."""
-        return "resumable" not in self.marks
+        return not self.marks & {"resumable", "vocabulary"}
 
     def decides_weights(self) -> bool:
         """Return whether trained parameters depend on the value."""

@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.objectives.base import Describes
 from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.training.feed import stage_after, stages_of
+from jaxlm.training.feed import Stage, stage_after, stages_of
 from jaxlm.training.program import corruption_key
 from jaxlm.types import Params, Report
 
@@ -52,28 +52,39 @@ def show(
     text = data.open(tokenizer, report)
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
-    stage = stage_after(stages_of(text, objective, experiment.train, experiment.data.length), step)
-    batch = stage.batches.batch(step - stage.first)
-    example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
-    real = float(np.mean(objective.real_tokens(example, batch)))
-    rows = len(jax.tree.leaves(batch)[0])
-    console.print(
-        f"{type(objective).__name__}, step {step}: {rows} rows of at most {stage.length} tokens ({real:.1%} of this "
-        "batch is not padding)"
-    )
-    for name, value in example.items():
-        console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)
-    if params is not None:
-        example |= jax.device_get(jax.jit(objective.predict)(params, example))
+    stages = stages_of(text, objective, experiment.train, experiment.data.length)
+    first = stage_after(stages, step)
     used: dict[str, None] = {}
-    for row in range(min(examples, rows)):
-        console.print(f"\nrow {row}", style="bold")
-        for line in objective.describe(batch, example, row):
-            shown = Text(f"{line.title:>12}  ", style="cyan")
-            for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
-                used[mark] = None
-                shown.append(_marked(piece, mark, console)).append(" ")
-            console.print(shown)
+
+    def show_batch(stage: Stage, step: int, examples: int) -> None:
+        batch = stage.batches.batch(step - stage.first)
+        example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
+        real = float(np.mean(objective.real_tokens(example, batch)))
+        rows = len(jax.tree.leaves(batch)[0])
+        console.print(
+            f"{type(objective).__name__}, step {step}: {rows} rows of at most {stage.length} tokens ({real:.1%} of "
+            "this batch is not padding)"
+        )
+        for name, value in example.items():
+            console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)
+        if params is not None:
+            example |= jax.device_get(jax.jit(objective.predict)(params, example))
+        for row in range(min(examples, rows)):
+            console.print(f"\nrow {row}", style="bold")
+            for line in objective.describe(batch, example, row):
+                shown = Text(f"{line.title:>12}  ", style="cyan")
+                for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
+                    used[mark] = None
+                    shown.append(_marked(piece, mark, console)).append(" ")
+                console.print(shown)
+
+    show_batch(first, step, examples)
+    if first.last is not None and first.last < experiment.train.steps:
+        following = stages[stages.index(first) + 1]
+        console.print(
+            f"\nThe first {first.last:,} steps read rows of {first.length} tokens; then rows have {following.length}:\n"
+        )
+        show_batch(following, first.last, 1)
     legend = (_marked(f" {LEGEND[mark]} ", mark, console) for mark in used if mark in LEGEND)
     console.print(Text("  ").join(legend))
 

@@ -18,15 +18,18 @@ def main(arguments: list[str]) -> int:
     parser = Parser("jaxlm export", __doc__)
     parser.add_argument("run", help="a run folder")
     parser.add_argument("out", help="folder to write; must not exist or be empty")
-    parser.add_argument("--sentence-transformers", choices=("cls", "mean", "last"), default=None, help=(
-        "let sentence-transformers load the folder too, for the vectors of `jaxlm embed` with this pooling"))
+    parser.add_argument("--sentence-transformers", choices=("cls", "mean", "last", "none"), default=None, help=(
+        "pooling of the vectors that sentence-transformers computes from the folder, those of `jaxlm embed`; by "
+        "default mean for a pretrained encoder, else none"))
     parser.add_argument("--normalize", action="store_true", help="of these vectors, with length 1")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
     from jaxlm.huggingface.sentence_transformers import Vectors
+    from jaxlm.models.base import Writer
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
+    from jaxlm.tasks.base import Task
     from jaxlm.training.metrics import last_evaluation
 
     model, run = load_run(options.run), RunFolder.read(options.run)
@@ -48,8 +51,9 @@ def main(arguments: list[str]) -> int:
         derived_from=metadata.get("imported_from", ""),
     )
     trained_length = experiment.data.length if step else None
-    pooling = options.sentence_transformers
-    vectors = Vectors(pooling, trained_length, options.normalize) if pooling else None
+    is_encoder = not isinstance(model.objective, Task) and not isinstance(model.objective.model, Writer)
+    pooling = options.sentence_transformers or ("mean" if is_encoder else "none")
+    vectors = Vectors(pooling, trained_length, options.normalize) if pooling != "none" else None
     out = export_folder(
         options.out, model.objective, model.params, model.tokenizer, card, max_length=trained_length, vectors=vectors
     )

@@ -32,7 +32,8 @@ class ModelCard:
 
 
 def render(
-    card: ModelCard, objective: Objective, models: tuple[TransformersModel, ...], parameters: int, name: str
+    card: ModelCard, objective: Objective, models: tuple[TransformersModel, ...], parameters: int, name: str,
+    pooling: str = "",
 ) -> str:
     """Render the card as Markdown with the hub's YAML header.
 
@@ -42,6 +43,7 @@ def render(
         models: the exported models; the first one is the main one.
         parameters: number of exported parameters.
         name: name of the folder, used as title and in the example.
+        pooling: pooling of the vectors of sentence-transformers; "" for a folder without them.
     """
     main, m = models[0], objective.model
     model_type = main.config["model_type"]
@@ -75,7 +77,12 @@ def render(
             ]
     else:
         lines += ["No evaluation was recorded."]
-    lines += ["", "## Use", ""]
+    return "\n".join([*lines, "", "## Use", "", *_use(models, name, pooling)])
+
+
+def _use(models: tuple[TransformersModel, ...], name: str, pooling: str) -> list[str]:
+    """Return the lines that say how the folder is loaded; the arguments are those of `render`."""
+    lines = []
     for model in models:
         where = f"{name}/{model.folder}".rstrip("/")
         lines += [
@@ -86,7 +93,21 @@ def render(
             "```",
             "",
         ]
-    return "\n".join(lines)
+    lines += [
+        "Other classes (`AutoModel`, those of tasks) report layers that they do not have as UNEXPECTED, such as heads "
+        "of pretraining, and layers of their own that are not in the folder as MISSING: these begin with random values "
+        "and are to be trained. Neither is a fault of the folder.", "",
+    ]
+    if pooling:
+        lines += [
+            f"For vectors of texts, those of `jaxlm embed --pooling {pooling}`:", "",
+            "```python",
+            "from sentence_transformers import SentenceTransformer",
+            f"vectors = SentenceTransformer({name!r}).encode(['A sentence.'])",
+            "```",
+            "",
+        ]
+    return lines
 
 
 def decimal(value: float) -> str:

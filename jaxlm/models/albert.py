@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from jaxlm.errors import UserError
+from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.config import PlainActivation, transformer_sizes
 
@@ -14,7 +15,7 @@ from jaxlm.models.layers.config import PlainActivation, transformer_sizes
 class Albert(Encoder):
     """ALBERT encoder. The defaults are ALBERT-base, version 1 as it was pretrained; version 2 has no dropout."""
 
-    vocab_size: int = 30000
+    vocab_size: int = field(30000, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     embedding_size: int = 128
     """Width of the embeddings, which a dense layer maps to hidden_size."""

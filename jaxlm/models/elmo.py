@@ -55,7 +55,7 @@ class Elmo(HasDtype, Model):
     and `backward/i` (see `layers.lstm`); `softmax`, which both directions share.
     """
 
-    vocab_size: int = 793_471
+    vocab_size: int = field(793_471, vocabulary=True)
     """Vocabulary size (words of the softmax); a run takes it from its tokenizer."""
     hidden_size: int = 512
     """Width of the word vectors, and of each direction's hidden states."""

@@ -20,7 +20,7 @@ class Gpt1(Gpt2):
     matrix.
     """
 
-    vocab_size: int = 40478
+    vocab_size: int = field(40478, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     max_positions: int = 512
     """Maximum sequence length (rows of the position embedding)."""

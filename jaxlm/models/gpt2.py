@@ -44,7 +44,7 @@ class Gpt2(TransformerConfig, Writer):
     Parameters: `embeddings/{word,position}`, `decoder/layers/…` (stacked), `decoder/final_norm`.
     """
 
-    vocab_size: int = 50257
+    vocab_size: int = field(50257, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     max_positions: int = 1024
     """Maximum sequence length (rows of the position embedding)."""

@@ -44,7 +44,7 @@ class Reformer(TransformerConfig, Writer):
     attention type k, stacked over its repeats; `final_norm` (of both streams, concatenated), `lm_head`.
     """
 
-    vocab_size: int = 258
+    vocab_size: int = field(258, vocabulary=True)
     """Vocabulary size (rows of the word embedding and the output); a run takes it from its tokenizer."""
     hidden_size: int = 1024
     """Width of each of the two streams."""

@@ -19,13 +19,13 @@ class Roberta(Encoder):
     Positions start at the row after that of the padding symbol's id.
     """
 
-    vocab_size: int = 50265
+    vocab_size: int = field(50265, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     type_vocab_size: int = 1
     """Number of segment types: 1, which Transformers' class requires."""
     norm_eps: float = field(1e-5, range="(0, inf)")
     """Epsilon of the norms."""
-    padding_id: int = 1
+    padding_id: int = field(1, vocabulary=True)
     """Id of the padding symbol, which a run takes from its tokenizer; positions start at padding_id + 1."""
 
     template: ClassVar[Template] = Template(

@@ -54,7 +54,7 @@ class T5(TransformerConfig, Writer):
     and `lm_head` if the output matrix is not the embedding.
     """
 
-    vocab_size: int = 32128
+    vocab_size: int = field(32128, vocabulary=True)
     """Vocabulary size (rows of the embedding); a run takes it from its tokenizer, rounded up to a multiple of 128."""
     num_decoder_layers: int | None = None
     """Number of layers of the decoder; none means as many as the encoder."""

@@ -28,9 +28,9 @@ class TransE(HasDtype, Model):
     where they are read, and gradients flow through the scaling.
     """
 
-    num_entities: int = 5_040_986
+    num_entities: int = field(5_040_986, vocabulary=True)
     """Number of entities; a run takes it from its tokenizer."""
-    num_relations: int = 927
+    num_relations: int = field(927, vocabulary=True)
     """Number of relations; a run takes it from its tokenizer."""
     hidden_size: int = 100
     """Width of the vectors."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Model
 from jaxlm.models.layers.config import HasDtype, check_sizes
 from jaxlm.types import Params
@@ -20,7 +21,7 @@ class Word2Vec(HasDtype, Model):
     Parameters: `word/embedding`, the word vectors, and `output/embedding`.
     """
 
-    vocab_size: int = 3_000_000
+    vocab_size: int = field(3_000_000, vocabulary=True)
     """Vocabulary size (rows of both tables); a run takes it from its tokenizer."""
     hidden_size: int = 300
     """Width of the word vectors."""

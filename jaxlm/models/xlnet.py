@@ -58,7 +58,7 @@ class Xlnet(TransformerConfig, Writer):
     Parameters: `word`, `query_start` (initial vector of the query stream), `layers/…` (stacked), `bias` of the output.
     """
 
-    vocab_size: int = 32000
+    vocab_size: int = field(32000, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     init_std: float = field(0.02, range="[0, inf)")
     """Standard deviation of the normal that initializes the weights."""

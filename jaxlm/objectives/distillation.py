@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, Self
 
 import jax
@@ -18,10 +18,10 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.stack import at_positions
-from jaxlm.objectives.base import Example, HasConstants, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, HasConstants, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.objectives.teacher import load_teacher, require_equal
+from jaxlm.objectives.teacher import Misfit, load_teacher, size_misfits
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import merge_params
 from jaxlm.types import Params
@@ -75,19 +75,21 @@ class Distillation(MaskedLM, HasConstants):
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        teacher = load_teacher(self, load, ("embeddings", "encoder", "mlm_head"))
-        teacher_model = teacher.objective.model
-        require_equal(self.teacher, teacher_model, self.model, "hidden_size", "embedding_width", "vocab_size")
-        if teacher_model.stack.groups < teacher_model.num_layers:
-            raise UserError(
-                f"the teacher {self.teacher} shares parameters between layers; choose one that does not, as a BERT."
-            )
-        if teacher_model.num_layers < self.model.num_layers:
-            raise UserError(
-                f"the teacher {self.teacher} has {teacher_model.num_layers} layers and the student "
-                f"{self.model.num_layers}; lower objective.model.num_layers."
-            )
-        return teacher
+        return load_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._misfits)
+
+    def _misfits(self, teacher: Objective) -> Iterator[Misfit]:
+        """Yield what keeps the student from beginning with layers of the teacher."""
+        theirs, ours = teacher.model, self.model
+        yield from size_misfits(theirs, ours.for_vocabulary(teacher.vocabulary), "vocab_size")
+        yield from size_misfits(theirs, ours, "hidden_size", "num_heads", "intermediate_size")
+        if theirs.embedding_width != theirs.hidden_size or ours.embedding_width != ours.hidden_size:
+            yield from size_misfits(theirs, ours, "embedding_width")
+        if theirs.max_positions > ours.max_positions:
+            yield from size_misfits(theirs, ours, "max_positions")
+        if theirs.stack.groups < theirs.num_layers:
+            yield Misfit("parameters that its layers share", "")
+        if theirs.num_layers < ours.num_layers:
+            yield from size_misfits(theirs, ours, "num_layers")
 
     def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
         """Initialize the student with the teacher's embeddings, head and evenly spaced layers.

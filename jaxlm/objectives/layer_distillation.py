@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import jax
@@ -12,16 +12,15 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxlm.data.base import RowFormat
-from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import stack_flops
-from jaxlm.objectives.base import Example, HasConstants, Line, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, HasConstants, Line, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.objectives.teacher import load_teacher, require_layers
+from jaxlm.objectives.teacher import Misfit, layer_misfits, load_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -67,14 +66,12 @@ class LayerDistillation(HasConstants):
         return self.masked_lm.row_format(length)
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        teacher = load_teacher(self, load, ("embeddings", "encoder"))
-        teacher_model = teacher.objective.model
-        require_layers(self.teacher, teacher_model, self.model, self.teacher_hidden_size)
-        if teacher_model.type_vocab_size < 2:
-            raise UserError(
-                f"the teacher {self.teacher} has {teacher_model.type_vocab_size} segment types; choose one with 2."
-            )
-        return teacher
+        return load_teacher(self, load, ("embeddings", "encoder"), self._misfits)
+
+    def _misfits(self, teacher: Objective) -> Iterator[Misfit]:
+        yield from layer_misfits(teacher.model, self.model, self.teacher_hidden_size)
+        if teacher.model.type_vocab_size < 2:
+            yield Misfit(f"{teacher.model.type_vocab_size} segment types instead of 2", "")
 
     def init(self, key: jax.Array) -> Params:
         key_model, key_projection = jax.random.split(key)

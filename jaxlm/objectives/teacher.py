@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,15 +14,34 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.objectives.base import Objective, PretrainedModel
 
 
+class Misfit(NamedTuple):
+    """A difference between teacher and student.
+
+    Attributes:
+        what: What the teacher has, and the student has not.
+        flags: Flags by which the student fits; "" if none do.
+    """
+
+    what: str
+    flags: str
+
+
 def load_teacher(
-    objective: Objective, load: Callable[[str], PretrainedModel], needed: tuple[str, ...]
+    objective: Objective, load: Callable[[str], PretrainedModel], needed: tuple[str, ...],
+    misfits: Callable[[Objective], Iterator[Misfit]],
 ) -> PretrainedModel:
     """Return the encoder at `objective.teacher` with the parameter subtrees `needed`.
 
     The teacher runs with the student's execution settings (dtype, kernels).
 
+    Args:
+        objective: the objective of the student.
+        load: opens a run folder or a Transformers folder.
+        needed: names of the subtrees.
+        misfits: yields the differences from a teacher's objective that the student cannot bear.
+
     Raises:
-        UserError: the model is no encoder, lacks a required subtree, or has another vocabulary.
+        UserError: the model is no encoder, lacks a required subtree, or does not fit the student.
     """
     path, student = objective.teacher, objective.model
     if not path:
@@ -37,58 +56,68 @@ def load_teacher(
         )
     if missing := [name for name in needed if name not in teacher.params]:
         raise UserError(f"the teacher {path} has no {missing[0]}; choose a model with it, or train one.")
-    require_same_text(path, teacher.objective, objective)
+    require_fit(path, [*text_misfits(path, teacher.objective, objective), *misfits(teacher.objective)])
     model = teacher.objective.model.with_execution(**student.execution)
     params = {name: teacher.params[name] for name in needed}
     return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model), params=params)
 
 
-def require_same_text(path: str, teacher: Objective, student: Objective) -> None:
-    """Raise UserError if the teacher's vocabulary or positions do not cover the student's inputs."""
+def require_fit(path: str, misfits: Sequence[Misfit]) -> None:
+    """Raise one UserError for all misfits of the teacher at `path`, with the flags that mend them."""
+    if not misfits:
+        return
+    flags = [misfit.flags for misfit in misfits]
+    advice = f"add {' '.join(flags)}, or choose another teacher" if all(flags) else "choose another teacher"
+    raise UserError(
+        f"the teacher {path} does not fit the student: it has {', '.join(misfit.what for misfit in misfits)}; {advice}."
+    )
+
+
+def text_misfits(path: str, teacher: Objective, student: Objective) -> Iterator[Misfit]:
+    """Yield the misfits of vocabulary and positions, which must cover the student's inputs."""
     ours, theirs = student.vocabulary, teacher.vocabulary
     is_same = ours.size == theirs.size and (
         ours.is_stand_in or (ours.symbols == theirs.symbols and np.array_equal(ours.word_start, theirs.word_start))
     )
     if not is_same:
-        raise UserError(
-            f"the teacher {path} has another vocabulary than the student; give the student the same: "
-            f"--data.tokenizer {path}."
-        )
+        yield Misfit("another vocabulary", f"--data.tokenizer {path}")
     ours, theirs = (objective.model.max_length or math.inf for objective in (student, teacher))
     if theirs < ours:
-        raise UserError(
-            f"the teacher {path} has {theirs} positions and the student {ours}; choose a teacher with as many."
-        )
+        yield Misfit(f"{theirs} positions (the student {ours})", f"--objective.model.max-positions {theirs}")
 
 
-def require_layers(path: str, teacher: Encoder, student: Encoder, hidden_size: int) -> None:
-    """Raise UserError if the teacher's heads, layers or hidden size do not suit the student.
+def size_misfits(teacher: Encoder, student: Encoder, *names: str) -> Iterator[Misfit]:
+    """Yield the fields of the model that the student must share with the teacher and does not."""
+    for name in names:
+        ours, theirs = getattr(student, name), getattr(teacher, name)
+        if ours != theirs:
+            has_field = name in {field.name for field in dataclasses.fields(student)}
+            flags = f"--objective.model.{name.replace('_', '-')} {theirs}" if has_field else ""
+            yield Misfit(f"{name} {theirs} (the student {ours})", flags)
+
+
+def layer_misfits(teacher: Encoder, student: Encoder, hidden_size: int) -> Iterator[Misfit]:
+    """Yield the misfits of heads, layers and hidden size where layers learn from layers.
 
     Args:
-        path: path of the teacher, for the message.
         teacher: the teacher's model.
         student: the student's model.
         hidden_size: objective.teacher_hidden_size.
     """
-    require_equal(path, teacher, student, "num_heads")
+    yield from size_misfits(teacher, student, "num_heads")
+    heads, width = teacher.num_heads, student.hidden_size
+    if width % heads:
+        width = -(-width // heads) * heads
+        yield Misfit(f"{heads} heads for a width of {student.hidden_size}", f"--objective.model.hidden-size {width}")
     if teacher.hidden_size != hidden_size:
-        raise UserError(
-            f"the teacher {path} has hidden_size {teacher.hidden_size}, but objective.teacher_hidden_size is "
-            f"{hidden_size}; set it to {teacher.hidden_size}."
+        yield Misfit(
+            f"hidden_size {teacher.hidden_size} (objective.teacher_hidden_size is {hidden_size})",
+            f"--objective.teacher-hidden-size {teacher.hidden_size}",
         )
     if teacher.num_layers % student.num_layers:
-        raise UserError(
-            f"the teacher {path} has {teacher.num_layers} layers, which do not map onto the student's "
-            f"{student.num_layers}; choose an objective.model.num_layers that divides them."
+        most = min(student.num_layers, teacher.num_layers)
+        divisor = max(number for number in range(1, most + 1) if not teacher.num_layers % number)
+        yield Misfit(
+            f"{teacher.num_layers} layers, which do not map onto the student's {student.num_layers}",
+            f"--objective.model.num-layers {divisor}",
         )
-
-
-def require_equal(path: str, teacher: Any, student: Any, *names: str) -> None:
-    """Raise UserError for the first of the named sizes that teacher and student do not share."""
-    for name in names:
-        ours, theirs = getattr(student, name), getattr(teacher, name)
-        if ours != theirs:
-            raise UserError(
-                f"the teacher {path} has {name} {theirs} and the student {ours}; they must be the same, so set "
-                f"objective.model.{name} or choose another teacher."
-            )

@@ -85,7 +85,7 @@ def _pretrain(
     constants = jax.device_put(constants, shardings(constants, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)
-    main_first(lambda: resume.claim(run, experiment, tokenizer, metadata), everywhere=False)
+    main_first(lambda: resume.claim(run, experiment, tokenizer, vocabulary, metadata), everywhere=False)
 
     # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
@@ -97,9 +97,8 @@ def _pretrain(
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; a higher --train.{more} trains on. Run: {run.path}")
         return last_evaluation(run.path)[1]
-    for remark in remarks:
-        report(remark)
-    report("Compiling the step; its first figures follow.")
+    for line in [*remarks, "Compiling the step; its first figures follow."]:
+        report(line)
 
     # Steps.
     writer = MetricsWriter(run.path, t.tensorboard, first) if is_main else None

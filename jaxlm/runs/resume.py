@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jaxlm.fields import Setting
 from jaxlm.objectives.base import Constants, PretrainedModel
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.checkpoints import digest, require_layout
 from jaxlm.training.checksums import checksums
 
@@ -98,10 +100,13 @@ def run_metadata(
     }
 
 
-def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
+def claim(
+    run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, vocabulary: Vocabulary, metadata: dict[str, Any]
+) -> None:
     """Write configuration, metadata and tokenizer, which make the folder a run.
 
-    It is called when everything else has been checked, so that a mistake in a flag leaves no run behind.
+    It is called when everything else has been checked, so that a mistake in a flag leaves no run behind. The written
+    model has the size of the vocabulary.
 
     Raises:
         UserError: The text, the teacher or the configuration is not that of the run, as after an edit of config.json.
@@ -121,9 +126,21 @@ def claim(run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, metadata
         )
     if run.has_begun:
         _refuse(run, differences(saved.get("configuration", {}), metadata["configuration"]))
+    experiment = _for_vocabulary(experiment, vocabulary)
+    if run.has_begun:
+        sizes = [flatten(each, lambda setting: "vocabulary" in setting.marks) for each in
+                 (_for_vocabulary(run.experiment, vocabulary), experiment)]
+        _refuse(run, differences(*sizes))
     if experiment.train.steps > run.newest_step:  # otherwise the run is finished and keeps its configuration
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
     if run.tokenizer_folder is None:
         shutil.rmtree(run.path / "tokenizer", ignore_errors=True)  # left by a start that did no step
         tokenizer.save(run.path / "tokenizer")
+
+
+def _for_vocabulary(experiment: Experiment, vocabulary: Vocabulary) -> Experiment:
+    """Return the experiment with its model for the vocabulary, as it is trained."""
+    objective = experiment.objective
+    objective = dataclasses.replace(objective, model=objective.model.for_vocabulary(vocabulary))
+    return dataclasses.replace(experiment, objective=objective)

@@ -15,7 +15,7 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.objectives.base import HasConstants, PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
-from jaxlm.objectives.teacher import require_layers, require_same_text
+from jaxlm.objectives.teacher import layer_misfits, require_fit, text_misfits
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.pooled import flat_inputs
 from jaxlm.types import Params
@@ -74,7 +74,7 @@ class DistilledClassification(Classification, HasConstants):
         if teacher.objective.both_orders:
             raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
         theirs, ours = teacher.objective.model, self.model
-        require_same_text(self.teacher, teacher.objective, self)
+        misfits = [*text_misfits(self.teacher, teacher.objective, self)]
         templates = [(task.template.single, task.template.pair) for task in (teacher.objective, self)]
         if templates[0] != templates[1]:  # the teacher reads the student's rows
             raise UserError(
@@ -84,7 +84,11 @@ class DistilledClassification(Classification, HasConstants):
         if self.layer_weight:
             if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
                 raise UserError("objective.layer_weight is for encoders; set it to 0.")
-            require_layers(self.teacher, theirs, ours, self.teacher_hidden_size)
+            misfits += layer_misfits(theirs, ours, self.teacher_hidden_size)
+        # The student's weights are trained, so no flag changes its sizes.
+        require_fit(self.teacher, [
+            misfit if "teacher" in misfit.flags else misfit._replace(flags="") for misfit in misfits
+        ])
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))
 

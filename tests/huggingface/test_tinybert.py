@@ -169,10 +169,10 @@ def test_published_sizes(size, published, pooler):
 @pytest.mark.parametrize(
     ("layers", "changes", "words"),
     [
-        (1, dict(num_heads=4), "has num_heads 4 and the student 2"),
-        (1, dict(hidden_size=32), r"hidden_size 32, but objective\.teacher_hidden_size is 24; set it to 32"),
-        (2, dict(num_layers=3), "3 layers, which do not map onto the student's 2"),
-        (1, dict(max_positions=25), "25 positions and the student 32"),
+        (1, dict(num_heads=4), r"num_heads 4 \(the student 2\); add --objective.model.num-heads 4"),
+        (1, dict(hidden_size=32), r"teacher_hidden_size is 24\); add --objective\.teacher-hidden-size 32,"),
+        (2, dict(num_layers=3), "3 layers, which do not map onto the student's 2; add --objective.model.num-layers 1,"),
+        (1, dict(max_positions=25), r"25 positions \(the student 32\); add --objective.model.max-positions 25,"),
     ],
 )
 def test_unsuitable_teachers_are_refused(layers, changes, words):

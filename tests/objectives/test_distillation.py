@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -183,14 +184,14 @@ def test_flops():
 @pytest.mark.parametrize(
     ("loaded", "words"),
     [
-        (teacher(layers=1), "has 1 layers and the student 2"),
-        (teacher(hidden_size=32), "hidden_size 32 and the student 16"),
+        (teacher(layers=1), r"num_layers 1 \(the student 2\); add --objective.model.num-layers 1"),
+        (teacher(hidden_size=32), r"hidden_size 32 \(the student 16\)"),
         (PretrainedModel(teacher().objective, {"embeddings": {}, "encoder": {}}), "has no mlm_head"),
         (
             PretrainedModel(
                 dataclasses.replace(teacher().objective, vocabulary=Vocabulary.stand_in(161)), teacher().params
             ),
-            "another vocabulary than the student; .*--data.tokenizer somewhere",
+            r"another vocabulary, .*; add --data.tokenizer somewhere",
         ),
         (PretrainedModel(CausalLM(model=Gpt2(), vocabulary=VOCABULARY), {}), "is a Gpt2; choose an encoder"),
     ],
@@ -199,6 +200,19 @@ def test_teachers_that_do_not_suit(loaded, words):
     with pytest.raises(UserError, match=words) as error:
         student(layers=2).load_constants(lambda path: loaded)
     assert "\n" not in str(error.value)
+
+
+def test_all_misfits_are_one_message_whose_flags_make_the_student_fit():
+    wide = teacher(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40)
+    with pytest.raises(UserError) as error:
+        student(layers=3).load_constants(lambda path: wide)
+    found = re.findall(r"--objective\.model\.([\w-]+) (\d+)", str(error.value))
+    changes = {name.replace("-", "_"): int(value) for name, value in found}
+    assert changes == dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40, num_layers=2)
+    fitting = dataclasses.replace(student(), model=dataclasses.replace(student().model, **changes))
+    loaded = fitting.load_constants(lambda path: wide)
+    begun = with_constants(fitting, loaded).initial_params(jax.jit(fitting.init)(jax.random.key(0)), None)
+    assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
 
 
 def test_another_tokenizer_of_the_same_size_is_another_vocabulary():

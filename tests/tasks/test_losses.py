@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,7 @@ def test_a_teacher_as_torch():
 
 WRONG_TEACHERS = {
     "not fine-tuned on the labels": dict(labels=("a", "b")),
-    "has 12 positions and the student 24": dict(model=Bert(**SIZES, max_positions=12)),
+    "12 positions (the student 24); choose another teacher": dict(model=Bert(**SIZES, max_positions=12)),
     "reads a pair in both orders": dict(both_orders=True),
     "other special tokens around its texts": dict(model=Roberta(**SIZES, **POSITIONS)),
     "another vocabulary": dict(vocabulary=Vocabulary.stand_in(170)),
@@ -200,7 +201,7 @@ def test_an_unsuitable_teacher_is_refused(message):
     student = student.bind(VOCABULARY, 24)
     teacher = Classification(model=Bert(**SIZES, **POSITIONS), vocabulary=VOCABULARY, **LABELS)
     assert student.load_constants(lambda path: PretrainedModel(teacher, {})).objective.model.hidden_size == 16
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=re.escape(message)):
         wrong = dataclasses.replace(teacher, **WRONG_TEACHERS[message])
         student.load_constants(lambda path: PretrainedModel(wrong, {}))
 

@@ -24,6 +24,8 @@ def test_what_a_run_leaves_behind(finished):
     assert (finished / "curves.png").stat().st_size > 1000
     names = {p.name for p in finished.iterdir()}
     assert {"config.json", "data.json", "tokenizer", "checkpoints", "metrics.jsonl"} <= names
+    config = json.loads((finished / "config.json").read_text())
+    assert config["objective"]["model"]["vocab_size"] == config["data"]["vocab_size"] == 512
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     # Every 3 steps, the first, and with every evaluation: one object a step, each with the figures that are promised.
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 12]
@@ -75,12 +77,20 @@ def test_short_rows_first(preset, tmp_path, capsys):
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
     assert main(["pretrain", *flags, "--run-dir", str(pieces), "--train.short-steps", "5"]) == 2
     assert "train.short_steps" in capsys.readouterr().err
-    # --step counts from 0.
-    for step, rows in ((5, "rows of at most 16 tokens"), (6, "rows of at most 32 tokens")):
+    # --step counts from 0. Of the short rows, `show` says what comes after them.
+    for step, lengths in ((5, ["16", "32"]), (6, ["32"])):
         assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
-        assert rows in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert re.findall(r"rows of at most (\d+) tokens", said) == lengths
+        assert ("The first 6 steps read rows of 16 tokens; then rows have 32:" in said) == (step == 5)
     assert main(["export", str(whole), str(tmp_path / "out")]) == 0
-    assert "| Sequence length | 32, in the first 6 steps 16 |" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| Sequence length | 32, in the first 6 steps 16 |" in card
+    # An encoder's vectors are those of `jaxlm embed`, which reads the folder's own settings.
+    assert "UNEXPECTED" in card and "SentenceTransformer('out')" in card
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 32
+    assert main(["export", str(whole), str(tmp_path / "bare"), "--sentence-transformers", "none"]) == 0
+    assert not (tmp_path / "bare" / "modules.json").exists()
 
 
 def test_a_run_that_ends_before_the_long_rows_says_so(preset, tmp_path, capsys):
@@ -167,6 +177,9 @@ def test_another_configuration_is_refused(finished, preset, capsys):
     before = files_of(finished)
     said = refused(capsys, "pretrain", preset, "--run-dir", finished, "--train.seed", "1", "--data.length", "16")
     assert "train.seed: 0 -> 1" in said and "data.length: 32 -> 16" in said
+    more = "--objective.model.vocab-size", "600", "--train.steps", "13"  # up to 127 rows of padding are kept
+    said = refused(capsys, "pretrain", preset, "--run-dir", finished, "--train.eval-every", "4", *more)
+    assert "objective.model.vocab_size: 512 -> 600" in said
     assert files_of(finished) == before
 
 

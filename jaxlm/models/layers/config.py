@@ -49,7 +49,7 @@ class ExecutionConfig(HasDtype):
 class TransformerConfig(ExecutionConfig):
     """Fields that the Transformer families share. The defaults are those of bert-base-uncased."""
 
-    vocab_size: int = 30522
+    vocab_size: int = field(30522, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
     hidden_size: int = 768
     """Width of the residual stream."""
