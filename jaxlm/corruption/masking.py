@@ -31,12 +31,18 @@ def max_predictions(length: int, rate: float) -> int:
     return max(1, round(rate * length))
 
 
-def num_to_predict(sizes: Int[Array, " batch"], rate: float, slots: int, length: int) -> Int[Array, " batch"]:
+def num_to_predict(
+    sizes: Int[Array, " batch"], rate: float, slots: int, length: int, key: jax.Array | None = None
+) -> Int[Array, " batch"]:
     """Return the number of tokens to predict in each row: min(slots, max(1, round(rate · size))).
 
     Halves round to even, as in the original code; an empty row has no predictions. Sizes count [CLS] and [SEP] and are
-    at most `length`.
+    at most `length`. With a key, the number is floor(rate · size + u) with a random u in [0, 1), as in RoBERTa's code.
     """
+    if key is not None:
+        part, whole = np.modf(rate * np.arange(length + 1))
+        is_up = jax.random.uniform(key, sizes.shape) < jnp.asarray(part, jnp.float32)[sizes]
+        return jnp.minimum(slots, jnp.asarray(whole, jnp.int32)[sizes] + is_up)
     # A table by size, since float32 arithmetic on a device would round some halves to the wrong side.
     table = np.array([0, *(min(slots, max(1, round(rate * size))) for size in range(1, length + 1))], np.int32)
     return jnp.asarray(table)[sizes]
@@ -216,6 +222,7 @@ def mask_tokens(
     preference: Float[Array, " vocab"] | None = None,
     with_replacement: bool = False,
     longest_ngram: int = 1,
+    round_randomly: bool = False,
 ) -> Masked:
     """Apply BERT's masking: choose `rate` of the tokens, replace 80 % by `mask` and 10 % by a random token.
 
@@ -224,7 +231,7 @@ def mask_tokens(
     Args:
         key: sampling key.
         input_ids: rows to corrupt.
-        special: special symbols, by id.
+        special: tokens that are never masked, by id.
         mask: id of the mask token.
         attention_mask: 1 for non-padding tokens.
         rate: share of tokens to predict.
@@ -236,11 +243,14 @@ def mask_tokens(
         preference: relative probability of choosing each id; uniform by default.
         with_replacement: draw positions that may repeat, as ELECTRA's original code does.
         longest_ngram: see `choose_positions`.
+        round_randomly: round the number of predictions up or down at random, see `num_to_predict`.
     """
-    key_choice, key_kind, key_random = jax.random.split(key, 3)
+    key_choice, key_kind, key_random, key_count = jax.random.split(key, 4)
     rows = input_ids.shape[0]
     candidates = (attention_mask > 0) & ~special[input_ids]
-    count = num_to_predict(jnp.sum(attention_mask, axis=1), rate, slots, input_ids.shape[1])
+    count = num_to_predict(
+        jnp.sum(attention_mask, axis=1), rate, slots, input_ids.shape[1], key_count if round_randomly else None
+    )
     if with_replacement:
         positions, weights = draw_positions(key_choice, candidates, count, slots)
     else:

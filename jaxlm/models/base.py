@@ -83,7 +83,9 @@ class Model:
     length_multiple: ClassVar[int] = 1
     """The length of training rows is a multiple of this."""
     input_params: ClassVar[tuple[str, ...]] = ("embeddings", "projection")
-    """Names of the parameters below the first layer, which get the smallest learning rate under layer decay."""
+    """Names of the parameters below the first layer that get the smallest learning rate under layer decay."""
+    decay_above_layers: ClassVar[int] = 2
+    """Power of the layer decay at the last layer; heads have the power 0. ELECTRA's fine-tuning has 2, XLNet's 0."""
     output_params: ClassVar[tuple[str, ...]] = ("mlm_head",)
     """Names of the parameters that only serve to predict tokens."""
     vocab_multiple: ClassVar[int] = 1

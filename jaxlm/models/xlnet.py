@@ -69,7 +69,9 @@ class Xlnet(TransformerConfig, Writer):
     )
     """Special symbols around one and two texts."""
     summary_token = "last"
-    input_params = ("word", "query_start")
+    # Only layers have the layer decay. The paper decays learning rates; the code scales gradients, which Adam undoes.
+    input_params = ()
+    decay_above_layers = 0
     output_params = ("bias",)
     published_sizes: ClassVar = {"base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024)}
 

@@ -9,7 +9,7 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
@@ -67,6 +67,12 @@ class Distillation(MaskedLM, HasConstants):
                 "objective.rarity masks single tokens; set it to 0, or leave out whole_word and longest_ngram."
             )
         return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
+
+    @property
+    def never_masked(self) -> Bool[np.ndarray, " vocab"]:
+        """Special tokens, and [UNK] too, as in the released code."""
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        return self.vocabulary.special | (np.arange(self.vocabulary.size) == self.vocabulary.unk)
 
     @property
     def preference(self) -> Float[Array, " vocab"] | None:

@@ -7,12 +7,13 @@ n-grams and sentence order.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import at_source, shorten, single_segments
@@ -61,7 +62,8 @@ class MaskedLM(Objective):
     )
     """Rows of two segments of a document, and whether the second follows the first (BERT) or precedes it (ALBERT); rows
     of one segment of a document; or full rows across documents, separated by the end symbol (RoBERTa's FULL-SENTENCES,
-    Liu et al. 2019, section 4.2)."""
+    Liu et al. 2019, section 4.2). The number of masks in full rows is rounded at random, and random tokens are never
+    special ones, as in fairseq, which also ends rows at sentence ends and masks <s> and </s> like any other token."""
     short_rate: float = field(0.1, range="[0, 1]")
     """Share of rows cut to a random shorter length, so that the model also sees short texts."""
 
@@ -81,10 +83,22 @@ class MaskedLM(Objective):
         """Task on pairs of segments; None for rows of one segment."""
         return PAIR_TASKS.get(self.input_format)
 
+    @property
+    def _is_roberta(self) -> bool:
+        """Whether masks are drawn by RoBERTa's rules."""
+        return self.input_format == "full-sentences"
+
     def num_slots(self, length: int) -> int:
         """Return the number of prediction slots per row."""
-        num_slots = max_predictions(length, self.mask_rate)
+        most = math.ceil(self.mask_rate * length)
+        num_slots = most if self._is_roberta else max_predictions(length, self.mask_rate)
         return min(num_slots, self.max_predictions) if self.max_predictions else num_slots
+
+    @property
+    def never_masked(self) -> Bool[np.ndarray, " vocab"]:
+        """Tokens that are never masked, by id."""
+        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
+        return self.vocabulary.special
 
     @property
     def preference(self) -> Float[Array, " vocab"] | None:
@@ -134,9 +148,10 @@ class MaskedLM(Objective):
         ids = example["input_ids"]
         starts = v.word_start if self.longest_ngram == 1 or v.ngram_start is None else v.ngram_start
         masked = mask_tokens(
-            key_mask, ids, jnp.asarray(v.special), mask=v.mask, attention_mask=example["attention_mask"],
+            key_mask, ids, jnp.asarray(self.never_masked), mask=v.mask, attention_mask=example["attention_mask"],
             rate=self.mask_rate, slots=self.num_slots(ids.shape[1]), mask_share=self.mask_share,
-            random_share=self.random_share, random_ids=v.random_ids, preference=self.preference,
+            random_share=self.random_share, random_ids=v.text_ids if self._is_roberta else v.random_ids,
+            preference=self.preference, round_randomly=self._is_roberta,
             word_start=jnp.asarray(starts) if self.whole_word else None,
             longest_ngram=self.longest_ngram,
         )

@@ -30,9 +30,9 @@ class PermutationLM(Streams):
     """Permutation language modelling: loss = mean of -log p(token | tokens before it in a random order).
 
     A sixth of the tokens, in spans, is predicted. The first half of a row continues the stream; the rest is `A [SEP] B
-    [SEP] [CLS]`. A follows that half up to a random sentence end; B follows A or begins with a sentence of another row.
-    The next row begins after the first half, whose hidden states enter the memory. Every second row reads the text
-    backward.
+    [SEP] [CLS]`. A follows that half up to a random sentence end; B follows A or comes from another row; the longer of
+    the two is cut on its right. The next row begins after the first half, whose hidden states enter the memory. Every
+    second row reads the text backward.
     """
 
     model: Xlnet = field(Xlnet(), weights=True)
@@ -58,7 +58,8 @@ class PermutationLM(Streams):
         return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
-        return RowFormat("stream-both-ways", length - 3, stride=length // 2)
+        # Half a row more than the text of a row, for the sentence that goes beyond it.
+        return RowFormat("stream-both-ways", length - 3 + length // 2, stride=length // 2)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Build rows of two segments and draw a factorization order for each half.
@@ -100,9 +101,9 @@ class PermutationLM(Streams):
     def _segments(self, key: jax.Array, batch: TokenBatch) -> tuple[Array, Array, Array, Array]:
         """Build rows `reused text, A [SEP] B [SEP] [CLS]`.
 
-        As in the official code, A ends at a random sentence end, and a B from another row begins with a sentence: the
-        one at a random position with enough text after it. A row without a sentence end is split anywhere, and its B
-        always comes from another row.
+        As in the official code, A ends at a random sentence end, and B begins with a sentence and ends with one; what
+        exceeds the row is cut from the right of the longer of the two. A row without a sentence end has A up to the
+        next one, and always a B from another row.
 
         Returns:
             Token ids, segment types, the mask of text tokens (no padding), and the mask of [SEP] and [CLS], [batch,
@@ -112,30 +113,38 @@ class PermutationLM(Streams):
         key_cut, key_swap, key_other, key_begin = jax.random.split(key, 4)
         starts, batch = self._sentence_starts(batch), in_reading_order(batch)
         rows, raw = batch.tokens.shape
-        position = jnp.arange(raw)
-        ends = starts & (position > (raw + 3) // 2)
-        draw = jax.random.uniform(key_cut, starts.shape)
-        cut = jnp.argmax(jnp.where(position > (raw + 3) // 2, ends + draw, -1.0), axis=1)[:, None]  # the first [SEP]
+        half = raw // 3 + 1
+        room, number, position = half - 3, jnp.arange(rows), jnp.arange(raw)
+        last_start = jax.lax.cummax(jnp.where(starts, position, -1), axis=1)
+        next_start = jax.lax.cummin(jnp.where(starts, position, raw), axis=1, reverse=True)
+        next_start = jnp.pad(next_start, ((0, 0), (0, 1)), constant_values=raw)
+        is_inside = (position > half) & (position < half + room)
+        ends, draw = starts & is_inside, jax.random.uniform(key_cut, starts.shape)
+        end_a, end = jnp.argmax(jnp.where(is_inside, ends + draw, -1.0), axis=1), next_start[:, half + room]
         # Another row of the same reading direction.
-        other = (jnp.arange(rows) + 2 * jax.random.randint(key_other, (), 1, max(rows // 2, 2))) % rows
+        other = (number + 2 * jax.random.randint(key_other, (), 1, max(rows // 2, 2))) % rows
         is_swapped = jax.random.bernoulli(key_swap, float(self.random_rate), (rows,))
         if self.random_rate:
             is_swapped |= ~jnp.any(ends, axis=1)
-        source = jnp.where(is_swapped, other, jnp.arange(rows))
-        begin = jax.random.randint(key_begin, (rows, 1), 0, cut + 1)
-        last_start = jax.lax.cummax(jnp.where(starts, position, -1), axis=1)
-        sentence = jnp.take_along_axis(last_start[source], begin, axis=1)
-        begin = jnp.where(is_swapped[:, None], jnp.where(sentence < 0, begin, sentence), cut)
-        position = jnp.broadcast_to(jnp.arange(raw + 3), (rows, raw + 3))
+            end_a = jnp.where(jnp.any(ends, axis=1), end_a, end)
+        source = jnp.where(is_swapped, other, number)
+        size = jnp.maximum(1, room - (end_a - half))  # of a B from another row, before it is extended to sentences
+        begin = jax.random.randint(key_begin, (rows,), 0, raw - size + 1)
+        sentence = last_start[source, begin]
+        end_b = jnp.where(is_swapped, next_start[source, begin + size], end)
+        begin_b = jnp.where(is_swapped, jnp.where(sentence < 0, begin, sentence), end_a)
+        size_a = jnp.minimum(end_a - half, jnp.maximum(room - (end_b - begin_b), -(-room // 2)))
+        first_sep, begin_b = (half + size_a)[:, None], begin_b[:, None]
+        position = jnp.broadcast_to(jnp.arange(2 * half), (rows, 2 * half))
 
         def segments(x: jax.Array) -> jax.Array:
-            second = jnp.take_along_axis(x[source], jnp.clip(position - 1 - cut + begin, 0, raw - 1), axis=1)
-            return jnp.where(position < cut, jnp.pad(x, ((0, 0), (0, 3))), second)
+            second = jnp.take_along_axis(x[source], jnp.clip(position - 1 - first_sep + begin_b, 0, raw - 1), axis=1)
+            return jnp.where(position < first_sep, x[:, : 2 * half], second)
 
-        is_added = (position == cut) | (position > raw)
-        symbols = jnp.where(position == raw + 2, v.cls, v.sep)
+        is_added = (position == first_sep) | (position >= 2 * half - 2)
+        symbols = jnp.where(position == 2 * half - 1, v.cls, v.sep)
         ids = jnp.where(is_added, symbols, segments(batch.tokens)).astype(jnp.int32)
-        types = (position > cut).astype(jnp.int32) + (position == raw + 2)
+        types = (position > first_sep).astype(jnp.int32) + (position == 2 * half - 1)
         is_row = jnp.any(batch.segment_ids > 0, axis=1, keepdims=True)
         return ids, types, ~is_added & is_row & (segments(batch.segment_ids) > 0), is_added
 

@@ -291,7 +291,8 @@ def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Se
 def split_sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a text, at least one, each with the white space after it.
 
-    A sentence ends at the end of a line, or with sentence-final punctuation before white space; so do abbreviations.
+    A sentence ends at the end of a line, or with sentence-final punctuation before white space, the full stop of an
+    abbreviation included.
     """
     start = 0
     for boundary in _between_sentences.finditer(text):

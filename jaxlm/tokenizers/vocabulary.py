@@ -79,11 +79,15 @@ class Vocabulary:
         """Range of the random replacements of masked-language modelling: first id, and last id + 1.
 
         As in BERT's original code, it includes the special tokens. A vocabulary with sentinels, which published
-        vocabularies of masked models lack, uses the longest run of text ids instead.
+        vocabularies of masked models lack, uses `text_ids` instead.
         """
-        if not self.num_sentinels:
-            return 0, self.size
-        edges = np.flatnonzero(np.diff(self.special, prepend=True, append=True))
+        return self.text_ids if self.num_sentinels else (0, self.size)
+
+    @functools.cached_property
+    def text_ids(self) -> tuple[int, int]:
+        """Longest range of ids without special tokens and [UNK]: first id, and last id + 1."""
+        is_symbol = self.special | (np.arange(self.size) == self.unk)
+        edges = np.flatnonzero(np.diff(is_symbol, prepend=True, append=True))
         return max(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True), key=lambda run: run[1] - run[0])
 
     def require(self, *symbols: str, purpose: str) -> None:

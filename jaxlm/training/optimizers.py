@@ -39,7 +39,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, input_params: Collection[str] = (), frozen_params: Sequence[str] = ()
+    config: OptimizerConfig, steps: int, input_params: Collection[str] = (), frozen_params: Sequence[str] = (),
+    decay_above_layers: int = 2,
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, then the update.
 
@@ -53,6 +54,7 @@ def make_optimizer(
         config: The optimizer's fields.
         steps: Length of the schedule.
         input_params: Names of the parameters below the first layer, for layer decay.
+        decay_above_layers: Power of the layer decay at the last layer.
         frozen_params: Patterns of the parameters without updates (see `is_chosen`); they have no optimizer state.
     """
     if config.name == "adagrad":
@@ -73,7 +75,7 @@ def make_optimizer(
             update = optax.chain(update, optax.masked(per_layer(optax.scale_by_trust_ratio()), weight_decay_mask))
     clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     if config.layer_decay != 1.0:
-        update = optax.chain(update, scale_by_depth(config.layer_decay, input_params))
+        update = optax.chain(update, scale_by_depth(config.layer_decay, input_params, decay_above_layers))
     optimizer = optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
     if not frozen_params:
         return optimizer
@@ -120,16 +122,18 @@ def scale_by_parameter_rms(min_scale: float = 1e-3) -> optax.GradientTransformat
     return optax.stateless(lambda updates, params: jax.tree.map(scale, updates, params))
 
 
-def scale_by_depth(decay: float, input_params: Collection[str]) -> optax.GradientTransformation:
-    """Multiply each update by decay^(number of layers above its parameter), as ELECTRA's fine-tuning does.
+def scale_by_depth(
+    decay: float, input_params: Collection[str], above_layers: int = 2
+) -> optax.GradientTransformation:
+    """Multiply each update by decay^(number of layers above its parameter), as in the fine-tuning of ELECTRA and XLNet.
 
-    Of n layers, layer i has the depth i + 1, the parameters named in `input_params` 0, and all others, heads, n + 2. A
-    stack with fewer layers than the deepest one (ERNIE's entities) belongs to the last layers.
+    Of n layers, layer i has the depth i + 1, the parameters named in `input_params` 0, and all others, heads,
+    n + `above_layers`. A stack with fewer layers than the deepest one (ERNIE's entities) belongs to the last layers.
     """
     def factors(params: Any) -> Any:
         leaves = jax.tree_util.tree_leaves_with_path(params)
         num_layers = max((leaf.shape[0] for path, leaf in leaves if is_stacked(path_string(path))), default=0)
-        top = num_layers + 2 if num_layers else 2
+        top = num_layers + above_layers
 
         def factor(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array | float:
             name = path_string(path)

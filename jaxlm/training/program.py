@@ -78,7 +78,10 @@ class Program:
         self.schedule = make_schedule(optimizer, train.steps)
         self.frozen_params = (*objective.frozen_params, *optimizer.freeze)
         self._counts_flops = not optimizer.freeze  # of frozen layers the step may leave out the backward pass
-        self.optimizer = make_optimizer(optimizer, train.steps, objective.model.input_params, self.frozen_params)
+        model = objective.model
+        self.optimizer = make_optimizer(
+            optimizer, train.steps, model.input_params, self.frozen_params, model.decay_above_layers
+        )
         self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
         _check_patterns(optimizer.freeze, self.shapes.params)
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)

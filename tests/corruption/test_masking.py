@@ -44,6 +44,14 @@ def test_count_is_specs_golden_table(size, count):
     assert int(num_to_predict(jnp.array([size]), 0.15, 77, 512)[0]) == count
 
 
+def test_counts_rounded_at_random():
+    """int(0.15 · size + u) of fairseq's mask_tokens_dataset.py, whose mean is 0.15 · size."""
+    sizes = np.repeat([0, 3, 20, 64, 128], 4000)
+    found = np.asarray(num_to_predict(jnp.asarray(sizes), 0.15, 20, 128, jax.random.key(0))).reshape(5, -1)
+    assert [set(row.tolist()) for row in found] == [{0}, {0, 1}, {3}, {9, 10}, {19, 20}]
+    np.testing.assert_allclose(found.mean(axis=1), [0, 0.45, 3, 9.6, 19.2], atol=5 * 0.5 / 4000**0.5)
+
+
 def test_labels_restore_the_original_and_nothing_else_changes():
     ids, mask = rows(0, 16, 64)
     m = run(1, ids, mask)

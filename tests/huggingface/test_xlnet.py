@@ -206,10 +206,10 @@ def test_twenty_steps_of_a_stream_as_in_pytorch():
     order = np.concatenate([np.arange(0, count, 2), np.arange(1, count, 2)])
     mems = [torch.zeros(24, count, 32) for _ in range(2)]
     text = np.random.default_rng(0).choice(np.arange(110, 160), (count, 400), p=np.arange(1, 51) / 1275)
-    ours, reference, corrupt = [], [], jax.jit(objective.corrupt)
+    ours, reference, corrupt, raw = [], [], jax.jit(objective.corrupt), objective.row_format(length).length
     for step in range(steps):
-        start = np.where(np.arange(count) % 2, 370 - step * 16 - 29, step * 16)[:, None]
-        tokens = np.take_along_axis(text, start + np.arange(29), axis=1).astype(np.int32)
+        start = np.where(np.arange(count) % 2, 370 - step * 16 - raw, step * 16)[:, None]
+        tokens = np.take_along_axis(text, start + np.arange(raw), axis=1).astype(np.int32)
         given = TokenBatch(tokens, np.ones_like(tokens))
         example = jax.device_get(corrupt(corruption_key(3, step), given))
         example = {name: value[order] for name, value in example.items()}
@@ -226,9 +226,10 @@ def test_twenty_steps_of_a_stream_as_in_pytorch():
         state, terms = program.train_step(state, given, ())
         ours.append(float(terms["loss"].total))
     assert reference[0] - min(reference) > 0.3, "the model learns, or the comparison says little"
-    np.testing.assert_allclose(ours, reference, atol=1e-3)
+    np.testing.assert_allclose(ours, reference, atol=1e-4)
+    # Rounding errors of 7e-7 after one step grow by half at each step, as Adam divides by small moments: 2e-3 after 20.
     for mine, other in zip(state.memory.swapaxes(0, 1), mems, strict=True):
-        np.testing.assert_allclose(np.asarray(mine)[order], other.transpose(0, 1), atol=1e-3)
+        np.testing.assert_allclose(np.asarray(mine)[order], other.transpose(0, 1), atol=4e-3)
 
 
 def test_greedy_continuations_are_theirs(tokenizer, tmp_path):

@@ -109,11 +109,11 @@ def test_terms_are_those_of_torch():
 
 
 def test_rare_tokens_are_masked_more_as_torch_multinomial_draws():
-    """Reference: torch.multinomial without replacement over max(count, 1)^-0.7, without special symbols."""
+    """Reference: torch.multinomial without replacement over max(count, 1)^-0.7, 0 for symbols and [UNK]."""
     counts = np.zeros(160, np.int64)
     counts[107:160] = np.arange(53) ** 3  # one token that does not occur in the training split
     objective = student(statistics=Statistics(counts, 0.0))
-    ids = np.array([107, 108, 110, 115, 120, 130, 140, 150, 155, 159] * 2)[: LENGTH - 2]
+    ids = np.array([107, 108, 110, 115, 120, 130, 140, 150, 155, 159] * 2 + [VOCABULARY.unk])
     count, size = 4000, len(ids)
     batch = TokenBatch(jnp.tile(ids.astype(np.int32), (count, 1)), jnp.ones((count, size), jnp.int32))
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(0), batch))
@@ -122,13 +122,14 @@ def test_rare_tokens_are_masked_more_as_torch_multinomial_draws():
     np.add.at(chosen, example["masked_positions"][example["masked_weights"] > 0], 1)
     assert chosen[0] == chosen[-1] == 0  # [CLS] and [SEP]
     torch.manual_seed(0)
-    weights = torch.from_numpy(np.maximum(counts[ids], 1.0) ** -0.7)
+    weights = torch.from_numpy(np.maximum(counts[ids], 1.0) ** -0.7 * (ids != VOCABULARY.unk))
     drawn = torch.multinomial(weights.expand(count, -1), round(0.15 * (size + 2)))
     expected = np.bincount(drawn.numpy().ravel(), minlength=size)
     deviation = np.sqrt(expected * (1 - expected / count) + 1)
     assert np.abs(chosen[1:-1] - expected).max() < 6 * deviation.max()
     assert np.all(np.abs(chosen[1:-1] - expected) < 6 * deviation)
-    assert expected.max() > 5 * expected.min()  # the weights have an effect
+    assert expected.max() > 5 * expected[:-1].min()  # the weights have an effect
+    assert chosen[-2] == 0  # [UNK]
     # 80 % masked, 10 % unchanged, 10 % random.
     labels, shown = example["masked_labels"], np.take_along_axis(example["input_ids"], example["masked_positions"], 1)
     assert np.mean(shown == VOCABULARY.mask) == pytest.approx(0.8, abs=0.02)

@@ -64,6 +64,20 @@ def test_random_tokens_are_no_symbols_of_our_vocabularies():
     assert found.tolist() == [v.pad, v.cls, v.sep, v.mask, *range(107, 300)]
 
 
+def test_rows_of_full_sentences_are_masked_as_in_fairseq():
+    """19 or 20 of 128 tokens, 19.2 on average, and random tokens are text also in a published vocabulary."""
+    special = np.isin(np.arange(300), [0, 1, 2, 299])
+    v = Vocabulary(size=300, special=special, word_start=~special, sentence_end=np.zeros(300, bool),
+                   bos=0, cls=0, pad=1, eos=2, sep=2, unk=3, mask=299)
+    model = dataclasses.replace(TINY, max_positions=128)
+    objective = MaskedLM(model=model, input_format="full-sentences", short_rate=0.0, random_share=0.2).bind(v, 128)
+    batch = TokenBatch(np.full((4000, 126), 120, np.int32), np.ones((4000, 126), np.int32))
+    example = jax.jit(objective.corrupt)(jax.random.key(0), batch)
+    counts = np.asarray(example["masked_weights"]).sum(axis=1)
+    assert set(counts) == {19, 20} and counts.mean() == pytest.approx(19.2, abs=0.03)
+    assert np.unique(example["input_ids"]).tolist() == [0, 2, *range(4, 300)]
+
+
 def test_ngrams_have_words_of_their_own():
     """A row that is one word otherwise has as many words as tokens for n-grams, so that some of it is masked."""
     stand_in = Vocabulary.stand_in(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 
@@ -19,7 +20,7 @@ from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch
 
 LENGTH, ROWS = 32, 6
-V = Vocabulary.stand_in(400)
+V = Vocabulary.stand_in(420)
 SMALL = Xlnet(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, dropout=0.0, attention_dropout=0.0,
               init_std=0.3)
 OBJECTIVE = PermutationLM(model=SMALL, memory_length=24).bind(V, LENGTH)
@@ -27,8 +28,8 @@ MODEL = OBJECTIVE.model
 
 
 def batch(step: int = 0, stride: int = LENGTH // 2) -> TokenBatch:
-    """Return rows of distinct tokens (row r begins at 110 + 40 r); odd rows read backward."""
-    start = 110 + 40 * np.arange(ROWS)[:, None] + np.where(np.arange(ROWS)[:, None] % 2, 1 - step, step) * stride // 4
+    """Return rows of distinct tokens (row r begins at 110 + 50 r); odd rows read backward."""
+    start = 110 + 50 * np.arange(ROWS)[:, None] + np.where(np.arange(ROWS)[:, None] % 2, 1 - step, step) * stride // 4
     tokens = (start + np.arange(OBJECTIVE.row_format(LENGTH).length)).astype(np.int32)
     return TokenBatch(tokens, np.ones_like(tokens))
 
@@ -54,7 +55,7 @@ EVERY = 5  # a sentence ends with each such token
 @functools.cache
 def with_sentences():
     """Return text whose sentences end at the tokens divisible by EVERY."""
-    ends = (np.arange(400) % EVERY == 0) & ~V.special
+    ends = (np.arange(420) % EVERY == 0) & ~V.special
     return jax.jit(dataclasses.replace(OBJECTIVE, vocabulary=dataclasses.replace(V, sentence_end=ends)).corrupt)
 
 
@@ -71,15 +72,15 @@ def test_rows_are_two_segments_of_the_stream(sentences):
             first, last = np.flatnonzero(ids == V.sep)
             assert first_half < first < last == LENGTH - 2 and ids[-1] == V.cls
             np.testing.assert_array_equal(ids[:first], text[row, :first])
-            other = (ids[first + 1] - 110) // 40
+            other = (ids[first + 1] - 110) // 50
             begin = int(np.flatnonzero(text[other] == ids[first + 1])[0])
             np.testing.assert_array_equal(ids[first + 1 : last], text[other, begin:][: last - first - 1])
-            assert other % 2 == row % 2 and (other != row or begin == first)
-            for source, at in ((row, first), (other, begin)) if sentences else ():
+            assert other % 2 == row % 2 and (other != row or begin >= first)
+            if sentences:
                 # After a sentence end or, in backward rows, before it; no sentence begins before the second position.
-                is_end = text[source] % EVERY == 0
+                is_end = text[other] % EVERY == 0
                 begins = is_end if row % 2 else np.roll(is_end, 1)
-                assert begins[at] or (at == begin != first and not begins[1 : at + 1].any())
+                assert begins[begin] or not begins[1 : begin + 1].any()
             swapped += other != row
             cuts.add(first)
             np.testing.assert_array_equal(types, [0] * (first + 1) + [1] * (last - first) + [2])
@@ -89,42 +90,61 @@ def test_rows_are_two_segments_of_the_stream(sentences):
             np.testing.assert_array_equal(example["labels"][row][used], ids[positions])
             assert not set(positions) & {first, last, LENGTH - 1}
     assert 0.4 < swapped / (40 * ROWS) < 0.6 if sentences else swapped == 40 * ROWS
-    assert sentences or cuts == set(range(first_half + 1, LENGTH - 3))  # any position
+    # Without a sentence end A is cut to what a B of up to half the room leaves.
+    assert sentences or cuts == set(range(first_half + 7, first_half + 13))
 
 
-def official_begin(sentence: np.ndarray, size: int, begin: int) -> int:
-    """Return where a second segment of `size` tokens begins when the official data_utils.py draws `begin`."""
-    assert begin + size <= len(sentence)
-    while begin > 0 and sentence[begin - 1] == sentence[begin]:
-        begin -= 1
-    return begin
+def slow_segments(sentence: np.ndarray, begin: int, room: int) -> dict[tuple[int, int], float]:
+    """Return the probabilities of (size of A, beginning of B) by the loops of the official data_utils.py.
 
-
-def test_cuts_and_second_segments_have_the_law_of_the_official_code():
-    """Three positions for the end of the first segment, equally likely, and the official distribution of the second.
-
-    All rows have the same text, and every second segment comes from another row.
+    Args:
+        sentence: number of each token's sentence; B comes from the same text.
+        begin: beginning of A.
+        room: tokens of A and B together.
     """
-    rows, raw = 12_000, OBJECTIVE.row_format(LENGTH).length
-    starts = np.isin(np.arange(raw), [0, 4, 10, 18, 21, 27])
-    ends = np.isin(np.arange(400), 110 + np.array([3, 8, 9, 17, 20, 26]))  # 8 and 9 as in "?!"
-    vocabulary = dataclasses.replace(V, sentence_end=ends)
-    objective = dataclasses.replace(OBJECTIVE, vocabulary=vocabulary, random_rate=1.0)
+    changes = np.flatnonzero(np.diff(sentence)) + 1
+    ends, beyond = [c for c in changes if begin < c < begin + room], min(c for c in changes if c >= begin + room)
+    law: dict[tuple[int, int], float] = collections.defaultdict(float)
+
+    def add(end_a: int, begin_b: int, end_b: int, probability: float) -> None:
+        sizes = [end_a - begin, end_b - begin_b]
+        while sum(sizes) > room:
+            sizes[0 if sizes[0] > sizes[1] else 1] -= 1
+        law[sizes[0], begin_b] += probability / len(ends)
+
+    for end_a in ends:
+        add(end_a, end_a, beyond, 0.5)
+        size = max(1, room - (end_a - begin))
+        draws = len(sentence) - size + 1
+        for drawn in range(draws):
+            first, last = drawn, drawn + size
+            while first > 0 and sentence[first - 1] == sentence[first]:
+                first -= 1
+            while last < len(sentence) and sentence[last - 1] == sentence[last]:
+                last += 1
+            # Before the first sentence of a row the official code goes back into earlier text.
+            add(end_a, first or drawn, last, 0.5 / draws)
+    return law
+
+
+def test_segments_have_the_law_of_the_official_code():
+    """Sizes of A and beginnings of B: half of them follow A, the others come from other rows of the same text."""
+    rows, raw, half = 24_000, OBJECTIVE.row_format(LENGTH).length, LENGTH // 2
+    starts = np.isin(np.arange(raw), [0, 4, 10, 18, 21, 27, 34, 41])
+    ends = np.isin(np.arange(420), 110 + np.array([3, 8, 9, 17, 20, 26, 33, 40]))  # 8 and 9 as in "?!"
+    objective = dataclasses.replace(OBJECTIVE, vocabulary=dataclasses.replace(V, sentence_end=ends))
     tokens = np.tile(110 + np.arange(raw, dtype=np.int32), (rows, 1))
     example = jax.jit(objective.corrupt)(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
     ids = np.asarray(example["input_ids"])[::2]
-    cut = np.argmax(ids == V.sep, axis=1)
-    begin = np.take_along_axis(ids, cut[:, None] + 1, axis=1)[:, 0] - 110
-    expected = np.zeros((raw, raw))
-    for place in (18, 21, 27):
-        for drawn in range(place + 1):
-            found = official_begin(np.cumsum(starts), raw - place, drawn)
-            # Before the first sentence of a row the official code goes back into earlier text.
-            expected[place, found if found else drawn] += 1 / 3 / (place + 1)
-    found = np.zeros((raw, raw))
-    np.add.at(found, (cut, begin), 1 / len(ids))
-    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / len(ids))
-    assert not found[expected == 0].any() and found[:, [4, 10, 18, 21, 27]].sum() > 0.8
+    size = np.argmax(ids == V.sep, axis=1) - half
+    begin = np.take_along_axis(ids, half + size[:, None] + 1, axis=1)[:, 0] - 110
+    expected, found = np.zeros((2, half, raw))
+    for place, probability in slow_segments(np.cumsum(starts), half, half - 3).items():
+        expected[place] = probability
+    np.add.at(found, (size, begin), 1 / len(ids))
+    assert (np.abs(found - expected) < 5 * np.sqrt(expected / len(ids)) + 1e-9).all()
+    # A was cut where it ends within a sentence, which a B from another row begins anew.
+    assert expected[[2, 5, 11]].sum() < 0.9
 
 
 def test_a_prediction_depends_on_what_comes_before_it_alone():

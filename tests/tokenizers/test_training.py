@@ -84,7 +84,7 @@ def test_byte_bpe_has_the_layout_of_roberta(tmp_path):
     assert pieces[-3:] == ["<extra_id_0>", "[R]", "<mask>"] and pieces[-102] == "<extra_id_99>"
     assert (v.size, v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (700, 0, 1, 2, 3, 699, 0, 2)
     assert (v.sentinel, v.num_sentinels, v.id("[R]"), v.id("<mask>")) == (697, 100, 698, 699)
-    assert np.flatnonzero(v.special).tolist() == [0, 1, 2, *range(598, 700)] and v.random_ids == (3, 598)
+    assert np.flatnonzero(v.special).tolist() == [0, 1, 2, *range(598, 700)] and v.random_ids == (4, 598)
     text = "x<s>y [MASK]ab<mask> <extra_id_0>q\0\x01 \u2585z k\tm\tn\n\nagain"
     assert tokenizer.decode(tokenizer.encode(text)) == normalize(text)
     assert not v.special[tokenizer.encode(text)].any()

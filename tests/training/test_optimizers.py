@@ -13,7 +13,8 @@ import torch
 
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.models.layers.stack import unstack
-from jaxlm.training.optimizers import make_optimizer, make_schedule, weight_decay_mask
+from jaxlm.models.xlnet import Xlnet
+from jaxlm.training.optimizers import make_optimizer, make_schedule, scale_by_depth, weight_decay_mask
 
 STEPS = 6
 
@@ -187,6 +188,19 @@ def test_layers_below_learn_more_slowly():
     for layer, factor in (("0", 0.5**3), ("1", 0.5**2)):
         assert jax.tree.leaves(shares["encoder"]["layers"][layer]) == pytest.approx([factor] * 4, rel=1e-3)
     assert shares["norm"]["scale"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_layer_decay_of_xlnet():
+    """Yang et al. 2019, fine-tuning: rate · d^(n - m) for layer m of 1 to n, and the full rate beside the layers."""
+    model = Xlnet(vocab_size=8, hidden_size=4, num_layers=3, num_heads=2, intermediate_size=4)
+    params = jax.jit(model.init)(jax.random.key(0)) | {"classifier": {"kernel": jnp.ones((4, 2))}}
+    ones = jax.tree.map(jnp.ones_like, params)
+    scale = scale_by_depth(0.5, model.input_params, model.decay_above_layers)
+    factors = scale.update(ones, scale.init(params), params)[0]
+    for leaf in jax.tree.leaves(factors.pop("layers")):
+        np.testing.assert_array_equal(leaf.reshape(3, -1).mean(axis=1), [0.25, 0.5, 1.0])
+    assert {"word", "query_start", "classifier"} < set(factors)
+    assert all((leaf == 1.0).all() for leaf in jax.tree.leaves(factors))
 
 
 def test_frozen_parameters_stay_and_have_no_state():
