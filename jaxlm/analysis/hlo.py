@@ -6,11 +6,15 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 """Opcodes of collectives."""
+BETWEEN_SLICES = " between slices"
+"""End of the kind of a transfer over the network that joins slices, such as "all-reduce between slices"."""
 CONTROL_FLOW = ("while", "call", "conditional", "async-start")
 """Opcodes whose called computations are scheduled instruction by instruction, like the entry computation."""
 
@@ -175,6 +179,24 @@ def operand_shapes(kernel: Instruction) -> str:
     return match[1] if match else ""
 
 
+class Collective(NamedTuple):
+    """One collective operation of a compiled program.
+
+    Attributes:
+        kind: Opcode, with BETWEEN_SLICES for a transfer over the network that joins slices.
+        bytes: Bytes of the full arrays: outputs, or inputs of a reduce-scatter.
+        runs: Number of executions in one run of the program.
+        overlaps: Whether it overlaps with compute.
+        group: Partition ids of the first of its groups of devices; () for all devices.
+    """
+
+    kind: str
+    bytes: int
+    runs: int
+    overlaps: bool
+    group: tuple[int, ...] = ()
+
+
 class Traffic(NamedTuple):
     """Total of one kind of collectives in one run of a program, on one device.
 
@@ -183,20 +205,30 @@ class Traffic(NamedTuple):
         bytes: Bytes of the full arrays: outputs, or inputs of a reduce-scatter.
         asynchronous_count: Number of executions that overlap with compute.
         asynchronous_bytes: Bytes of those.
+        seconds: Time over the links; 0 where their bandwidth is not known.
+        asynchronous_seconds: Time of those that overlap with compute.
     """
 
     count: int = 0
     bytes: int = 0
     asynchronous_count: int = 0
     asynchronous_bytes: int = 0
+    seconds: float = 0.0
+    asynchronous_seconds: float = 0.0
 
 
-def traffic(module: Module) -> dict[str, Traffic]:
-    """Return the totals of each kind of collectives, trip counts of loops included, largest first."""
+def traffic(module: Module, seconds: Callable[[Collective], float] = lambda collective: 0.0) -> dict[str, Traffic]:
+    """Return the totals of each kind of collectives, trip counts of loops included, largest first.
+
+    Args:
+        module: The compiled program.
+        seconds: Function that returns the time of one execution.
+    """
     totals: dict[str, Traffic] = {}
-    for kind, size, runs, overlaps in _collectives(module):
-        item = (runs, runs * size, *((runs, runs * size) if overlaps else (0, 0)))
-        totals[kind] = Traffic(*map(sum, zip(totals.get(kind, Traffic()), item, strict=True)))
+    for one in collectives(module):
+        time, hidden = one.runs * seconds(one), int(one.overlaps)
+        item = (one.runs, one.runs * one.bytes, hidden * one.runs, hidden * one.runs * one.bytes, time, hidden * time)
+        totals[one.kind] = Traffic(*map(sum, zip(totals.get(one.kind, Traffic()), item, strict=True)))
     return dict(sorted(totals.items(), key=lambda item: -item[1].bytes))
 
 
@@ -206,14 +238,14 @@ def asynchronous_share(totals: dict[str, Traffic]) -> float | None:
     return sum(item.asynchronous_bytes for item in totals.values()) / size if size else None
 
 
-def _collectives(module: Module) -> Iterable[tuple[str, int, int, bool]]:
-    """Return (kind, bytes, runs, whether it overlaps with compute) of every collective of a module once.
+def collectives(module: Module) -> Iterable[Collective]:
+    """Return every collective of a module once.
 
     A collective overlaps with compute if compute is scheduled between its start and its end, or if the TPU compiler
     fused one of its steps into a computation that has cycles ("asynchronous collective fusion"). The frontend attribute
     async_collective_name is no evidence: the compiler keeps it on collectives that it made synchronous again.
     """
-    found: dict[tuple[str, str], tuple[str, int, int, bool]] = {}
+    found: dict[tuple[str, str], Collective] = {}
     fused_with_compute = {
         called for instructions in module.computations.values() for caller in instructions
         for called in caller.called() if caller.opcode == "fusion" and caller.cycles and "async_collective" in called
@@ -222,6 +254,8 @@ def _collectives(module: Module) -> Iterable[tuple[str, int, int, bool]]:
         instructions = module.computations[name]
         for index, instruction in enumerate(instructions):
             kind = next((kind for kind in KINDS if instruction.opcode in (kind, f"{kind}-start")), None)
+            if instruction.opcode == "send" and (sent := re.search(r'transfer_type="(\w+)"', instruction.attributes)):
+                kind = sent[1].lower().replace("_", "-") + BETWEEN_SLICES
             if kind is None:
                 continue
             overlaps = name in fused_with_compute or _overlaps(instructions, index)
@@ -230,18 +264,20 @@ def _collectives(module: Module) -> Iterable[tuple[str, int, int, bool]]:
             channel = None if scatters else re.search(r"channel_id=(\d+)", instruction.attributes)
             # The TPU compiler repeats an asynchronous collective in each of several fusions.
             key = (kind, channel[1]) if channel else (name, instruction.name)
-            _, size, most_runs, overlapped = found.get(key, ("", _collective_bytes(kind, instruction), 0, False))
-            kind = "reduce-scatter" if scatters else kind
-            found[key] = kind, size, max(runs, most_runs), overlaps or overlapped
+            if key not in found:
+                size, group = _collective_bytes(kind, instruction), _first_group(instruction.attributes)
+                found[key] = Collective("reduce-scatter" if scatters else kind, size, runs, overlaps, group)
+            before = found[key]
+            found[key] = before._replace(runs=max(runs, before.runs), overlaps=overlaps or before.overlaps)
     return found.values()
 
 
 def _overlaps(instructions: list[Instruction], index: int) -> bool:
     """Return whether compute is scheduled between the collective that starts at `index` and its end."""
     start = instructions[index]
-    if not start.opcode.endswith("-start"):
+    if start.opcode != "send" and not start.opcode.endswith("-start"):
         return False
-    done = start.opcode.replace("-start", "-done")
+    done = f"{start.opcode.removesuffix('-start')}-done"
     for other in instructions[index + 1:]:
         if other.opcode == done and start.name in re.findall(r"[\w.\-]+", other.operands):
             return False
@@ -253,11 +289,13 @@ def _overlaps(instructions: list[Instruction], index: int) -> bool:
 def _collective_bytes(kind: str, instruction: Instruction) -> int:
     """Return the bytes of the full arrays: the output of most collectives, the input of a reduce-scatter."""
     groups = elements(instruction.shape)
+    if instruction.opcode == "send":  # (operand, context, token)
+        return sum(array_bytes(groups[0]))
     if instruction.opcode.endswith("-start") and len(groups) > 1 and kind != "all-reduce":
         # The result of a start is (operands, results, contexts), each an array or a tuple.
         return sum(array_bytes(groups[0 if kind == "reduce-scatter" else 1]))
     size = sum(array_bytes(instruction.shape))
-    return size * _group_size(instruction.attributes) if kind == "reduce-scatter" else size
+    return size * len(_first_group(instruction.attributes) or (0,)) if kind == "reduce-scatter" else size
 
 
 def elements(shape: str) -> list[str]:
@@ -275,13 +313,18 @@ def elements(shape: str) -> list[str]:
     return [element.strip() for element in found]
 
 
-def _group_size(attributes: str) -> int:
-    """Return the number of devices in a replica group, from any of HLO's notations."""
+def _first_group(attributes: str) -> tuple[int, ...]:
+    """Return the partition ids of a collective's first group of devices, from any of HLO's notations."""
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
-        axes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
-        return math.prod(int(axes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
-    if match := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
-        return int(match[1])
-    if match := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return len(match[1].split(","))
-    return 1
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        chosen = re.findall(r"'(\w+)'", match[2])
+        ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        index = tuple(slice(None) if axis in chosen else 0 for axis in sizes)
+        return tuple(ids[index].ravel().tolist())
+    if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        ids = np.arange(int(match[1]) * int(match[2])).reshape([int(n) for n in match[3].split(",")])
+        order = [int(n) for n in match[4].split(",")] if match[4] else range(ids.ndim)
+        return tuple(ids.transpose(order).ravel()[: int(match[2])].tolist())
+    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", attributes):
+        return tuple(int(n) for n in match[1].split(","))
+    return ()

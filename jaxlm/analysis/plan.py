@@ -19,6 +19,7 @@ from typing import Any
 from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, Estimate, estimate
 from jaxlm.analysis.hlo import Module, asynchronous_share, parse, traffic
 from jaxlm.analysis.kernels import count_kernels
+from jaxlm.analysis.links import collective_timer, predict
 from jaxlm.config.experiment import Experiment
 from jaxlm.data.text import compilation_cache
 from jaxlm.errors import UserError
@@ -27,7 +28,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 
 TOPOLOGIES = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
 """Default topologies of `jaxlm plan`."""
-EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4 or v6e:16x16"
+EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v6e:16x16 or, for two slices, 2xv5e:16x16"
 
 ENVIRONMENT = {
     # Without a chip there is nothing to lock, and no metadata server to query.
@@ -92,7 +93,7 @@ def plan(
     if compiled is None:
         # The message about temporaries does not count the step's inputs.
         used += sum(by_kind.values()) if "temporaries" in message else 0
-        totals, e = {}, None
+        totals, e, predicted = {}, None, None
     else:
         text = compiled.as_text()
         if hlo is not None:
@@ -100,7 +101,9 @@ def plan(
         by_kind = _memory(compiled.memory_analysis(), by_kind)
         used, module = sum(by_kind.values()), parse(text)
         e = _estimate(module, topology, devices[0], flops / len(devices))
-        totals = traffic(module)
+        totals = traffic(module, collective_timer(mesh.devices.flatten().tolist()))
+        predicted = e and predict(e.seconds, totals)
+    tokens_per_second = predicted and t.batch_size * length / predicted.seconds
     return {
         "topology": topology, "devices": len(devices), "device_kind": devices[0].device_kind, "mesh": dict(mesh.shape),
         "batch_size": t.batch_size, "length": length, "vocabulary": described(experiment.objective, vocabulary),
@@ -112,6 +115,13 @@ def plan(
         "executed_flops_per_chip": e and e.executed_flops,
         "estimated_executed_mfu": e and e.executed_flops / e.seconds / peak,
         "estimated_tokens_per_second": e and t.batch_size * length / e.seconds,
+        "predicted_step_seconds": predicted and predicted.seconds,
+        "predicted_mfu": predicted and flops / len(devices) / predicted.seconds / peak,
+        "predicted_bound": predicted and predicted.bound,
+        "exposed_collective_seconds": predicted and predicted.collective_seconds,
+        "tokens_per_day": tokens_per_second and 86400 * tokens_per_second,
+        "steps": t.steps, "days": predicted and t.steps and t.steps * predicted.seconds / 86400,
+        "chip_hours": predicted and t.steps and len(devices) * t.steps * predicted.seconds / 3600,
         "estimated_kernel_seconds": e and e.kernel_seconds, "counted_kernels": e and e.counted_kernels,
         "charged_kernels": e and e.charged_kernels, "kernel_peak_share": KERNEL_PEAK_SHARE,
         "roofline_seconds": e and e.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
@@ -183,18 +193,18 @@ def _memory(memory: Any, held: dict[str, int]) -> dict[str, int]:
 
 
 def topology_devices(name: str) -> Sequence[Any]:
-    """Return the abstract devices of a topology "GENERATION:AxB[xC]" (chips along each axis).
+    """Return the abstract devices of a topology "[SLICESx]GENERATION:AxB[xC]" (chips along each axis).
 
     Raises:
         UserError: The topology does not exist.
     """
     from jax.experimental import topologies
 
-    match = re.fullmatch(r"(v\d+\w*|tpu\d+\w*):(\d+(?:x\d+){1,2})", name.strip().lower())
+    match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*):(\d+(?:x\d+){1,2})", name.strip().lower())
     if match is None:
         raise UserError(f"{name!r} is not a TPU topology; write the generation and its chips, such as {EXAMPLES}.")
-    generation, chips = match[1], match[2]
-    options: dict[str, Any] = {}
+    slices, generation, chips = match.groups()
+    options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
     if generation == "v7x":
         generation = "tpu7x"
     if generation == "v4":

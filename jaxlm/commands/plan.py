@@ -1,9 +1,10 @@
 """Compile the real train step for a TPU topology, on a machine without TPUs.
 
-jaxlm plan CONFIG [--topology v5e:16x16[,v5e:8x8 …]] [--hlo FILE] [--json] [--any.field VALUE …]
+jaxlm plan CONFIG [--topology v5e:16x16[,2xv5e:16x16 …]] [--search] [--price USD] [--json] [--any.field VALUE …]
 
-The plan says whether the step fits and has the TPU compiler's estimate of its time. Several topologies are printed as
-one table; without --topology it has a selection of v4, v5e, v5p and v6e.
+The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, and the collectives by the
+published bandwidths of the links. Several topologies are printed as one table; without --topology it has a selection of
+v4, v5e, v5p and v6e. --search tries meshes, and what saves memory where they do not fit, and prints the fastest last.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def main(arguments: list[str]) -> int:
     parser = config_parser("jaxlm plan", __doc__)
     parser.add_argument("--topology", default=None,
                         help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between")
+    parser.add_argument("--search", action="store_true", help="try meshes on one topology for the fastest that fits")
+    parser.add_argument("--price", type=float, default=0.0, metavar="USD", help="price of a chip for an hour")
     output_option(parser, "--hlo", "write the compiled module's text (of one topology)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     options, flags = parse_options(parser, arguments)
@@ -30,29 +33,69 @@ def main(arguments: list[str]) -> int:
     from jaxlm.analysis import plan as planning
 
     topologies = options.topology.split(",") if options.topology else planning.TOPOLOGIES
-    if options.hlo and len(topologies) > 1:
-        parser.error("--hlo needs one --topology")
+    if (options.hlo or options.search) and len(topologies) > 1:
+        parser.error(f"--{'hlo' if options.hlo else 'search'} needs one --topology")
     check_output(options.hlo, "--hlo", options.overwrite)
     planning.require_compiler()
     planning.prepare_environment()
     vocabulary = planning.run_vocabulary(options.config)
+    if options.search:
+        return search(experiment, topologies[0], vocabulary, options)
     if len(topologies) == 1:
-        plan = planning.plan(experiment, topologies[0], vocabulary, options.hlo and Path(options.hlo))
+        plan = priced(planning.plan(experiment, topologies[0], vocabulary, options.hlo and Path(options.hlo)), options)
         print(json.dumps(plan) if options.json else report(plan) + short_rows(experiment))
         return 0
-    rows = (plan_row(experiment, name, vocabulary) for name in topologies)
+    rows = (priced(plan_row(experiment, name, vocabulary), options) for name in topologies)
     if options.json:
         print(json.dumps({"topologies": list(rows)}))
         return 0
     for index, row in enumerate(rows):
         if index == 0:  # after the first compilation, which finds the user's mistakes
             print(heading(experiment, planning.described(experiment.objective, vocabulary)))
-        print(table_row(row), flush=True)
+        print(table_row(row, row["topology"]), flush=True)
     print(f"\n{CAVEAT}{short_rows(experiment)}")
     return 0
 
 
-CAVEAT = "ms, MFU and tokens/s are the TPU compiler's estimate without collectives, not a measurement."
+CAVEAT = (
+    "ms, MFU and tokens/s are a prediction: compute by the TPU compiler's cycles, collectives by the links' published "
+    "bandwidths."
+)
+
+
+def priced(plan: dict[str, Any], options: Any) -> dict[str, Any]:
+    """Return the plan with "cost", the price of all its steps; None without --price."""
+    hours = plan.get("chip_hours")
+    return plan | {"cost": options.price * hours if options.price and hours else None}
+
+
+def search(experiment: Any, topology: str, vocabulary: Any, options: Any) -> int:
+    """Print the plans of several meshes, or them and the fastest as one JSON object, and return the exit code."""
+    from jaxlm.analysis import search as searching
+    from jaxlm.analysis.plan import described
+
+    plans = []
+    for found in searching.search(experiment, topology, vocabulary):
+        if not plans and not options.json:
+            print(heading(experiment, described(experiment.objective, vocabulary), "mesh"))
+        plans.append(priced(found, options))
+        if not options.json:
+            print(table_row(plans[-1], " x ".join(map(str, found["mesh"].values()))) + _changes(found), flush=True)
+    best = searching.fastest(plans)
+    if options.json:
+        print(json.dumps({"plans": plans, "fastest": best}))
+    elif best is None:
+        print("\nNone fits; take more chips.")
+    else:
+        flags = " ".join(f"--{name} {value}" for name, value in best["changes"].items())
+        print(f"\nFastest: {flags}\n\n{report(best)}")
+    return 0
+
+
+def _changes(plan: dict[str, Any]) -> str:
+    """Return the flags besides the mesh, as the end of a line of the table."""
+    others = {name: value for name, value in plan["changes"].items() if not name.startswith("mesh.")}
+    return "".join(f"  --{name} {value}" for name, value in others.items())
 
 
 def short_rows(experiment: Any) -> str:
@@ -77,31 +120,31 @@ def plan_row(experiment: Any, name: str, vocabulary: Any) -> dict[str, Any]:
         return row | {"error": str(error)}
 
 
-def heading(experiment: Any, vocabulary: str) -> str:
-    """Return the lines above the table of topologies."""
+def heading(experiment: Any, vocabulary: str, first: str = "topology") -> str:
+    """Return the lines above the table of topologies or meshes."""
     t = experiment.train
     return (
         f"{type(experiment.objective).__name__}, batch {t.batch_size} x {experiment.data.length} over all chips, "
         f"{vocabulary}\n\n"
-        f"{'topology':<12}{'chips':>6}  {'fits':<5}{'HBM/chip':>10}{'of':>10}{'FLOPs/chip':>12}"
-        f"{'ms':>10}{'MFU':>7}{'tokens/s':>11}"
+        f"{first:<14}{'chips':>6}  {'fits':<5}{'HBM/chip':>10}{'of':>10}{'FLOPs/chip':>12}"
+        f"{'ms':>10}{'MFU':>7}{'tokens/s':>11}  bound by"
     )
 
 
-def table_row(row: dict[str, Any]) -> str:
-    """Return the line of one topology."""
-    start = f"{row['topology']:<12}{row['devices'] or '-':>6}  "
+def table_row(row: dict[str, Any], name: str) -> str:
+    """Return the line of one plan, after the name of its topology or mesh."""
+    start = f"{name:<14}{row['devices'] or '-':>6}  "
     if row["fits"] is None:
         return f"{start}-     {row['error']}"
     line = (
         f"{start}{'yes' if row['fits'] else 'NO':<5}{gib(row['hbm_bytes_per_chip']):>10}"
         f"{gib(row['hbm_limit_bytes']):>10}{si(row['flops_per_step_per_chip']):>12}"
     )
-    if not row["estimated_step_seconds"]:
+    if not row["predicted_step_seconds"]:
         return line + f"{'-':>10}{'-':>7}{'-':>11}"
     return (
-        f"{line}{row['estimated_step_seconds'] * 1e3:>10,.2f}{row['estimated_mfu']:>7.1%}"
-        f"{si(row['estimated_tokens_per_second']):>11}"
+        f"{line}{row['predicted_step_seconds'] * 1e3:>10,.2f}{row['predicted_mfu']:>7.1%}"
+        f"{si(row['tokens_per_day'] / 86400):>11}  {row['predicted_bound']}"
     )
 
 
@@ -133,6 +176,11 @@ def _estimate_lines(p: SimpleNamespace) -> list[str]:
         return [f"No estimate of its time: the clock of {p.device_kind} is not known."] if p.fits else []
     flops_seconds = p.flops_per_step_per_chip / p.peak_flops_per_chip
     lines = [
+        f"Predicted: {p.predicted_step_seconds * 1e3:,.2f} ms a step, MFU {p.predicted_mfu:.1%}, bound by "
+        f"{p.predicted_bound}; collectives make {p.exposed_collective_seconds * 1e3:,.2f} ms of it. "
+        f"{si(p.tokens_per_day)}tokens a day" + (
+            f"; {p.steps:,} steps take {p.days:,.2f} days, {p.chip_hours:,.0f} chip-hours" if p.days else ""
+        ) + (f", {p.cost:,.0f} USD" if p.cost else "") + ".",
         f"Estimated by the TPU compiler's cycles, without collectives: {p.estimated_step_seconds * 1e3:,.2f} ms a "
         f"step, MFU {p.estimated_mfu:.1%} of {si(p.peak_flops_per_chip)}FLOP/s ({p.estimated_executed_mfu:.1%} by the "
         f"{si(p.executed_flops_per_chip)}FLOPs that a chip executes), {p.estimated_tokens_per_second:,.0f} tokens/s.",
@@ -154,12 +202,15 @@ def _estimate_lines(p: SimpleNamespace) -> list[str]:
 def _collective_lines(p: SimpleNamespace) -> list[str]:
     if not p.collectives:
         return ["", "No collectives: each chip works alone."] if p.fits else []
-    lines = ["", f"{'collectives a step, a chip':<28}{'count':>8}{'bytes':>14}{'overlapping':>14}{'bytes':>14}"]
+    heads = f"{'count':>8}{'bytes':>14}{'ms':>10}{'overlapping':>14}{'bytes':>14}"
+    lines = ["", f"{'collectives a step, a chip':<28}{heads}"]
     lines += [
-        f"  {kind:<26}{item['count']:>8}{gib(item['bytes']):>14}{item['asynchronous_count']:>14}"
-        f"{gib(item['asynchronous_bytes']):>14}" for kind, item in p.collectives.items()
+        f"  {kind:<26}{item['count']:>8}{gib(item['bytes']):>14}{item['seconds'] * 1e3:>10,.2f}"
+        f"{item['asynchronous_count']:>14}{gib(item['asynchronous_bytes']):>14}"
+        for kind, item in p.collectives.items()
     ]
-    return [*lines, f"{p.asynchronous_share:.0%} of these bytes overlap with compute."]
+    return [*lines, f"{p.asynchronous_share:.0%} of these bytes overlap with compute; ms by the links' published "
+                    "bandwidths."]
 
 
 def gib(size: float) -> str:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh
 
 from jaxlm.errors import UserError
@@ -49,11 +50,21 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """Return a mesh over all devices, or over `devices` in topology order.
 
     Its axes are of type Auto: the compiler propagates the shardings of parameters and batch, so that models need
-    none of their own.
+    none of their own. Several TPU slices, which a slow network joins, divide the axis `data`.
     """
     devices = list(jax.devices() if devices is None else devices)
-    shape = config.shape(len(devices))
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    data, fsdp, tensor = config.shape(len(devices))
+    types = (AxisType.Auto,) * len(AXES)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1 or devices[0].platform != "tpu":
+        return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=types, devices=devices)
+    if data % slices:
+        raise UserError(
+            f"mesh.data is {data}, but the {slices} slices divide it; set --mesh.fsdp and --mesh.tensor so that their "
+            f"product divides the {len(devices) // slices} devices of a slice."
+        )
+    arranged = create_hybrid_device_mesh((data // slices, fsdp, tensor), (slices, 1, 1), devices)
+    return Mesh(arranged, AXES, axis_types=types)
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) -> None:

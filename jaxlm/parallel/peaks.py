@@ -28,25 +28,32 @@ class TPU:
         hbm_bandwidth: HBM bandwidth in bytes/s.
         mxu_width: Rows and columns of its matrix units.
         cores: TensorCores of a device; a kernel's parallel grid dimension is split over them.
+        link_bandwidth: Bandwidth of one link to a neighbouring chip (ICI), in bytes/s and one direction.
+        slice_bandwidth: Bandwidth of a chip's share of the network between slices (DCN), in bytes/s; 0 if not
+            published.
     """
 
     clock: float
     hbm_bandwidth: float
     mxu_width: int
     cores: int = 1
+    link_bandwidth: float = 0.0
+    slice_bandwidth: float = 0.0
 
 
 # Bandwidths: Google Cloud's pages on each generation. Clocks: v2's, v3's and v4's are published (Jouppi et al. 2020 and
 # 2023); the others follow from the peak, which is 2 x MXUs x width^2 x clock: v5e has 4 MXUs of 128, v4 and v5p 8 of
 # 128 (both cores of a chip). v6e is counted as 4 MXUs of 256, since the compiler's estimate for a large product is
 # already more FLOPs a cycle than 2 of them do. 7x has no entry: neither its clock nor its matrix units are published.
+# Links: Google Cloud's bandwidth of a chip in both directions (v5e 400, v5p 1,200, v6e 800 GB/s) over its 4 or 6 ports;
+# v4's is 2,400 Gbit/s in one direction over 6. Between slices: v5e 6.4 Tbit/s a pod of 256, v5p 50 Gbit/s a chip.
 TPUS: dict[str, TPU] = {
-    "TPU v6": TPU(1.75e9, 1640e9, 256),
-    "TPU v5p": TPU(1.75e9, 2765e9, 128, cores=2),
-    "TPU v5 lite": TPU(1.5e9, 819e9, 128),
-    "TPU v5e": TPU(1.5e9, 819e9, 128),
-    "TPU v5": TPU(1.75e9, 2765e9, 128, cores=2),
-    "TPU v4": TPU(1.05e9, 1228e9, 128, cores=2),
+    "TPU v6": TPU(1.75e9, 1640e9, 256, 1, 100e9),
+    "TPU v5p": TPU(1.75e9, 2765e9, 128, 2, 100e9, 6.25e9),
+    "TPU v5 lite": TPU(1.5e9, 819e9, 128, 1, 50e9, 3.125e9),
+    "TPU v5e": TPU(1.5e9, 819e9, 128, 1, 50e9, 3.125e9),
+    "TPU v5": TPU(1.75e9, 2765e9, 128, 2, 100e9, 6.25e9),
+    "TPU v4": TPU(1.05e9, 1228e9, 128, 2, 50e9),
     "TPU v3": TPU(0.94e9, 450e9, 128),
     "TPU v2": TPU(0.7e9, 350e9, 128),
 }

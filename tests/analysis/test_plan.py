@@ -112,6 +112,36 @@ def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_
 
 
 @needs_compiler
+def test_slices_divide_the_batch_and_reduce_gradients_over_their_network():
+    result = planning.plan(on(MeshConfig(data=2, fsdp=4)), "2xv5e:2x2")
+    n, moved = parameter_count(), result["collectives"]
+    assert result["devices"] == 8 and result["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
+    # Each chip sends its quarter of the gradients of matrices, in bfloat16 at least.
+    between = moved["all-reduce between slices"]
+    assert 2 * n / 4 <= between["bytes"] <= 2 * 4 * n
+    assert between["seconds"] == pytest.approx(between["bytes"] / 3.125e9)  # half of it twice
+    assert result["predicted_step_seconds"] >= result["estimated_step_seconds"] + between["seconds"] / 2
+    with pytest.raises(UserError, match="the 2 slices divide it"):
+        planning.plan(on(MeshConfig(data=1, fsdp=8)), "2xv5e:2x2")
+
+
+@needs_compiler
+def test_a_search_tries_meshes_and_names_the_fastest(capsys, tmp_path, monkeypatch):
+    preset = tmp_path / "small.py"
+    preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
+    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    assert main(["plan", str(preset), "--topology", "v5e:2x2", "--search", "--price", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [plan["mesh"] for plan in found["plans"]] == [
+        {"data": 4, "fsdp": 1, "tensor": 1}, {"data": 1, "fsdp": 4, "tensor": 1}
+    ]
+    seconds = [plan["predicted_step_seconds"] for plan in found["plans"]]
+    best = found["fastest"]
+    assert best["predicted_step_seconds"] == min(seconds) and best["changes"]["mesh.fsdp"] == best["mesh"]["fsdp"]
+    assert best["cost"] == pytest.approx(2 * 4 * best["steps"] * min(seconds) / 3600)
+
+
+@needs_compiler
 def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "big.py"
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
@@ -138,7 +168,12 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
         executed_flops_per_chip=1.25e12, estimated_executed_mfu=0.5, estimated_kernel_seconds=0.005, counted_kernels=2,
         charged_kernels=0, kernel_peak_share=0.5, roofline_seconds=0.02, bytes_accessed_per_chip=2.0**30,
         top_operations=[dict(name="jit(step)/dot_general", seconds=0.0125, share=0.5, executions=24)],
-        collectives={"all-reduce": dict(count=3, bytes=4096, asynchronous_count=2, asynchronous_bytes=2048)},
+        predicted_step_seconds=0.04, predicted_mfu=0.25, predicted_bound="compute", exposed_collective_seconds=0.015,
+        tokens_per_day=8640e3, steps=1000, days=2.0, chip_hours=192.0, cost=384.0,
+        collectives={"all-reduce": dict(
+            count=3, bytes=4096, asynchronous_count=2, asynchronous_bytes=2048, seconds=0.0075,
+            asynchronous_seconds=0.0,
+        )},
         asynchronous_share=0.5, compile_seconds=1.5, compiler_message=None,
     )
     text = report(fits)
@@ -149,15 +184,18 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     assert "schedule, 1 charged by their FLOPs at 50% of the peak." in report(fits | {"charged_kernels": 1})
     assert "50.0%     24  jit(step)/dot_general" in text and "50% of these bytes overlap" in text
     assert "4 TFLOPs a step by formula, 1 TFLOPs a chip" in text
-    assert "25.00" in table_row(fits) and "40.0%" in table_row(fits) and "41 k" in table_row(fits)
+    row = table_row(fits, "4 x 1 x 1")
+    assert "40.00" in row and "25.0%" in row and "100" in row and row.endswith("compute")
+    assert "Predicted: 40.00 ms a step, MFU 25.0%, bound by compute; collectives make 15.00 ms of it. 8.64 M" in text
+    assert "1,000 steps take 2.00 days, 192 chip-hours, 384 USD." in text and "      7.50  " in text
     assert "No estimate" not in text
     assert "the clock of TPU v5 lite is not known" in report(fits | {"estimated_step_seconds": None})
     over = fits | dict(
         fits=False, hbm_bytes_per_chip=2**34 + 12345, headroom_bytes=0, bytes_over=12345, estimated_step_seconds=None,
-        collectives={}, asynchronous_share=None, compiler_message="too much",
+        predicted_step_seconds=None, collectives={}, asynchronous_share=None, compiler_message="too much",
     )
     assert "does not fit" in report(over) and "12,345 bytes" in report(over) and "too much" in report(over)
-    assert "NO" in table_row(over)
+    assert "NO" in table_row(over, "v5e:2x2")
 
 
 @needs_compiler

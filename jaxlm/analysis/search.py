@@ -1,0 +1,73 @@
+"""Search for the fastest mesh of a train step on a TPU topology that fits in HBM."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlm.analysis.plan import plan, topology_devices
+from jaxlm.config.experiment import Experiment
+from jaxlm.errors import UserError
+from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
+"""Sizes of the axis `fsdp` that are tried."""
+
+
+def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the plans of a step over several meshes.
+
+    For each size of `fsdp`, with `data` for the rest, the step is planned as it is; where it does not fit, with twice
+    the microbatches until they have one row a chip, then with all activations recomputed. Sizes of `tensor` above 1 are
+    tried only where nothing has fitted.
+
+    Yields:
+        Plans as `jaxlm.analysis.plan.plan` returns them, with "changes", the flags that differ from the experiment.
+
+    Raises:
+        UserError: The topology does not exist, or no mesh divides the batch.
+    """
+    devices = len(topology_devices(topology))
+    tried = fitted = False
+    for tensor in (1, 2, 4, 8):
+        if fitted:
+            break
+        for fsdp in sorted({size for size in (*FSDP_SIZES, devices // tensor) if not devices % (size * tensor)}):
+            for changed, changes in _variants(experiment, MeshConfig(-1, fsdp, tensor), devices):
+                try:
+                    found = plan(changed, topology, vocabulary)
+                except UserError as error:
+                    refused = error
+                    break
+                tried = True
+                yield found | {"changes": changes}
+                if found["fits"]:
+                    fitted = True
+                    break
+    if not tried:
+        raise refused
+
+
+def _variants(experiment: Experiment, mesh: MeshConfig, devices: int) -> Iterator[tuple[Experiment, dict[str, Any]]]:
+    """Yield the experiment over a mesh, then variants that take less memory and more time."""
+    flags = {"mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
+    experiment = dataclasses.replace(experiment, mesh=mesh)
+    yield experiment, flags
+    t, shards = experiment.train, devices // mesh.tensor
+    accumulate = t.accumulate
+    while t.batch_size % (2 * accumulate * shards) == 0:
+        accumulate *= 2
+        train = dataclasses.replace(t, accumulate=accumulate)
+        yield dataclasses.replace(experiment, train=train), flags | {"train.accumulate": accumulate}
+    objective = experiment.objective
+    if getattr(objective.model, "remat", "full") != "full":
+        objective = dataclasses.replace(objective, model=objective.model.with_execution(remat="full"))
+        yield dataclasses.replace(experiment, objective=objective), flags | {"objective.model.remat": "full"}
+
+
+def fastest(plans: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the plan with the shortest predicted step among those that fit."""
+    fitting = [found for found in plans if found["fits"] and found["predicted_step_seconds"]]
+    return min(fitting, key=lambda found: found["predicted_step_seconds"], default=None)
