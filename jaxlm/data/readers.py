@@ -17,6 +17,7 @@ import io
 import itertools
 import json
 import lzma
+import re
 import types
 import typing
 import zlib
@@ -41,6 +42,10 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".xz": lzma.LZMADecompressor,
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
+_ENCODINGS = (
+    "utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5",
+)
+"""Encodings that text files have beside UTF-8."""
 _KINDS = {
     type(None): "null or missing", bool: "true or false", int: "a number", float: "a number", list: "a list",
     dict: "an object",
@@ -145,9 +150,37 @@ def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[
         yield from _read_text(stream, cutter)
 
 
-def read_lines(path: str) -> Iterator[tuple[str, str]]:
+class NotUtf8(UserError):
+    """The file is not UTF-8 text; `encoding` is the most likely one, or ""."""
+
+    def __init__(self, path: str, encoding: str) -> None:
+        what = f" but most likely {encoding}" if encoding else ""
+        super().__init__(
+            f"{path} is not UTF-8 text{what}; convert it (`iconv -f {encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or "
+            "leave it out."
+        )
+        self.encoding = encoding
+
+
+def encoding_of(path: str) -> str:
+    """Return "utf-8-sig", or "cp1252" for a text of Western Europe that is not UTF-8.
+
+    Raises:
+        UserError: the file is in another encoding, or it cannot be read.
+    """
+    try:
+        for _ in read_lines(path):
+            pass
+    except NotUtf8 as error:
+        if error.encoding != "CP1252":
+            raise
+        return "cp1252"
+    return "utf-8-sig"
+
+
+def read_lines(path: str, encoding: str = "utf-8-sig") -> Iterator[tuple[str, str]]:
     """Yield (place for messages, line) of a file; raise UserError for unreadable content."""
-    with open_text(path) as stream:
+    with open_text(path, encoding) as stream:
         number = 0
         while line := stream.readline(LONGEST_LINE + 1):
             number += 1
@@ -158,20 +191,16 @@ def read_lines(path: str) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def open_text(path: str) -> Iterator[TextIO]:
-    """Open a file of UTF-8 text, decompressed by its suffix.
+def open_text(path: str, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
+    """Open a file of text, decompressed by its suffix.
 
     Only a newline character ends a line. All errors of reading become UserError.
     """
     try:
         with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
-            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+            yield io.TextIOWrapper(stream, encoding=encoding, newline="\n")
     except UnicodeDecodeError as error:
-        encoding = _likely_encoding(error.object)
-        raise UserError(
-            f"{path} is not UTF-8 text{f' but most likely {encoding}' if encoding else ''}; convert it (`iconv -f "
-            f"{encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or leave it out."
-        ) from error
+        raise NotUtf8(path, _likely_encoding(error.object)) from error
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
@@ -187,12 +216,19 @@ def _likely_encoding(data: bytes) -> str:
     """Return the most likely encoding of a text that is not UTF-8; "" if none is likely."""
     import charset_normalizer
 
-    best = charset_normalizer.from_bytes(data).best()
-    if best is None:
+    found = charset_normalizer.from_bytes(data, cp_isolation=list(_ENCODINGS), threshold=0.5)
+    if (best := found.best()) is None:
         return ""
-    # Of encodings that give the same text, the one of Western European Windows is the most common.
-    name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
-    return name.upper().replace("_", "-")
+    # Western European text looks as likely in other encodings; but what seems to have ð and þ is more often Turkish,
+    # what seems to have ý Czech, and superscripts before letters Polish.
+    western = next((each for each in found if "cp1252" in each.could_be_from_charset), None)
+    if western and western.chaos < best.chaos + 0.2:
+        text = data.decode("cp1252")
+        if set("ðþÐÞ") & set(text):
+            return "CP1254"
+        if not re.search(r"[ýÝ]|[¹³][^\W\d]", text):
+            return "CP1252"
+    return best.encoding.upper().replace("_", "-")
 
 
 def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:

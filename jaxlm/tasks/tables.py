@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 from jaxlm.data import tfds_source
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
-from jaxlm.data.readers import LABELS, LONGEST_LINE, json_object, read_lines, text_of, texts_of, without_compression
+from jaxlm.data.readers import (
+    LABELS,
+    LONGEST_LINE,
+    encoding_of,
+    json_object,
+    read_lines,
+    text_of,
+    texts_of,
+    without_compression,
+)
 from jaxlm.errors import UserError
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -67,6 +76,14 @@ class TableData(LabelledData):
         for number, row in enumerate(read_table(path, [*self.columns(), *filter(None, [self.id_field])])):
             yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
 
+    def remark(self, path: str) -> str:
+        if path.startswith("tfds:") or _kind(path) in JSON_LINES or encoding_of(path) != "cp1252":
+            return ""
+        return (
+            f"{path} is not UTF-8 but most likely CP1252 (Western Europe), and is read as that; `jaxlm show` shows "
+            "whether its letters are right"
+        )
+
     def _record(self, number: int, row: TableRow) -> Record:
         name = row.text(self.id_field) if self.id_field else str(number)
         return Record(name, row.place, *self.record(row))
@@ -78,7 +95,8 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
     A column is a name of the first line (of .tsv and .csv), of an object (of .jsonl, where "question.stem" is a field
     of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`); or a number, its place from 1 in a file
     without a line of names. TSV is read as GLUE's files are written, without quotes. The columns of .csv are separated
-    by the most frequent of comma, semicolon and tab in its first line. A row that cannot be read gives an error.
+    by the most frequent of comma, semicolon and tab in its first line. Both may be CP1252 instead of UTF-8. A row that
+    cannot be read gives an error.
 
     Raises:
         UserError: The file cannot be read, or a column is missing.
@@ -88,7 +106,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
     if path.startswith("tfds:"):
         yield from (TableRow(*row) for row in tfds_source.read_rows(path, columns))
         return
-    kind = os.path.splitext(without_compression(path))[1]
+    kind = _kind(path)
     if kind in JSON_LINES:
         for place, line in read_lines(path):
             if line.strip():
@@ -114,7 +132,12 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
             row = dict(zip(names, values, strict=True))
             yield TableRow(place, {name: row[name] for name in columns})
         else:
-            yield UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
+            has = f"{len(values)} column" + "s" * (len(values) != 1)
+            yield UserError(f"{place} has {has} instead of {len(names)}; mend or remove the line.")
+
+
+def _kind(path: str) -> str:
+    return os.path.splitext(without_compression(path))[1]
 
 
 def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:
@@ -124,7 +147,7 @@ def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:
 
 def _split(path: str, kind: str) -> Iterator[tuple[str, list[str] | UserError]]:
     """Yield the place and the values of each row, or an error for a line whose quote does not end."""
-    lines = [line for _, line in read_lines(path)]
+    lines = [line for _, line in read_lines(path, encoding_of(path))]
     form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if kind == ".csv":
         names = re.sub(r'"[^"]*"', "", lines[0] if lines else "")  # a separator within quotes is part of a name
