@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[arguments[0]][0])
         return module.main(arguments[1:]) or 0
     except UserError as error:
-        print(f"jaxlm: {' '.join(str(error).split())}", file=sys.stderr)
+        lines = (" ".join(line.split()) for line in str(error).split("\n  "))  # of rows that cannot be read
+        print("jaxlm: " + "\n  ".join(lines), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -123,7 +123,8 @@ def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[in
     from rich.table import Table
 
     shows_confusion = len(classes) <= 10
-    table = Table(box=None, title="rows of each class, and what they are predicted as" if shows_confusion else None)
+    print("of each class:" if not shows_confusion else "of each class, and what its rows are predicted as:")
+    table = Table(box=None)
     table.add_column("class", max_width=30)
     for name in ("precision", "recall", "f1", "rows", *(list(classes) if shows_confusion else ())):
         table.add_column(name, justify="right", max_width=12)

@@ -114,6 +114,10 @@ class LabelledData(Data):
         """
         raise NotImplementedError
 
+    def remark(self, path: str) -> str:
+        """Return a remark on how a file is read, for the user; empty for none."""
+        return ""
+
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()
@@ -154,9 +158,9 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError(f"{data.source} has no rows to train on.")
     if data.dev and not held_out:
         raise UserError(f"{data.dev} has no rows to evaluate on.")
-    return LabelledSource(
-        tokenizer, {"train": train, "held_out": held_out}, data.buckets, division, bad_train + bad_held_out
-    )
+    remark = " ".join(data.remark(path) for path in (data.source, data.dev) if path).strip()
+    records = {"train": train, "held_out": held_out}
+    return LabelledSource(tokenizer, records, data.buckets, division, bad_train + bad_held_out, remark)
 
 
 def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
@@ -182,7 +186,7 @@ def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
     if errors and not data.skip_bad_rows:
         if len(errors) == 1:
             raise UserError(f"{errors[0]} Or leave it out with --data.skip-bad-rows True.")
-        shown = "".join(f"\n  {error}" for error in errors[:_SHOWN_ERRORS])
+        shown = "".join(f"\n  {str(error).removeprefix(f'{path}, ')}" for error in errors[:_SHOWN_ERRORS])
         more = f"\n  and {len(errors) - _SHOWN_ERRORS:,} more" if len(errors) > _SHOWN_ERRORS else ""
         raise UserError(
             f"{path}: {len(errors):,} of {len(rows) + len(errors):,} rows cannot be read; mend them, or leave them out "
@@ -202,11 +206,12 @@ class LabelledSource:
     Attributes:
         records: the records of each split.
         tokenizer: the tokenizer.
+        remark: a remark on how the files are read, or "".
     """
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = "",
-        num_bad: int = 0,
+        num_bad: int = 0, remark: str = "",
     ) -> None:
         """Hold the records of each split.
 
@@ -216,9 +221,10 @@ class LabelledSource:
             buckets: See `LabelledData.buckets`.
             division: How the held-out rows were drawn, for the summary.
             num_bad: Number of rows that were left out, for the summary.
+            remark: A remark on how the files are read, or "".
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
-        self._division, self._num_bad = division, num_bad
+        self._division, self._num_bad, self.remark = division, num_bad, remark
         self._encoded: dict[Any, list[Example]] = {}
 
     @functools.cached_property

@@ -47,6 +47,10 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".xz": lzma.LZMADecompressor,
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
+_ENCODINGS = (
+    "utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5",
+)
+"""Encodings that text files have beside UTF-8."""
 _KINDS = {
     type(None): "null or missing", bool: "true or false", int: "a number", float: "a number", list: "a list",
     dict: "an object",
@@ -158,7 +162,9 @@ def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[
             yield from _read_text(stream, cutter)
 
 
-def read_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]] | UserError]:
+def read_columns(
+    path: str, columns: Sequence[str], encoding: str = "utf-8-sig"
+) -> Iterator[tuple[str, dict[str, str]] | UserError]:
     """Yield (place, {column: value}) of each row of a table, or an error for a row that cannot be read.
 
     A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
@@ -168,7 +174,7 @@ def read_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[
     Raises:
         UserError: The file cannot be read, or a column is missing.
     """
-    lines = _split_lines(path)
+    lines = _split_lines(path, encoding)
     if (first := next(lines, None)) is None:
         return
     if isinstance(names := first[1], UserError):
@@ -188,12 +194,13 @@ def read_columns(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[
             row = dict(zip(names, values, strict=True))
             yield place, {name: row[name] for name in columns}
         else:
-            yield UserError(f"{place} has {len(values)} columns instead of {len(names)}; mend or remove the line.")
+            has = f"{len(values)} column" + "s" * (len(values) != 1)
+            yield UserError(f"{place} has {has} instead of {len(names)}; mend or remove the line.")
 
 
-def _split_lines(path: str) -> Iterator[tuple[str, list[str] | UserError]]:
+def _split_lines(path: str, encoding: str) -> Iterator[tuple[str, list[str] | UserError]]:
     """Yield (place for messages, values) of each row of a table, or an error for a line whose quote does not end."""
-    lines = (line for _, line in read_lines(path))
+    lines = (line for _, line in read_lines(path, encoding))
     form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if without_compression(path).endswith(".csv"):
         first = next(lines, "")
@@ -225,9 +232,37 @@ def _split_lines(path: str) -> Iterator[tuple[str, list[str] | UserError]]:
             taken.clear()
 
 
-def read_lines(path: str) -> Iterator[tuple[str, str]]:
+class NotUtf8(UserError):
+    """The file is not UTF-8 text; `encoding` is the most likely one, or ""."""
+
+    def __init__(self, path: str, encoding: str) -> None:
+        what = f" but most likely {encoding}" if encoding else ""
+        super().__init__(
+            f"{path} is not UTF-8 text{what}; convert it (`iconv -f {encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or "
+            "leave it out."
+        )
+        self.encoding = encoding
+
+
+def encoding_of(path: str) -> str:
+    """Return "utf-8-sig", or "cp1252" for a text of Western Europe that is not UTF-8.
+
+    Raises:
+        UserError: the file is in another encoding, or it cannot be read.
+    """
+    try:
+        for _ in read_lines(path):
+            pass
+    except NotUtf8 as error:
+        if error.encoding != "CP1252":
+            raise
+        return "cp1252"
+    return "utf-8-sig"
+
+
+def read_lines(path: str, encoding: str = "utf-8-sig") -> Iterator[tuple[str, str]]:
     """Yield (place for messages, line) of a file; raise UserError for unreadable content."""
-    with open_text(path) as stream:
+    with open_text(path, encoding) as stream:
         number = 0
         while line := stream.readline(LONGEST_LINE + 1):
             number += 1
@@ -238,20 +273,16 @@ def read_lines(path: str) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def open_text(path: str) -> Iterator[TextIO]:
-    """Open a file of UTF-8 text, decompressed by its suffix.
+def open_text(path: str, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
+    """Open a file of text, decompressed by its suffix.
 
     Only a newline character ends a line. All errors of reading become UserError.
     """
     try:
         with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
-            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+            yield io.TextIOWrapper(stream, encoding=encoding, newline="\n")
     except UnicodeDecodeError as error:
-        encoding = _likely_encoding(error.object)
-        raise UserError(
-            f"{path} is not UTF-8 text{f' but most likely {encoding}' if encoding else ''}; convert it (`iconv -f "
-            f"{encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or leave it out."
-        ) from error
+        raise NotUtf8(path, _likely_encoding(error.object)) from error
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
@@ -267,12 +298,19 @@ def _likely_encoding(data: bytes) -> str:
     """Return the most likely encoding of a text that is not UTF-8; "" if none is likely."""
     import charset_normalizer
 
-    best = charset_normalizer.from_bytes(data).best()
-    if best is None:
+    found = charset_normalizer.from_bytes(data, cp_isolation=list(_ENCODINGS), threshold=0.5)
+    if (best := found.best()) is None:
         return ""
-    # Of encodings that give the same text, the one of Western European Windows is the most common.
-    name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
-    return name.upper().replace("_", "-")
+    # Western European text looks as likely in other encodings; but what seems to have ð and þ is more often Turkish,
+    # what seems to have ý Czech, and superscripts before letters Polish.
+    western = next((each for each in found if "cp1252" in each.could_be_from_charset), None)
+    if western and western.chaos < best.chaos + 0.2:
+        text = data.decode("cp1252")
+        if set("ðþÐÞ") & set(text):
+            return "CP1254"
+        if not re.search(r"[ýÝ]|[¹³][^\W\d]", text):
+            return "CP1252"
+    return best.encoding.upper().replace("_", "-")
 
 
 def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:

@@ -14,7 +14,7 @@ _SHOWN = 20  # labels in one line
 
 
 def row_remarks(task: Task, records: Sequence[Record], examples: Sequence[Example], length: int) -> list[str]:
-    """Return one line per remark.
+    """Return one line per remark about rows.
 
     Args:
         task: The task, bound and with labels.

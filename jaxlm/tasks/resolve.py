@@ -17,6 +17,7 @@ import jax
 from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
 from jaxlm.config.presets import load_config, load_preset
+from jaxlm.data.labelled import LabelledData, LabelledSource
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
 from jaxlm.models.base import Model
@@ -100,7 +101,8 @@ def with_rows(
     if train.short_steps:
         raise UserError("train.short_steps is for pretraining; set it to 0.")
     tokenizer = pretrained.tokenizer.with_symbols(task.symbols)
-    rows = main_first(lambda: data.open(tokenizer, report))  # one process prepares what has to be downloaded
+    # One process prepares what has to be downloaded. Remarks about the good rows come before the error about bad ones.
+    rows, error = main_first(lambda: _open_rows(data, tokenizer, report))
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
     if unlabelled := next((row for split in rows.records.values() for row in split if task.gold(row) is None), None):
@@ -115,14 +117,27 @@ def with_rows(
     bound = task.bind(vocabulary, data.length)
     examples = rows.examples("train", bound, data.length)
     if jax.process_index() == 0:
-        for line in row_remarks(bound, rows.records["train"], examples, data.length):
-            report(line)
+        for line in [rows.remark, *row_remarks(bound, rows.records["train"], examples, data.length)]:
+            if line:
+                report(line)
+    if error:
+        raise error
     warmup_steps = None
     if run_dir is not None and (run := RunFolder.read(run_dir)).has_begun:
         warmup_steps = run.experiment.optimizer.warmup_steps
     experiment = _with_steps(dataclasses.replace(experiment, objective=task), len(examples), warmup_steps)
     pretrained = dataclasses.replace(pretrained, tokenizer=tokenizer, params=task.from_pretrained(pretrained))
     return Resolved(experiment, pretrained)
+
+
+def _open_rows(
+    data: LabelledData, tokenizer: Tokenizer, report: Callable[[str], None]
+) -> tuple[LabelledSource, UserError | None]:
+    """Return the rows and no error; or the good rows and the error about the bad ones."""
+    try:
+        return data.open(tokenizer, report), None
+    except UserError as error:
+        return dataclasses.replace(data, skip_bad_rows=True).open(tokenizer, report), error  # raises any other again
 
 
 def resolve_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Resolved:

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 from jaxlm.data import tfds_source
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
-from jaxlm.data.readers import LABELS, json_object, read_columns, read_lines, text_of, texts_of, without_compression
+from jaxlm.data.readers import (
+    LABELS,
+    encoding_of,
+    json_object,
+    read_columns,
+    read_lines,
+    text_of,
+    texts_of,
+    without_compression,
+)
 from jaxlm.errors import UserError
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -63,6 +72,14 @@ class TableData(LabelledData):
         for number, row in enumerate(read_table(path, [*self.columns(), *filter(None, [self.id_field])])):
             yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
 
+    def remark(self, path: str) -> str:
+        if path.startswith("tfds:") or _kind(path) in JSON_LINES or encoding_of(path) != "cp1252":
+            return ""
+        return (
+            f"{path} is not UTF-8 but most likely CP1252 (Western Europe), and is read as that; `jaxlm show` shows "
+            "whether its letters are right"
+        )
+
     def _record(self, number: int, row: TableRow) -> Record:
         name = row.text(self.id_field) if self.id_field else str(number)
         return Record(name, row.place, *self.record(row))
@@ -72,8 +89,8 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
     """Read the wanted columns of each row.
 
     A column of .tsv, .txt and .csv is one of `readers.read_columns`; otherwise a name of an object (of .jsonl, where
-    "question.stem" is a field of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`). A row that
-    cannot be read gives an error.
+    "question.stem" is a field of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`). Tables may be
+    CP1252 instead of UTF-8. A row that cannot be read gives an error.
 
     Raises:
         UserError: The file cannot be read, or a column is missing.
@@ -83,7 +100,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
     if path.startswith("tfds:"):
         yield from (TableRow(*row) for row in tfds_source.read_rows(path, columns))
         return
-    kind = os.path.splitext(without_compression(path))[1]
+    kind = _kind(path)
     if kind in JSON_LINES:
         for place, line in read_lines(path):
             if line.strip():
@@ -94,8 +111,12 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
             f"{path} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
             "or .zst."
         )
-    for row in read_columns(path, columns):
+    for row in read_columns(path, columns, encoding_of(path)):
         yield row if isinstance(row, UserError) else TableRow(*row)
+
+
+def _kind(path: str) -> str:
+    return os.path.splitext(without_compression(path))[1]
 
 
 def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:

@@ -313,7 +313,7 @@ BAD_ROWS = {
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
     # Line 4 would swallow line 5, and line 6 the rest of the file.
     "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a,x\nb,"y"\ne,"x\nf\n',
-               ["x.csv, line 4: a quote that begins", "line 6: a quote that begins", "line 7 has 1 columns"]),
+               ["line 4: a quote that begins", "line 6: a quote that begins", "line 7 has 1 column instead"]),
 }
 
 
@@ -330,14 +330,31 @@ def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
     assert len(opened.records["train"]) == 2 and f"; {len(messages)} that cannot be read are left out" in opened.summary
 
 
+@pytest.mark.parametrize(("text", "encoding", "is_read"), [
+    ("schön;x\nkühl – 5 €;y\n", "cp1252", True), ("très déçu;x\nà côté;y\n", "latin-1", True),
+    ("świetna gra, żółw;x\nbyły dobre;y\n", "cp1250", False), ("çok güzeldi, ağlattı;x\n", "cp1254", False),
+    ("정말 좋아요;x\n느려요;y\n", "cp949", False),
+])
+def test_a_table_of_western_europe_needs_no_utf8(text, encoding, is_read, tmp_path):
+    (tmp_path / "x.csv").write_bytes(f"text;label\n{text}".encode(encoding))
+    data = TextRows(source=str(tmp_path / "x.csv"), held_out=0.0)
+    if is_read:
+        opened = data.open(ByteTokenizer(), print)
+        assert [row.values["text"] for row in opened.records["train"]] == [row[:-2] for row in text.splitlines()]
+        assert "x.csv is not UTF-8 but most likely CP1252" in opened.remark
+    else:
+        with pytest.raises(UserError, match=f"most likely {encoding.upper()}; convert it"):
+            data.open(ByteTokenizer(), print)
+
+
 def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_path):
     path = tmp_path / "x.tsv"
     path.write_text("text\tlabel\ngood\tx\n" + "bad\n" * 25)
     with pytest.raises(UserError, match="25 of 26 rows") as error:
         TextRows(source=str(path)).open(ByteTokenizer(), print)
-    assert str(error.value).count("columns instead") == 10 and str(error.value).endswith("and 15 more")
+    assert str(error.value).count("column instead") == 10 and str(error.value).endswith("and 15 more")
     path.write_text("text\tlabel\n" + "bad\n" * 25)
-    with pytest.raises(UserError, match="line 2 has 1 columns"):
+    with pytest.raises(UserError, match="line 2 has 1 column instead"):
         TextRows(source=str(path), skip_bad_rows=True).open(ByteTokenizer(), print)
 
 
