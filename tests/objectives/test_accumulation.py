@@ -46,7 +46,7 @@ ENCODER = SIZES | dict(max_positions=LENGTH, init_std=0.2)
 OBJECTIVES = {
     "masked": MaskedLM(model=Bert(**ENCODER)),
     "masked alone": MaskedLM(model=Bert(**ENCODER), input_format="document"),
-    "packed": MaskedLM(model=Roberta(**ENCODER), input_format="full-sentences"),
+    "packed": MaskedLM(model=Roberta(**ENCODER), input_format="full-sentences", mask_rate=0.3),
     "order": MaskedLM(
         model=Albert(**(ENCODER | dict(num_layers=2)), embedding_size=8), input_format="sentence-order",
         longest_ngram=3,
