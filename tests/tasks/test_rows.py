@@ -445,7 +445,8 @@ def test_questions_of_t5(tmp_path):
         "A . B . O ' Neil . He said : \" fine \" … über 5 % ! ", "A . B . O ' Neil"
     )
     for written, answer in (("A . B . O ' Neil", "A.B. O'Neil"), ("1990 - 1991", "1990-1991"), ("", ""),
-                            ("the president", "the\tpresident"), ("no ( one )", "no ( one )"), ("unanswerable", "")):
+                            ("the president", "the\tpresident"), ("no ( one )", "no ( one )"), ("unanswerable", ""),
+                            ("President was", "President was"), ("p resident", "p resident")):
         assert preset.objective.from_text(row, written) == answer
 
 
