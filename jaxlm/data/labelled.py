@@ -177,6 +177,10 @@ def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
     Raises:
         UserError: There are bad rows, and `data.skip_bad_rows` is off or there are no others.
     """
+    if os.path.isdir(path):
+        names = sorted(os.listdir(path))
+        shown = ", ".join(names[:5]) + ", …" * (len(names) > 5)
+        raise UserError(f"{path} is a folder; give one of its files ({shown}).")
     rows: list[Record] = []
     errors: list[UserError] = []
     for row in data.read(path) if path else ():

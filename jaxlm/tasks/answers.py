@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import statistics
@@ -347,9 +348,12 @@ class Answers(Task):
         """Return the place of the passage that a written answer repeats, with the passage's own spaces, or the text."""
         if text == "unanswerable" and not self.kinds:
             return ""
-        letters = f"{SPACE}*".join(re.escape(char) for char in re.sub(SPACE, "", text))
-        found = re.search(letters, record.values["passage"])
-        return found[0] if found else text
+        pattern = ""
+        for before, after in itertools.pairwise(["", *text.split()]):  # "" is in every text, so also in `punctuation`
+            is_spaced = before in string.punctuation or after in string.punctuation
+            pattern += f"{SPACE}{'*' if is_spaced else '+'}{re.escape(after)}"
+        found = re.search(pattern, record.values["passage"])
+        return found[0].strip() if found else text
 
 
 def _spaced(text: str) -> str:

@@ -132,7 +132,7 @@ def answer_rows(
     """Return the answers of a fine-tuned model to the held-out rows of `data`; see `evaluate`."""
     source = data.open(tokenizer, report)
     records = source.records["held_out"]
-    if source.remark:
+    if source.remark and jax.process_index() == 0:
         report(source.remark)
     if not records:
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")

@@ -353,6 +353,8 @@ def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_pa
     with pytest.raises(UserError, match="25 of 26 rows") as error:
         TextRows(source=str(path)).open(ByteTokenizer(), print)
     assert str(error.value).count("column instead") == 10 and str(error.value).endswith("and 15 more")
+    with pytest.raises(UserError, match=r"is a folder; give one of its files \(x.tsv\)"):
+        TextRows(source=str(tmp_path)).open(ByteTokenizer(), print)
     path.write_text("text\tlabel\n" + "bad\n" * 25)
     with pytest.raises(UserError, match="line 2 has 1 column instead"):
         TextRows(source=str(path), skip_bad_rows=True).open(ByteTokenizer(), print)
@@ -443,7 +445,8 @@ def test_questions_of_t5(tmp_path):
         "A . B . O ' Neil . He said : \" fine \" … über 5 % ! ", "A . B . O ' Neil"
     )
     for written, answer in (("A . B . O ' Neil", "A.B. O'Neil"), ("1990 - 1991", "1990-1991"), ("", ""),
-                            ("the president", "the\tpresident"), ("no ( one )", "no ( one )"), ("unanswerable", "")):
+                            ("the president", "the\tpresident"), ("no ( one )", "no ( one )"), ("unanswerable", ""),
+                            ("President was", "President was"), ("p resident", "p resident")):
         assert preset.objective.from_text(row, written) == answer
 
 
