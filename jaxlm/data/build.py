@@ -65,7 +65,7 @@ def build_store(
         facts, entities = _write(writing, pieces, text, tokenizer, rule, workers, progress)
         manifest = {
             "format": store.FORMAT,
-            "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out),
+            "fingerprint": store.store_fingerprint(text, tokenizer.fingerprint, held_out),
             "text": text.fingerprint,
             "tokenizer": tokenizer.fingerprint,
             "held_out": held_out,
