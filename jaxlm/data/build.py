@@ -67,7 +67,7 @@ def build_store(
         facts, entities = _write(writing, pieces, text, tokenizer, rule, sentences, workers, progress)
         manifest = {
             "format": store.FORMAT,
-            "fingerprint": store.store_fingerprint(text.fingerprint, tokenizer.fingerprint, held_out, sentences),
+            "fingerprint": store.store_fingerprint(text, tokenizer.fingerprint, held_out, sentences),
             "text": text.fingerprint,
             "tokenizer": tokenizer.fingerprint,
             "held_out": held_out,

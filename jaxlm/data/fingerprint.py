@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import heapq
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from jaxlm.data.readers import Piece
 from jaxlm.tokenizers.tokenizer import split_sentences
 
 ROUTE_BITS = 64
-_LEAST = 1 << 15  # bytes to hold out at least: some 8,000 tokens
+_LEAST = 1 << 15  # bytes to hold out at least: some 8,000 tokens of English
 _BLOCK = 1 << 12  # bytes read at each of three positions of a file
 _space = re.compile(r"\s")
 
@@ -91,6 +92,8 @@ class Survey:
         bytes: size in UTF-8.
         lowest_route: lowest route of a document.
         highest_route: highest route of a document.
+        least_below: least route above those of documents of _LEAST bytes, or a tenth of a small text; 0 if so many
+            whole documents are more than a fifth of the text.
         mentions: number of mentions of entities.
     """
 
@@ -99,17 +102,32 @@ class Survey:
     bytes: int
     lowest_route: int
     highest_route: int
+    least_below: int
     mentions: int = 0
 
 
 def survey(pieces: Iterable[Piece]) -> Survey:
     """Read a text and return its survey."""
-    text = TextHash()
+    text, size = TextHash(), 0
     lowest, highest = (1 << ROUTE_BITS) - 1, 0
+    first: list[tuple[int, int]] = []  # (-route, bytes) of the documents with the lowest routes: a heap of _LEAST bytes
+    held = 0  # their bytes
     for piece in pieces:
+        before = text.bytes
         route = text.add(piece)
         lowest, highest = min(lowest, route), max(highest, route)
-    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, text.mentions)
+        size += text.bytes - before
+        if piece.last:
+            heapq.heappush(first, (-route, size))
+            held, size = held + size, 0
+            while held - first[0][1] >= _LEAST:
+                held -= heapq.heappop(first)[1]
+    least, held = 0, 0
+    for negative, size in sorted(first, reverse=True):
+        if held < min(_LEAST, text.bytes / 10):
+            least, held = 1 - negative, held + size
+    least = least if held <= text.bytes / 5 else 0
+    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, least, text.mentions)
 
 
 class Part(NamedTuple):
@@ -141,23 +159,28 @@ def sentence_parts(part: Part) -> Iterator[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutRule:
-    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text."""
+    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text.
+
+    `is_raised` says that `below` is more than the share, so that the documents have _LEAST bytes.
+    """
 
     below: int
     tail: int
+    is_raised: bool = False
 
     @classmethod
     def of(cls, share: float, text: Survey) -> HeldOutRule:
-        """Hold out a share of the documents by hash, or the tail of a text with few documents.
+        """Hold out a share of the documents by hash, or the tail of a text with few documents or large ones.
 
-        A share below _LEAST bytes is raised to them, but to a tenth of the text at most.
+        At least _LEAST bytes are held out, but of a small text a tenth; whole documents make it a little more.
         """
         if share <= 0:
             return cls(0, text.bytes)
         share = max(share, min(0.1, _LEAST / text.bytes))
-        below = round(share * (1 << ROUTE_BITS))
-        if share * text.documents >= 4 and text.lowest_route < below <= text.highest_route:
-            return cls(below, text.bytes)
+        of_share = round(share * (1 << ROUTE_BITS))
+        below = max(of_share, text.least_below)
+        if share * text.documents >= 4 and text.least_below and text.lowest_route < below <= text.highest_route:
+            return cls(below, text.bytes, below > of_share)
         return cls(0, text.bytes - round(share * text.bytes))
 
     def divide(self, piece: Piece, route: int, start: int, end: int) -> list[Part]:

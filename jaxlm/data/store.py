@@ -22,6 +22,7 @@ from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
+from jaxlm.data.fingerprint import HeldOutRule, Survey
 from jaxlm.data.knowledge_graph import read_names
 from jaxlm.data.windows import Split, windows_of
 from jaxlm.errors import UserError
@@ -33,13 +34,15 @@ ENTITIES = "entities.json"
 SPLITS = ("train", "held_out")
 
 
-def store_fingerprint(text: str, tokenizer: str, held_out: float, sentences: bool = False) -> str:
+def store_fingerprint(text: Survey, tokenizer: str, held_out: float, sentences: bool = False) -> str:
     """Return the SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings.
 
     It excludes the FORMAT of the files, so that a run can continue with the same tokens in other files.
     """
-    facts = {"format": 2, "text": text, "tokenizer": tokenizer, "held_out": held_out}
+    facts = {"format": 2, "text": text.fingerprint, "tokenizer": tokenizer, "held_out": held_out}
     facts |= {"sentences": True} if sentences else {}
+    if HeldOutRule.of(held_out, text).is_raised:  # earlier versions held out less of such a text
+        facts["is_raised"] = True
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -65,8 +65,8 @@ class TextData(Data):
 
     held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the documents, selected by a hash of their text, that is held out for evaluation. A text with few
-    documents holds out its end. A share of less than some 8,000 tokens is raised to as much, but to a tenth at most;
-    whole documents make it a little more or less."""
+    documents holds out its end. At least 32 KB (some 8,000 tokens of English) are held out, but of a small text a
+    tenth; whole documents make it a little more."""
 
     sentences: bool = False
     """Whether each sentence counts as a document of the rows (ELMo). A sentence ends with a line, or with punctuation
@@ -110,7 +110,7 @@ class TextData(Data):
         cache = cache_folder(self.cache_dir)
         corpus = self._corpus()
         text = self._survey(corpus, report)
-        fingerprint = store_fingerprint(text.fingerprint, tokenizer.fingerprint, self.held_out, self.sentences)
+        fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
         folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
         if is_finished(folder):
             return Store(folder)

@@ -13,7 +13,7 @@ import pytest
 from jaxlm.data import arrays, build
 from jaxlm.data.base import entropy
 from jaxlm.data.build import build_store
-from jaxlm.data.fingerprint import HeldOutRule, Survey, sample, survey
+from jaxlm.data.fingerprint import HeldOutRule, Survey, TextHash, sample, survey
 from jaxlm.data.readers import Cutter, Piece
 from jaxlm.data.store import Store, store_fingerprint
 from jaxlm.errors import UserError
@@ -149,16 +149,32 @@ def test_a_tail_that_begins_with_a_piece_ends_the_document_before_it(tmp_path):
 
 def test_small_texts_of_many_documents_hold_out_more_than_the_share(tmp_path):
     store = store_of(tmp_path / "s", [f"{number} " + "x" * 500 for number in range(2000)], held_out=0.001)
-    assert 20_000 < store.held_out.text_bytes < 50_000
+    assert 1 << 15 <= store.held_out.text_bytes < (1 << 15) + 600
     assert f"({store.held_out.documents} of 2,000 documents)" in store.summary
     assert "tokens to train on (1.0 bytes each)" in store.summary
 
 
+@pytest.mark.parametrize(("count", "size"), [(60, 1000), (400, 800), (3000, 900), (90, 20_000)])
+def test_the_least_is_held_out_whatever_the_hashes(count, size):
+    """Documents of up to twice `size` bytes; of less than 320 KB of text the least is a tenth."""
+    for seed in range(8):
+        sizes = np.random.default_rng(seed).integers(10, 2 * size, count)
+        documents = whole([f"{seed} {number} ".ljust(size, "x") for number, size in enumerate(sizes)])
+        text, hashes = survey(documents), TextHash()
+        rule = HeldOutRule.of(0.001, text)
+        held = sum(len(piece.text) for piece in documents if hashes.add(piece) < rule.below)
+        held += text.bytes - rule.tail
+        least = min(1 << 15, text.bytes / 10)
+        assert held >= least - 1
+        if rule.is_raised:  # otherwise the hashes hold out more than the share
+            assert held <= least + 2 * size
+
+
 def test_copies_of_one_document_are_not_all_held_out(tmp_path):
     """Copies have the same hash."""
-    everything = HeldOutRule.of(1.0, Survey("", 3000, 9_000_000, 5, 5))
+    everything = HeldOutRule.of(1.0, Survey("", 3000, 9_000_000, 5, 5, 6))
     assert everything.below == 0
-    below = HeldOutRule.of(0.01, Survey("", 3000, 9_000_000, 5, 1 << 63)).below
+    below = HeldOutRule.of(0.01, Survey("", 3000, 9_000_000, 5, 1 << 63, 6)).below
     assert below == round(0.01 * 2**64)
     copies = store_of(tmp_path / "copies", ["the same"] * 500, held_out=0.01)
     assert copies.train.documents > 400 and copies.held_out.documents >= 1
@@ -185,9 +201,10 @@ def test_the_fingerprint_of_a_text_depends_on_its_documents():
 
 def test_the_fingerprint_of_a_store_depends_on_text_tokenizer_and_settings(tmp_path):
     store = store_of(tmp_path / "s", ["a", "b"], held_out=0.25)
-    assert store.fingerprint == store_fingerprint(routes(["a", "b"]).fingerprint, "bytes", 0.25)
-    settings = ("a", "b", 0.1), ("a", "c", 0.1), ("a", "b", 0.2), ("a", "b", 0.1, True)
-    assert len({store_fingerprint(*facts) for facts in settings}) == 4
+    a, b = routes(["a", "b"]), routes(["b"])
+    assert store.fingerprint == store_fingerprint(a, "bytes", 0.25)
+    others = (a, "b", 0.1), (a, "c", 0.1), (a, "b", 0.2), (b, "b", 0.1), (a, "b", 0.1, True)
+    assert len({store_fingerprint(*facts) for facts in others}) == 5
 
 
 def test_an_even_sample():
