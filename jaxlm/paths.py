@@ -1,15 +1,33 @@
-"""Paths from the user: folders of this machine, or addresses in a bucket."""
+"""Paths from the user: folders of this machine, or addresses in a bucket.
+
+`etils.epath` reads and writes both; behind it gcsfs and s3fs do so in buckets. What an object store cannot do stands
+here (`write_whole`), in `jaxlm.training.metrics` (appended files) and in `jaxlm.runs.lease` (locks).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import fsspec
 from etils import epath
 
 from jaxlm.errors import UserError
+
+# The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
+os.environ.setdefault("EPATH_USE_TF", "false")
+# gcsfs would ask another service for the kind of each bucket, and warn where it has no permission to.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+for _protocol in ("gs", "gcs", "s3"):  # a cached listing would hide what other processes have written
+    fsspec.config.conf.setdefault(_protocol, {}).setdefault("use_listings_cache", False)
+
+
+def in_bucket(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is an address in a bucket, such as gs://bucket/run."""
+    return "://" in os.fspath(path)
 
 
 def local_folder(path: str | os.PathLike[str], what: str) -> Path:
@@ -23,15 +41,41 @@ def local_folder(path: str | os.PathLike[str], what: str) -> Path:
         UserError: The path is an address such as gs://bucket/run, which `Path` would take as a folder below the working
             directory, or is not UTF-8, which Orbax needs.
     """
-    name = os.fspath(path)
-    if "://" in name:
+    if in_bucket(path):
         raise UserError(
             f"{path} is not a local folder; {what} are read and written locally, so give a folder of this machine and "
             "copy it."
         )
+    _require_utf8(path, what)
+    return Path(path)
+
+
+def run_path(path: str | os.PathLike[str]) -> epath.Path:
+    """Return the path of a run folder, on a disk or in Google Cloud Storage.
+
+    Raises:
+        UserError: Orbax has no checkpoints there, or the path is not UTF-8, or as `any_path`.
+    """
+    if in_bucket(path) and not os.fspath(path).startswith("gs://"):
+        raise UserError(f"{path} cannot hold a run: Orbax keeps checkpoints only on disks and in gs:// buckets.")
+    _require_utf8(path, "runs")
+    return any_path(path)
+
+
+def _require_utf8(path: str | os.PathLike[str], what: str) -> None:
+    name = os.fspath(path)
     if name.encode("utf-8", "ignore").decode() != name:
         raise UserError(f"the name {path} is not UTF-8, which {what} need; choose another folder.")
-    return Path(path)
+
+
+def absolute(path: epath.Path) -> epath.Path:
+    """Return the path independent of the working directory, which `epath` would put before an address."""
+    return path if in_bucket(path) else path.absolute()
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path without symbolic links; an address as it is."""
+    return os.fspath(path).rstrip("/") if in_bucket(path) else os.path.realpath(path)
 
 
 def any_path(path: str | os.PathLike[str]) -> epath.Path:
@@ -42,9 +86,9 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
     """
     with reading(path):
         found = epath.Path(path).expanduser()
-        if "://" in str(found):
+        if in_bucket(found):
             found.exists()
-    if "://" not in str(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
+    if not in_bucket(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
         raise UserError(f"{path} is neither a file nor a folder; write what it gives to a file.")
     return found
 
@@ -78,12 +122,28 @@ def check_output(
         raise UserError(f"{flag} {path} is there already; pass --overwrite to replace it, or choose another.")
 
 
-def refuse_links(folder: Path) -> None:
-    """Raise UserError for a symbolic link at any depth of a run folder.
+def write_whole(path: epath.Path, data: bytes) -> None:
+    """Write a file atomically, and create its folder. A bucket has no folders, and its objects are written whole."""
+    partial = path if in_bucket(path) else path.parent / f".{path.name}.{os.getpid()}.partial"
+    try:
+        if not in_bucket(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        if partial != path:
+            partial.replace(path)
+    except Exception as error:  # file systems and bucket clients raise different exceptions
+        if partial != path:
+            with contextlib.suppress(Exception):
+                partial.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({cause(error)}); choose another folder.") from error
+
+
+def refuse_links(folder: epath.Path) -> None:
+    """Raise UserError for a symbolic link at any depth of a run folder; buckets have none.
 
     By such links a run folder from elsewhere could make jaxlm read or write files outside it.
     """
-    for path in folder.rglob("*"):  # does not follow links
+    for path in [] if in_bucket(folder) else Path(folder).rglob("*"):  # does not follow links
         if path.is_symlink():
             raise UserError(f"{path} is a symbolic link, which a run folder must not hold; put the file in its place.")
 
@@ -91,13 +151,14 @@ def refuse_links(folder: Path) -> None:
 @contextlib.contextmanager
 def without_empty_folders(folder: Path) -> Iterator[None]:
     """Remove `folder` and its parents at the end if they are new and still empty, as after a refusal."""
-    new = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    parents = [] if in_bucket(folder) else [folder.absolute(), *folder.absolute().parents]
+    new = [path for path in parents if not path.exists()]
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # a folder is not empty
             for path in new:
-                path.rmdir()
+                os.rmdir(path)
 
 
 @contextlib.contextmanager
@@ -110,8 +171,21 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or path} does not exist.") from error
     except OSError as error:
-        what = error.strerror or error
-        raise UserError(f"{error.filename or path} cannot be read ({what}); check its permissions.") from error
+        raise UserError(f"{error.filename or path} cannot be read ({cause(error)}); check its permissions.") from error
     except Exception as error:
-        what = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"{path} cannot be read ({what}); is it whole, and what it should be?") from error
+        hint = "is it whole, and what it should be?"
+        if in_bucket(path):
+            is_missing = isinstance(error, ImportError)
+            hint = "pip install -e '.[buckets]'." if is_missing else "check the bucket, its permissions and your login."
+        raise UserError(f"{path} cannot be read ({cause(error)}); {hint}") from error
+
+
+def cause(error: Exception) -> str:
+    """Return the cause of a failure, for one sentence."""
+    what = " ".join((getattr(error, "strerror", None) or str(error)).split())
+    return without_queries(what)[:300] or type(error).__name__
+
+
+def without_queries(text: str) -> str:
+    """Return a text without the queries of its web addresses, which may authorize whoever reads them."""
+    return re.sub(r"(https?://[^\s?]+)\?[^\s'\")]*", r"\1", text)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
+from etils import epath
+
+from jaxlm.errors import UserError
+from jaxlm.paths import write_whole
 from jaxlm.runs.folder import RunFolder
 from jaxlm.training.metrics import read_metrics
 from jaxlm.types import Report
 
 
-def draw_curves(folder: Path, report: Report, token_losses: Sequence[str] = ()) -> Path | None:
+def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] = ()) -> epath.Path | None:
     """Plot the training and held-out losses and accuracies of metrics.jsonl in curves.png.
 
     Args:
@@ -49,12 +52,11 @@ def draw_curves(folder: Path, report: Report, token_losses: Sequence[str] = ()) 
     for axis in list(axes.flat)[len(names):]:
         axis.set_visible(False)
     figure.tight_layout()
-    path = folder / "curves.png"
+    path, image = folder / "curves.png", io.BytesIO()
+    figure.savefig(image, dpi=100)
     try:
-        figure.savefig(path, dpi=100)
-    except OSError as error:
-        report(f"The curves are not drawn: cannot write {path}: {error.strerror}.")
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # it may be incomplete
+        write_whole(path, image.getvalue())
+    except UserError as error:
+        report(f"The curves are not drawn: {error}")
         return None
     return path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import numpy as np
+from etils import epath
 from rich.console import Console
 from rich.text import Text
 
@@ -28,7 +28,7 @@ LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept, predicted", "
 
 
 def show(
-    experiment: Experiment, folder: Path, step: int, examples: int, report: Report = print,
+    experiment: Experiment, folder: epath.Path, step: int, examples: int, report: Report = print,
     tokenizer: Tokenizer | None = None, params: Params | None = None,
 ) -> None:
     """Print rows of a training batch and their examples.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from jaxlm.config.experiment import Resolved
 
 
@@ -94,12 +95,11 @@ def start_jax() -> None:
         raise UserError(f"jax cannot start its devices: {str(error).splitlines()[0]}") from error
 
 
-def update_curves(run: Path, token_losses: Sequence[str] = ()) -> None:
-    """Draw the run's curves.png again if there are newer metrics."""
-    curves, metrics = run / "curves.png", run / "metrics.jsonl"
-    if not metrics.exists() or (curves.exists() and curves.stat().st_mtime >= metrics.stat().st_mtime):
+def update_curves(run: epath.Path, token_losses: Sequence[str] = ()) -> None:
+    """Draw the run's curves.png again, if there are metrics."""
+    if not (run / "metrics.jsonl").exists():
         return
     from jaxlm.analysis.curves import draw_curves
 
     if draw_curves(run, lambda line: print(line, file=sys.stderr), token_losses):
-        print(f"Curves: {curves}")
+        print(f"Curves: {run / 'curves.png'}")

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from jaxlm.commands.common import Parser, bootstrap_option, output_option, start_jax
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate_run(
-    path: str | Path, flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0
+    path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.tasks.evaluate import evaluate

@@ -30,9 +30,11 @@ from jaxlm.commands.common import (
     update_curves,
 )
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import check_output
+from jaxlm.paths import any_path, check_output, run_path
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from jaxlm.config.experiment import Resolved
 
 
@@ -40,7 +42,7 @@ class Training(NamedTuple):
     """One run to train."""
 
     resolved: Resolved
-    folder: Path
+    folder: epath.Path
     predictions: str | None
     """File for the answers to the held-out rows."""
 
@@ -59,8 +61,8 @@ def main(arguments: list[str]) -> int:
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
     choices = {value: resolve_config(parser, options, [*flags, *([field, value] if field else [])]) for value in values}
-    config = Path(options.config)
-    run_dir = Path(options.run_dir or (config if config.is_dir() else Path("runs") / config.stem))
+    config = any_path(options.config)
+    run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
     start_jax()
     import jax
 
@@ -112,7 +114,7 @@ def parse_sweep(sweep: str | None) -> tuple[str, list[str]]:
     return f"--{name.removeprefix('--')}", values
 
 
-def seeds_of(resolved: Resolved, folder: Path, options: argparse.Namespace) -> list[Training]:
+def seeds_of(resolved: Resolved, folder: epath.Path, options: argparse.Namespace) -> list[Training]:
     """Return the trainings of a configuration: with its seed and, for --seeds, with the following ones."""
     count, train = options.seeds, resolved.experiment.train
     if count < 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxlm.commands.common import Parser, start_jax
 from jaxlm.errors import UserError
-from jaxlm.paths import local_folder
+from jaxlm.paths import run_path
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("out", help="run folder to write; must not exist or be empty")
     parser.add_argument("--seed", type=int, default=0, help="random seed of heads that the folder lacks (0)")
     options = parser.parse_args(arguments or ["--help"])
-    out = local_folder(options.out, "runs")
+    out = run_path(options.out)
     # A run that was killed before it wrote its configuration leaves its lock behind.
     if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")

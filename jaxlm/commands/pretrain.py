@@ -5,10 +5,9 @@ jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field V
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, update_curves
 from jaxlm.errors import Stopped, UserError
+from jaxlm.paths import any_path, real_path, run_path
 
 
 def main(arguments: list[str]) -> int:
@@ -20,11 +19,11 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     from jaxlm.data.labelled import LabelledData
 
-    config = Path(options.config)
+    config = any_path(options.config)
     if isinstance(resolved.experiment.data, LabelledData):
         raise UserError(f"{config} is of a task; use `jaxlm finetune`.")
-    run_dir = options.run_dir or (config if config.is_dir() else Path("runs") / config.stem)
-    if config.is_dir() and options.init_from is None and Path(run_dir).resolve() != config.resolve():
+    run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
+    if config.is_dir() and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(
             f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
             f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
@@ -40,5 +39,5 @@ def main(arguments: list[str]) -> int:
     except Stopped as stopped:
         code = stopped.exit_code
     if jax.process_index() == 0:
-        update_curves(Path(run_dir), resolved.experiment.objective.token_losses)
+        update_curves(run_dir, resolved.experiment.objective.token_losses)
     return code

@@ -7,10 +7,9 @@ Examples of a task (configs/tasks) are printed as the model of --init-from reads
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, task_options
 from jaxlm.errors import UserError
+from jaxlm.paths import any_path
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +31,7 @@ def main(arguments: list[str]) -> int:
 
     experiment, pretrained = with_rows(resolved)
     tokenizer = pretrained.tokenizer if pretrained else None
-    task, folder, params = experiment.objective, Path(options.config), None
+    task, folder, params = experiment.objective, any_path(options.config), None
     if isinstance(task, Task) and task.shows_predictions and RunFolder.read(folder).newest_step:
         params = load_run(folder).params
     show(experiment, folder, options.step, options.examples, tokenizer=tokenizer, params=params)

@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxlm.config.experiment import Experiment, check_types
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
-from jaxlm.paths import reading, refuse_links
+from jaxlm.paths import any_path, reading, refuse_links
 
 
 def load_preset(path: str) -> Experiment:
@@ -22,8 +22,8 @@ def load_preset(path: str) -> Experiment:
     Raises:
         UserError: The path is neither, or the preset cannot be run.
     """
-    if (Path(path) / "config.json").is_file():
-        return load_config(Path(path) / "config.json")
+    if (any_path(path) / "config.json").is_file():
+        return load_config(any_path(path) / "config.json")
     if not (path.endswith(".py") and Path(path).is_file()):
         raise UserError(f"there is no preset or run folder {path}; {_hint(Path(path))}")
     try:
@@ -53,13 +53,14 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
         UserError: The file is no configuration of this version of jaxlm, or the run folder holds symbolic links.
     """
     with reading(path):
-        if not Path(path).is_file():
-            raise UserError(f"{path} does not exist: {Path(path).parent} is not a jaxlm run folder.")
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        file = any_path(path)
+        if not file.is_file():
+            raise UserError(f"{path} does not exist: {file.parent} is not a jaxlm run folder.")
+        value = json.loads(file.read_bytes())
         if isinstance(value, dict) and "type" not in value:
             hint = ", but of a Transformers folder; `jaxlm import` makes a run of it" if "model_type" in value else ""
             raise UserError(f"{path} is no configuration of a jaxlm run{hint}.")
-        refuse_links(Path(path).parent)
+        refuse_links(file.parent)
         experiment = from_json(value, str(path))
     if not isinstance(experiment, Experiment):
         raise UserError(f"{path} does not hold a jaxlm Experiment.")

@@ -15,6 +15,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxlm.errors import UserError
+from jaxlm.paths import in_bucket
 
 LINE = 1 << 6
 BLOCK = 1 << 13  # elements per read
@@ -33,7 +34,7 @@ class FlatArray:
 
     def __init__(self, folder: str, size: int, shared: ts.Context) -> None:
         """Open the array of `size` elements in `folder`, with the cache of the context `shared`."""
-        spec = {"driver": "zarr3", "kvstore": _kvstore(folder), "recheck_cached_data": False}
+        spec = {"driver": "zarr3", "kvstore": kvstore(folder), "recheck_cached_data": False}
         self._folder = folder
         self._array = self._result(ts.open, spec, open=True, read=True, context=shared)
         self.size = size
@@ -81,7 +82,7 @@ class ArrayWriter:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [SHARD // LINE, LINE]}},
             "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
         }
-        spec = {"driver": "zarr3", "kvstore": _kvstore(folder), "metadata": metadata}
+        spec = {"driver": "zarr3", "kvstore": kvstore(folder), "metadata": metadata}
         self._folder = folder
         self._array = self._checked(lambda: ts.open(spec, create=True, delete_existing=True).result())
         self._shard = np.zeros(SHARD, dtype)
@@ -135,12 +136,13 @@ def disk_full(folder: str) -> UserError:
     )
 
 
-def is_remote(folder: str) -> bool:
-    """Return whether the folder is in a bucket."""
-    return "://" in folder
-
-
-def _kvstore(folder: str):
-    if is_remote(folder):
-        return folder.rstrip("/") + "/"
-    return {"driver": "file", "path": os.path.abspath(folder) + "/"}
+def kvstore(folder: str) -> str | dict[str, str]:
+    """Return TensorStore's description of a folder, on a disk or in a bucket."""
+    if not in_bucket(folder):
+        return {"driver": "file", "path": os.path.abspath(folder) + "/"}
+    folder, endpoint = folder.rstrip("/") + "/", os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint and folder.startswith("s3://"):  # the server that s3fs asks; TensorStore does not read the variable
+        bucket, _, path = folder.removeprefix("s3://").partition("/")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
+        return {"driver": "s3", "bucket": bucket, "path": path, "endpoint": endpoint, "aws_region": region}
+    return folder

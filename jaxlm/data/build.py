@@ -22,6 +22,7 @@ from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence
 from jaxlm.data.mentions import first_tokens
 from jaxlm.data.readers import Piece
 from jaxlm.errors import UserError
+from jaxlm.paths import in_bucket
 
 _GROUP = 1 << 18  # characters per task of a thread
 _MOST_THREADS = 8  # more threads only wait for the GIL
@@ -210,7 +211,7 @@ def new_folder(folder: str) -> Iterator[str]:
 
     A bucket has no rename, so a folder there is written in place; its manifest, written last, marks it as finished.
     """
-    if arrays.is_remote(folder):
+    if in_bucket(folder):
         yield folder
         return
     parent, name = os.path.split(os.path.abspath(folder))

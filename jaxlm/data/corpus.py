@@ -24,7 +24,7 @@ from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.readers import Cutter, Piece, kind_of, read_file
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, reading
+from jaxlm.paths import any_path, in_bucket, reading, real_path
 from jaxlm.tokenizers.tokenizer import mend_surrogates
 
 SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
@@ -104,7 +104,7 @@ def _files(item: str) -> list[str]:
         found = [file for file in _matches(item, wild.start()) if not epath.Path(file).is_dir()]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
-    files = {_real(file): file for file in sorted(found, reverse=True) if kind_of(file)}  # a link and its file once
+    files = {real_path(file): file for file in sorted(found, reverse=True) if kind_of(file)}  # a link and its file once
     if not files:
         raise UserError(f"{item} names no .txt, .jsonl, .csv, .tsv (each also .gz, .xz or .zst) or .parquet file.")
     return sorted(files.values())
@@ -112,7 +112,7 @@ def _files(item: str) -> list[str]:
 
 def _matches(pattern: str, wild: int) -> list[str]:
     """Return the matches of a glob whose first wildcard is at `wild`."""
-    if "://" not in pattern:
+    if not in_bucket(pattern):
         return glob.glob(os.path.expanduser(pattern), recursive=True)
     if "**" in pattern:
         raise UserError(f"{pattern}: a bucket cannot be searched with **; name the folder, which is searched in depth.")
@@ -122,8 +122,8 @@ def _matches(pattern: str, wild: int) -> list[str]:
 
 def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
     """Yield all files below a folder, visiting every folder once even if links repeat it."""
-    if _real(folder) not in seen:
-        seen.add(_real(folder))
+    if real_path(folder) not in seen:
+        seen.add(real_path(folder))
         for entry in folder.iterdir():
             if entry.is_dir():
                 yield from _walk(entry, seen)
@@ -131,17 +131,12 @@ def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
                 yield str(entry)
 
 
-def _real(path: str | epath.Path) -> str:
-    """Resolve the links of a path."""
-    return str(path) if "://" in str(path) else os.path.realpath(path)
-
-
 def _stat(path: str, fields: list[str]) -> str:
     with reading(path):
-        if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
+        if not in_bucket(path) and os.path.exists(path) and not os.path.isfile(path):
             raise UserError(f"{path} is not a regular file; write its text to one, which can be read more than once.")
         state = file_state(path)
-    return json.dumps([_real(path), *state, *([""] if kind_of(path) == "text" else fields)])
+    return json.dumps([real_path(path), *state, *([""] if kind_of(path) == "text" else fields)])
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[Piece]:

@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from etils import epath
+import fsspec
 
 from jaxlm.data.mentions import Mentions, divide_mentions
 from jaxlm.data.readers import Piece
+from jaxlm.paths import in_bucket
 from jaxlm.tokenizers.tokenizer import split_sentences
 
 ROUTE_BITS = 64
@@ -30,12 +31,13 @@ def file_state(path: str) -> list[int | float | str]:
     """Return the size, times and a hash of the first, middle and last bytes of a file.
 
     A file with an equal state need not be read again. An edit that keeps size and modification time changes the change
-    time or, within the clock's resolution, most likely the bytes. The state of a file in a bucket is its size and time,
-    since the server sets the time at every write.
+    time or, within the clock's resolution, most likely the bytes. The state of a file in a bucket is its size and the
+    server's tag of its contents.
     """
-    if "://" in path:
-        stat = epath.Path(path).stat()
-        return [stat.length, stat.mtime]
+    if in_bucket(path):
+        store, name = fsspec.core.url_to_fs(path)
+        info = store.info(name)
+        return [info["size"], info.get("etag") or info["ETag"]]  # of Google Cloud Storage; of S3
     stat, blocks = os.stat(path), hashlib.sha256()
     with open(path, "rb") as file:
         for place in (0, stat.st_size // 2, max(0, stat.st_size - _BLOCK)):

@@ -22,8 +22,7 @@ from jaxlm.data.knowledge_graph import read_vectors
 from jaxlm.data.text import cache_folder
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field
-from jaxlm.paths import reading
-from jaxlm.tokenizers.tokenizer import write_whole
+from jaxlm.paths import reading, write_whole
 from jaxlm.types import Report, SchemaGraph
 
 FORMAT = 1

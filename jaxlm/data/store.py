@@ -15,6 +15,7 @@ import hashlib
 import json
 from typing import Any
 
+import fsspec
 import numpy as np
 from etils import epath
 
@@ -202,7 +203,5 @@ def _read_manifest(folder: str) -> dict[str, Any]:
 
 def disk_bytes(folder: str) -> int:
     """Return the total size of the files below a folder."""
-    total = 0
-    for entry in epath.Path(folder).iterdir():
-        total += disk_bytes(str(entry)) if entry.is_dir() else entry.stat().length
-    return total
+    store, path = fsspec.core.url_to_fs(folder)
+    return store.du(path)

@@ -21,9 +21,9 @@ from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.paths import any_path
+from jaxlm.paths import any_path, in_bucket, write_whole
 from jaxlm.tokenizers.files import MARKER
-from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import MIN_VOCAB_SIZE, Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
@@ -183,7 +183,7 @@ def cache_folder(chosen: str = "") -> epath.Path:
 def local_cache_folder(chosen: str = "") -> epath.Path:
     """Return `cache_folder(chosen)`, or the default folder on a disk if that is in a bucket."""
     cache = cache_folder(chosen)
-    return cache_folder(_DEFAULT_CACHE) if "://" in str(cache) else cache
+    return cache_folder(_DEFAULT_CACHE) if in_bucket(cache) else cache
 
 
 def compilation_cache() -> str:

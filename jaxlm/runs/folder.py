@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+import orbax.checkpoint as ocp
+from etils import epath
+
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import to_json
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
-from jaxlm.paths import refuse_links, without_empty_folders
-from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
+from jaxlm.paths import absolute, any_path, cause, in_bucket, refuse_links, without_empty_folders, write_whole
+from jaxlm.runs.lease import Lease
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints, digest
 
 METADATA = ("data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh")
@@ -29,7 +33,7 @@ METADATA = ("data", "tokenizer", "frozen", "source", "unigram_entropy", "configu
 class RunFolder:
     """State of a run folder, read once. It is empty for a path that is no run folder, such as a preset's."""
 
-    path: Path
+    path: epath.Path
     steps: tuple[int, ...]
     """Steps of the checkpoints, oldest first; that of step 0 has only parameters."""
     has_begun: bool
@@ -40,10 +44,12 @@ class RunFolder:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """Read the state of a folder."""
-        path = Path(path)
-        steps = sorted(int(entry.name) for entry in (path / "checkpoints").glob("*") if entry.name.isdecimal())
+        path = any_path(path)
+        entries = [entry for entry in (path / "checkpoints").glob("*") if entry.name.isdecimal()]
+        # In a bucket a killed save leaves a folder without Orbax's mark.
+        steps = sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
         metrics = path / "metrics.jsonl"
-        has_begun = bool(steps and steps[-1]) or (metrics.exists() and metrics.stat().st_size > 0)
+        has_begun = bool(steps and steps[-1]) or (metrics.exists() and bool(metrics.read_bytes()))
         return cls(path, tuple(steps), has_begun, _read_metadata(path, steps))
 
     @property
@@ -62,13 +68,13 @@ class RunFolder:
         return "imported_from" in self.metadata
 
     @property
-    def tokenizer_folder(self) -> Path | None:
+    def tokenizer_folder(self) -> epath.Path | None:
         """Folder of the tokenizer that the parameters belong to; None while the run may still choose another."""
         folder = self.path / "tokenizer"
         return folder if folder.is_dir() and (self.has_begun or self.steps) else None
 
 
-def _read_metadata(folder: Path, steps: list[int]) -> dict[str, Any]:
+def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
     copies = [folder / "checkpoints" / str(step) / "metadata" / "metadata" for step in reversed(steps)]
     for path in (folder / "data.json", *copies):
         try:
@@ -86,8 +92,8 @@ def _read_metadata(folder: Path, steps: list[int]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Create the folder and lock it for this process.
+def hold(folder: epath.Path) -> Iterator[None]:
+    """Create the folder and lock it for this process, in a bucket by a `Lease`.
 
     At the end the folder is removed if it is new and still empty, as after a refusal.
 
@@ -96,43 +102,45 @@ def hold(folder: Path) -> Iterator[None]:
     """
     with without_empty_folders(folder):
         create(folder)
-        with lock(folder):
+        with Lease(folder) if in_bucket(folder) else lock(folder):
             try:
                 yield
             finally:
-                (folder / ".lock").unlink(missing_ok=True)
+                if not in_bucket(folder):
+                    (folder / ".lock").unlink(missing_ok=True)
 
 
-def create(folder: Path) -> None:
+def create(folder: epath.Path) -> None:
     """Create the folder.
 
     Raises:
         UserError: The path is a file or reads as a pattern, or the folder holds symbolic links, or files but no run.
     """
-    if glob.has_magic(str(folder.absolute())):  # Orbax would take it as a pattern
-        raise UserError(f"{folder.absolute()} has one of the characters *, ? and [ in it; choose another --run-dir.")
+    if glob.has_magic(str(absolute(folder))):  # Orbax would take it as a pattern
+        raise UserError(f"{absolute(folder)} has one of the characters *, ? and [ in it; choose another --run-dir.")
     try:
         if folder.is_file():
             raise UserError(f"{folder} is a file; --run-dir needs a folder.")
-        folder.mkdir(parents=True, exist_ok=True)
+        if not in_bucket(folder):  # where gcsfs would create a bucket that is missing
+            folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
-        present = sorted(path.name for path in folder.iterdir())
+        present = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     except OSError as error:
-        raise UserError(f"cannot make the run folder {folder}: {error.strerror}.") from error
+        raise UserError(f"cannot make the run folder {folder}: {cause(error)}.") from error
     # A start that was killed may have left its lock or half a configuration.
     others = [name for name in present if name != ".lock" and not name.startswith(".config.json.")]
     if others and "config.json" not in others:
         raise UserError(f"{folder} holds other files ({others[0]}, …) and no run; choose an empty --run-dir.")
 
 
-def lock(folder: Path) -> TextIO:
+def lock(folder: epath.Path) -> TextIO:
     """Lock the folder for this process until the returned file is closed or the process ends.
 
     Raises:
         UserError: Another process holds the lock.
     """
     try:
-        handle = (folder / ".lock").open("a+")
+        handle = Path(folder, ".lock").open("a+")  # noqa: SIM115 - it is returned open
     except OSError as error:
         raise UserError(f"cannot write in the run folder {folder}: {error.strerror}.") from error
     try:
@@ -154,13 +162,13 @@ def lock(folder: Path) -> TextIO:
     return handle
 
 
-def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+def write_metadata(folder: epath.Path, metadata: dict[str, Any]) -> None:
     """Write data.json: the metadata and, as in checkpoints, their digest."""
     write_json(folder / "data.json", metadata | {"digest": digest(metadata)})
 
 
 def write_imported_run(
-    folder: Path, experiment: Experiment, params: Any, tokenizer: Tokenizer, metadata: dict[str, Any]
+    folder: epath.Path, experiment: Experiment, params: Any, tokenizer: Tokenizer, metadata: dict[str, Any]
 ) -> None:
     """Write a run that has done no step: its checkpoint, of step 0, has only parameters.
 
@@ -181,6 +189,6 @@ def write_imported_run(
         write_json(folder / "config.json", to_json(experiment))
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: epath.Path, value: Any) -> None:
     """Write a JSON file atomically."""
     write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

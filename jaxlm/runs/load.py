@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import jax
 
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.paths import local_folder
+from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
@@ -24,7 +23,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     Raises:
         UserError: The folder is neither.
     """
-    folder = Path(path)
+    folder = any_path(path)
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
@@ -33,6 +32,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     if inside and not (folder / "config.json").is_file():
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
         raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
+    folder = local_folder(path, "Transformers folders")
     from jaxlm.huggingface.families import reader_of  # not needed to train
     from jaxlm.huggingface.folder import import_folder
 
@@ -43,7 +43,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
 
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`)."""
-    folder = local_folder(path, "runs")
+    folder = run_path(path)
     experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint and tokenizer: the run has not got as far as its first step.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
+import os
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxlm.objectives.base import PretrainedModel, load_constants, with_constant
 from jaxlm.parallel.hosts import main_first
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
-from jaxlm.paths import local_folder
+from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold
 from jaxlm.runs.load import load_teacher
@@ -30,7 +30,7 @@ from jaxlm.trees import paths, subtrees, within
 from jaxlm.types import Params, Report
 
 
-def pretrain(resolved: Resolved, run_dir: str | Path, report: Report = print) -> dict[str, float]:
+def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report = print) -> dict[str, float]:
     """Train to `train.steps`, pretraining or a task, and resume if the folder has a checkpoint.
 
     Returns:
@@ -42,7 +42,7 @@ def pretrain(resolved: Resolved, run_dir: str | Path, report: Report = print) ->
         Stopped: A signal stopped the run, which has been saved.
     """
     resolved.experiment.validate()
-    folder, is_main = local_folder(run_dir, "runs"), jax.process_index() == 0
+    folder, is_main = run_path(run_dir), jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         def open_run() -> RunFolder:
             if is_main:

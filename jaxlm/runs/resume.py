@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
 from jaxlm.objectives.base import Constants, PretrainedModel
+from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -43,7 +42,7 @@ def _check_source(run: RunFolder, resolved: Resolved) -> None:
         raise UserError(f"{run.path} has not got as far as its first parameters; pass --init-from {source} again.")
     if command == "finetune" and run.steps and source is None:
         raise UserError(f"{run.path} is a run of pretraining; choose another --run-dir.")
-    if init_from is not None and run.steps and (source is None or Path(source).resolve() != Path(init_from).resolve()):
+    if init_from is not None and run.steps and (source is None or real_path(source) != real_path(init_from)):
         raise UserError(
             f"{run.path} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
             f"`jaxlm {command} {run.path}`, or choose another --run-dir."
@@ -135,7 +134,7 @@ def claim(
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
     if run.tokenizer_folder is None:
-        shutil.rmtree(run.path / "tokenizer", ignore_errors=True)  # left by a start that did no step
+        (run.path / "tokenizer").rmtree(missing_ok=True)  # left by a start that did no step
         tokenizer.save(run.path / "tokenizer")
 
 

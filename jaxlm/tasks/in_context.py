@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
 from jaxlm.inference.text import fit_prompts, write
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.paths import check_output
+from jaxlm.paths import any_path, check_output
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
 from jaxlm.tasks.prompts import METRICS, Example, PromptTask, read_examples, read_task
@@ -46,7 +45,7 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
     examples = read_examples(task, limit)
     loaded = jaxlm.load(model_path, to_answer=True)
-    is_run = (Path(model_path) / "checkpoints").is_dir()
+    is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)
     if predictions:
         write_predictions(predictions, [{"id": example.id} | row for example, row in zip(examples, rows, strict=True)])

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 
@@ -23,6 +22,7 @@ from jaxlm.fields import Setting, settings
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import main_first
+from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.systems import TASKS
@@ -47,7 +47,7 @@ def resolve(
     Raises:
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
-    experiment, is_run = load_preset(config), (Path(config) / "config.json").is_file()
+    experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
     objective, pretrained = experiment.objective, None
     if as_text:
         # A decoder's row holds the text and the answer.
@@ -78,7 +78,7 @@ def resolve(
 
 
 def with_rows(
-    resolved: Resolved, run_dir: str | Path | None = None, report: Callable[[str], None] = print
+    resolved: Resolved, run_dir: str | os.PathLike[str] | None = None, report: Callable[[str], None] = print
 ) -> Resolved:
     """Resolve what depends on the rows of a task: special tokens, labels, number of steps and of warm-up steps.
 
@@ -180,8 +180,8 @@ def resolve_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) 
 
 def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
     """Return the configuration of a run, or one for a Transformers folder: the task with its default form of rows."""
-    if (Path(path) / "checkpoints").is_dir():
-        return load_config(Path(path) / "config.json")
+    if (any_path(path) / "checkpoints").is_dir():
+        return load_config(any_path(path) / "config.json")
     length = task.model.max_length or 512
     data = dict(TASKS)[type(task)](length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))

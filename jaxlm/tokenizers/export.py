@@ -8,9 +8,10 @@ from typing import Any
 
 from etils import epath
 
+from jaxlm.paths import write_whole
 from jaxlm.tokenizers.files import ROLES
 from jaxlm.tokenizers.template import Template, parts, symbol_id
-from jaxlm.tokenizers.tokenizer import Tokenizer, write_whole
+from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Template, max_length: int) -> None:

@@ -5,7 +5,6 @@ SentencePiece or the `tokenizers` library does the work.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -22,7 +21,7 @@ import tokenizers
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, reading
+from jaxlm.paths import any_path, reading, write_whole
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
 from jaxlm.tokenizers.normalizer import normalize
@@ -265,20 +264,6 @@ class Tokenizer:
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
-
-
-def write_whole(path: epath.Path, data: bytes) -> None:
-    """Write a file atomically, and create its folder."""
-    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except Exception as error:  # file systems and bucket clients raise different exceptions
-        with contextlib.suppress(Exception):
-            partial.unlink(missing_ok=True)
-        what = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be written ({what}); choose another folder.") from error
 
 
 def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> Iterator[Any]:

@@ -9,13 +9,14 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
@@ -51,7 +52,7 @@ class Checkpoints:
     logged yet, a checksum of every array, and a SHA-256 digest of all these.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, read_only: bool = False, criterion: str = "loss") -> None:
+    def __init__(self, folder: epath.Path, keep: int = 3, read_only: bool = False, criterion: str = "loss") -> None:
         """Open the folder, and create it unless `read_only`.
 
         Args:
@@ -61,7 +62,7 @@ class Checkpoints:
             criterion: Name of the figure that chooses the best one.
         """
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a dozen lines per save
-        self.folder, self._policy = folder.absolute(), _NewestAndBest(keep, criterion)
+        self.folder, self._policy = absolute(epath.Path(folder)), _NewestAndBest(keep, criterion)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
             # A killed save leaves a temporary folder.
@@ -110,7 +111,8 @@ class Checkpoints:
         metadata = metadata | {"layout": LAYOUT}
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
-        if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
+        if not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size:
             raise self._write_error("no space is left")
         try:
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
@@ -195,7 +197,7 @@ class Checkpoints:
             self.manager.close()
 
 
-def require_layout(folder: Path) -> None:
+def require_layout(folder: epath.Path) -> None:
     """Raise UserError for checkpoints of another layout than LAYOUT. Damaged ones are left to `Checkpoints`."""
     for path in folder.glob("[0-9]*/metadata/metadata"):
         try:
@@ -236,4 +238,4 @@ def digest(metadata: dict[str, Any]) -> str:
 
 def _first_line(error: Exception) -> str:
     """Return the cause of a failure, for one sentence: Orbax's errors have many lines."""
-    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
+    return without_queries(str(error).strip().partition("\n")[0])[:200].rstrip(".") or type(error).__name__

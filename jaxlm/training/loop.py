@@ -83,6 +83,7 @@ def train(
                     log.write_samples(step, sampler(state.params))
             if saving:
                 with log.paused():
+                    log.sync()
                     try:
                         # A copy: the next steps add to the sums while the checkpoint is being written.
                         unlogged = {"unlogged": dict(log.totals.sums)}
@@ -229,6 +230,11 @@ class StepLog:
             self.progress.note(f"step {step:,}  sample: {line}")
         if self._writer:
             self._writer.write_text(step, "samples", lines)
+
+    def sync(self) -> None:
+        """Copy the metrics to where the run is, if that is a bucket."""
+        if self._writer:
+            self._writer.sync()
 
     def not_finite(self, step: int, what: str) -> NotFinite:
         """Return the error for a loss, a gradient or a state that is not finite."""

@@ -6,16 +6,24 @@ import contextlib
 import json
 import math
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Term, Terms
-from jaxlm.tokenizers.tokenizer import write_whole
+from jaxlm.paths import in_bucket, write_whole
+
+SYNC_SECONDS = 30.0
+"""Least time between two copies of metrics into a bucket."""
+SYNC_SHARE = 0.02
+"""Largest share of the time that copying metrics may take."""
 
 
 class Totals:
@@ -50,9 +58,13 @@ class Totals:
 
 
 class MetricsWriter:
-    """Writer of metrics.jsonl, one JSON object per line, and of the same figures as TensorBoard events."""
+    """Writer of metrics.jsonl, one JSON object per line, and of the same figures as TensorBoard events.
 
-    def __init__(self, folder: Path, tensorboard: bool, after_step: int) -> None:
+    A bucket's objects cannot be appended to. There both are written to a temporary folder and copied by `sync`: before
+    every checkpoint, and from time to time (`SYNC_SECONDS`, `SYNC_SHARE`).
+    """
+
+    def __init__(self, folder: epath.Path, tensorboard: bool, after_step: int) -> None:
         """Open metrics.jsonl, without damaged lines and without those of steps that will be computed again.
 
         Args:
@@ -63,13 +75,16 @@ class MetricsWriter:
         Raises:
             UserError: The file cannot be written.
         """
-        self.path = folder / "metrics.jsonl"
+        self.path, self.folder = folder / "metrics.jsonl", folder
         self.events = None
+        self._temporary = tempfile.TemporaryDirectory() if in_bucket(folder) else None
+        local = Path(self._temporary.name if self._temporary else folder)
+        self._next_sync = time.monotonic() + SYNC_SECONDS
         try:
             if self.path.exists():
                 kept = [json.dumps(line) + "\n" for line in read_metrics(folder) if line["step"] <= after_step]
-                write_whole(self.path, "".join(kept).encode())
-            self.file = self.path.open("a", encoding="utf-8")
+                write_whole(local / self.path.name, "".join(kept).encode())
+            self.file = (local / self.path.name).open("a", encoding="utf-8")
             if tensorboard:
                 # tensorboardX imports torch if it is installed, for features that are not used here: 170 MB.
                 torch = sys.modules.setdefault("torch", None)
@@ -77,7 +92,7 @@ class MetricsWriter:
 
                 if torch is None:
                     del sys.modules["torch"]
-                self.events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+                self.events = SummaryWriter(str(local), purge_step=after_step + 1 if after_step else None)
         except OSError as error:
             raise self._error(error) from error
 
@@ -92,6 +107,21 @@ class MetricsWriter:
         if self.events is not None:
             for name, value in values.items():
                 self.events.add_scalar(name, value, step)
+        if time.monotonic() > self._next_sync:
+            with contextlib.suppress(UserError):  # the next checkpoint tries again
+                self.sync()
+
+    def sync(self) -> None:
+        """Copy the files into the bucket; nothing to do on a disk."""
+        if self._temporary is None:
+            return
+        start = time.monotonic()
+        if self.events is not None:
+            self.events.flush()
+        for file in Path(self._temporary.name).iterdir():
+            write_whole(self.folder / file.name, file.read_bytes())
+        end = time.monotonic()
+        self._next_sync = end + max(SYNC_SECONDS, (end - start) / SYNC_SHARE)
 
     def write_text(self, step: int, name: str, lines: list[str]) -> None:
         """Write lines as TensorBoard text, if there are events at all."""
@@ -102,15 +132,19 @@ class MetricsWriter:
         return UserError(f"cannot write {self.path}: {error.strerror}; mend that and run the same command to go on.")
 
     def close(self) -> None:
-        """Close both files."""
+        """Close both files, and copy them."""
         with contextlib.suppress(OSError):  # `write` has reported it
             self.file.close()
         if self.events is not None:
             with contextlib.suppress(OSError):
                 self.events.close()
+        with contextlib.suppress(UserError):
+            self.sync()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: epath.Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl, without damaged ones: a killed process leaves its last line unfinished."""
     path, found = folder / "metrics.jsonl", []
     for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -121,7 +155,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def last_evaluation(folder: Path, up_to: int | None = None) -> tuple[int, dict[str, float]]:
+def last_evaluation(folder: epath.Path, up_to: int | None = None) -> tuple[int, dict[str, float]]:
     """Return (step, figures without their prefix "eval_") of the newest evaluation up to `up_to`; (0, {}) if none."""
     for line in reversed(read_metrics(folder)):
         figures = {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
@@ -130,7 +164,7 @@ def last_evaluation(folder: Path, up_to: int | None = None) -> tuple[int, dict[s
     return 0, {}
 
 
-def evaluations(folder: Path, name: str, up_to: int | None = None) -> dict[int, float]:
+def evaluations(folder: epath.Path, name: str, up_to: int | None = None) -> dict[int, float]:
     """Return the held-out figure `name` of every evaluated step up to `up_to`."""
     lines = (line for line in read_metrics(folder) if f"eval_{name}" in line)
     return {line["step"]: line[f"eval_{name}"] for line in lines if up_to is None or line["step"] <= up_to}

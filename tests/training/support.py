@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 # The schedule is constant so that runs of any number of steps are the same program, compiled once.
 PRESET = """
@@ -73,6 +75,16 @@ def assert_same_arrays(one: Any, other: Any) -> None:
     import jax
 
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def stopped_after(step: int, arguments: list[str]) -> int:
+    """The command with a SIGTERM that arrives during `step`."""
+    from jaxlm.cli import main
+    from jaxlm.training import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_stop_signals", lambda: contextlib.nullcontext(lambda now: 15 * (now == step)))
+        return main(arguments)
 
 
 def _command(arguments: list[str], environment: dict[str, str], log: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,17 +34,19 @@ def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(objective,
 
 def test_curves_that_cannot_be_written_are_no_failure(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
+    told = []
 
-    def full(self, path, **_):
-        path.write_bytes(b"half")
+    def full(path, target):
         raise OSError(28, "No space left on device")
 
-    told = []
     with monkeypatch.context() as patch:
-        patch.setattr(Figure, "savefig", full)
+        patch.setattr(Path, "replace", full)
         assert draw_curves(tmp_path, told.append) is None
-    assert told == [f"The curves are not drawn: cannot write {tmp_path / 'curves.png'}: No space left on device."]
-    assert not (tmp_path / "curves.png").exists()
+    assert told == [
+        f"The curves are not drawn: {tmp_path / 'curves.png'} cannot be written (No space left on device); choose "
+        "another folder."
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert draw_curves(tmp_path, told.append) == tmp_path / "curves.png" and len(told) == 1
 
 

@@ -16,7 +16,15 @@ from jaxlm.errors import UserError
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.load import load_run
 from jaxlm.training.checkpoints import Checkpoints
-from tests.training.support import assert_same_arrays, metadata, metrics, saved_steps, write_preset, write_text
+from tests.training.support import (
+    assert_same_arrays,
+    metadata,
+    metrics,
+    saved_steps,
+    stopped_after,
+    write_preset,
+    write_text,
+)
 
 
 def test_what_a_run_leaves_behind(finished):
@@ -120,17 +128,6 @@ def test_microbatches_log_the_first_step_of_the_whole_batch(preset, tmp_path):
         logged.append(metrics(run)[0])
     for name in ("loss", "grad_norm"):
         assert logged[1][name] == pytest.approx(logged[0][name], rel=1e-5)
-
-
-def stopped_after(step: int, arguments: list[str]) -> int:
-    """The command with a SIGTERM that arrives during `step`."""
-    import contextlib
-
-    from jaxlm.training import loop
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_stop_signals", lambda: contextlib.nullcontext(lambda now: 15 * (now == step)))
-        return main(arguments)
 
 
 def test_a_finished_run_says_so(finished, preset, capsys):

