@@ -218,7 +218,7 @@ def test_columns_of_tables_and_datasets(tables):
     with pytest.raises(UserError, match="hf:NAME:CONFIG:SPLIT"):
         open_corpus("hf:a:b:c:d")
     (tables / "bad.csv").write_text("text,id\na,1\nb\n")
-    with pytest.raises(UserError, match=r"bad.csv, line 3 has 1 columns instead of 2"):
+    with pytest.raises(UserError, match=r"bad.csv, line 3 has 1 column instead of 2"):
         texts(tables / "bad.csv")
     (tables / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"bad.parquet cannot be read"):

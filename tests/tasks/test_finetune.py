@@ -329,7 +329,7 @@ MISTAKES = {
     "label": ("classify", "text\tlabel\na\tx\nb\ty\nc\tx\nd\ty\n", "text\tlabel\nred\tz\n",
               r"dev.tsv, line 2: the label 'z' is not one of the training rows' \(x, y\)"),
     "column": ("classify", "words\tlabel\na\tx\n", None, "line 1: there is no column 'text'; it has 'words', 'label'"),
-    "short row": ("classify", "text\tlabel\na\tx\nb\n", None, "line 3 has 1 columns instead of 2"),
+    "short row": ("classify", "text\tlabel\na\tx\nb\n", None, "line 3 has 1 column instead of 2"),
     "number": ("pair", "text\ttext_pair\tlabel\na\tb\t1.5\nc\td\tmany\n" * 4, None, "the label 'many' is no number"),
     "span": ("squad", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
         {"id": "q7", "question": "?", "answers": [{"text": "blue", "answer_start": 0}]}]}]}]}), None,
