@@ -56,7 +56,8 @@ class TextData(Data):
     single bytes (258 ids), or whole words."""
 
     vocab_size: int = 8192
-    """Size of the vocabulary that `auto` trains."""
+    """Size of the vocabulary that `auto` trains. One of kind unigram needs some 300 KB of text for 8,192 pieces, 100 KB
+    for 4,096 and 1 KB for 512, the least."""
 
     normalization: Normalization = "nmt_nfkc"
     """Text normalization of the tokenizer that `auto` trains: `nmt_nfkc`, the default of SentencePiece (Unicode NFKC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ from jaxlm.errors import UserError
 from jaxlm.models.transe import TransE
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.triple_ranking import TripleRanking
+from jaxlm.paths import reading
 from jaxlm.tokenizers.graph import graph_names, graph_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
 MARKER = "entity2id.txt"
 """File by which a folder of vectors is known."""
+SETTINGS_FILE, SETTINGS = "transe.json", ("distance", "normalize")
+"""File with fields of the model that the vectors do not show; a published folder lacks it."""
 README = """# Vectors of a knowledge graph
 
 {entities:,} entities and {relations:,} relations, {width} numbers each: head + relation is near tail by {distance}
@@ -28,7 +32,8 @@ from safetensors.numpy import load_file
 vectors = load_file("vectors.safetensors")["entity"]
 ```
 
-`jaxlm pretrain configs/transe.py --init-from` this folder begins from them.
+`transe.json` has the distance, and which vectors are scaled to length 1. `jaxlm pretrain configs/transe.py --init-from`
+this folder begins from them.
 """
 
 
@@ -38,6 +43,8 @@ def write(folder: Path, objective: TripleRanking, params: Params, tokenizer: Tok
     model = objective.model
     write_vectors(folder, "entity", Vectors(entities, np.asarray(model.entities(params))))
     write_vectors(folder, "relation", Vectors(relations, np.asarray(model.relations(params))))
+    settings = {name: getattr(model, name) for name in SETTINGS}
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(README.format(
         entities=len(entities), relations=len(relations), width=model.width, distance=model.distance.upper(),
     ), encoding="utf-8")
@@ -56,7 +63,13 @@ def read(folder: Path) -> PretrainedModel:
             f"{folder} has entities of width {width} and relations of width {relations.vectors.shape[1]}; TransE needs "
             "the same width for both."
         )
+    settings = {}
+    if (folder / SETTINGS_FILE).is_file():
+        with reading(folder / SETTINGS_FILE):
+            settings = {name: json.loads((folder / SETTINGS_FILE).read_text("utf-8"))[name] for name in SETTINGS}
     tokenizer = graph_tokenizer(entities.names, relations.names)
-    model = TransE(num_entities=len(entities.names), num_relations=len(relations.names), hidden_size=width)
+    model = TransE(
+        num_entities=len(entities.names), num_relations=len(relations.names), hidden_size=width, **settings
+    )
     params = {"entity": {"embedding": entities.vectors}, "relation": {"embedding": relations.vectors}}
     return PretrainedModel(TripleRanking(model, vocabulary=tokenizer.vocabulary), params, tokenizer)

@@ -127,6 +127,8 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         lines = super().describe(batch, example, row)
+        if not self.entities:
+            return [*lines, Line("no entities: --objective.entities names no folder of their vectors", [], [])]
         for slot in np.flatnonzero(example["entity_weights"][row]):
             position = int(example["entity_positions"][row][slot])
             entity, original = (

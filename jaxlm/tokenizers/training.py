@@ -195,9 +195,11 @@ def _train_sentencepiece(
             num_threads=8, minloglevel=2,
         )
     except RuntimeError as error:
+        reason = str(error).rpartition("] ")[2].rstrip(".")  # behind the place in its source
         raise UserError(
-            f"SentencePiece cannot train a {kind} vocabulary of {vocab_size} on this text ({error}); choose a smaller "
-            "--data.vocab-size, or give more text."
+            f"SentencePiece cannot train a {kind} vocabulary of {vocab_size} on this text ({reason}); choose a smaller "
+            f"--data.vocab-size (at least {MIN_VOCAB_SIZE}), give more text, or name another model's vocabulary with "
+            "--data.tokenizer."
         ) from error
     proto = sentencepiece_json.parse(output.getvalue())
     proto.normalizer_spec.name = sentencepiece_json.LINES[normalization]

@@ -228,6 +228,8 @@ def test_the_lines_of_show_name_every_entity_and_its_fate(graph):
     fates = [title.partition(", ")[2].split()[0] for title in titles]
     assert len(titles) == example["entity_weights"].sum() and set(fates) == {"kept", "dropped", "now"}
     assert all(title.startswith("Q") for title in titles)
+    without = dataclasses.replace(objective, entities="").describe(batch, example, 0)
+    assert "--objective.entities" in without[-1].title
 
 
 def test_an_export_has_the_official_names_of_every_parameter(graph, tmp_path):

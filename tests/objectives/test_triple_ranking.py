@@ -198,6 +198,7 @@ def test_vectors_are_exported_and_begun_from(graph, finished, capsys):
     out = graph / "vectors"
     assert main(["export", str(run), str(out)]) == 0
     model = load_model(run)
+    assert load_model(out).objective.model == model.objective.model
     for kind, names in zip(("entity", "relation"), graph_names(model.tokenizer.vocabulary), strict=True):
         vectors = read_vectors(out, kind)
         assert vectors.names == names
