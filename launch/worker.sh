@@ -16,7 +16,7 @@ install)
     # Ubuntu 22.04, which TPU VMs run, has Python 3.10: uv brings a newer one. pip must not mind that it is the system's.
     PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
     python3 -m uv venv --quiet --clear --python 3.12 .venv
-    python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[tpu]'
+    python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[tpu,buckets]'
     touch .venv/installed
     ;;
 start)
