@@ -196,10 +196,10 @@ def _train_sentencepiece(
         )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].rstrip(".")  # behind the place in its source
+        smaller = "choose a smaller --data.vocab-size, " if vocab_size > MIN_VOCAB_SIZE else ""
         raise UserError(
-            f"SentencePiece cannot train a {kind} vocabulary of {vocab_size} on this text ({reason}); choose a smaller "
-            f"--data.vocab-size (at least {MIN_VOCAB_SIZE}), give more text, or name another model's vocabulary with "
-            "--data.tokenizer."
+            f"SentencePiece cannot train a {kind} vocabulary of {vocab_size} on this text ({reason}); {smaller}give "
+            "more text, or name another model's vocabulary with --data.tokenizer."
         ) from error
     proto = sentencepiece_json.parse(output.getvalue())
     proto.normalizer_spec.name = sentencepiece_json.LINES[normalization]
