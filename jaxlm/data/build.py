@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 import socket
 import threading
@@ -65,7 +66,10 @@ def build_store(
         raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
     with new_folder(folder) as writing:
         rule = HeldOutRule.of(held_out, text)
-        facts, entities = _write(writing, pieces, text, tokenizer, rule, sentences, workers, progress)
+        # In a bucket two builds share the folder, so each writes arrays of its own, and the last manifest counts.
+        arrays_name = secrets.token_hex(8) if in_bucket(folder) else ""
+        arrays_folder = str(epath.Path(writing) / arrays_name)
+        facts, entities = _write(arrays_folder, pieces, text, tokenizer, rule, sentences, workers, progress)
         manifest = {
             "format": store.FORMAT,
             "fingerprint": store.store_fingerprint(text, tokenizer.fingerprint, held_out, sentences),
@@ -80,6 +84,7 @@ def build_store(
                 "pad": tokenizer.vocabulary.pad,
                 "eos": tokenizer.vocabulary.eos,
             },
+            "arrays": arrays_name,
             "parts": facts,
         }
         if text.mentions:

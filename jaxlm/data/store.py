@@ -2,7 +2,8 @@
 
 A store is a folder with `manifest.json` and, for each of the splits `train` and `held_out`, the arrays `tokens`
 (uint16 or uint32), `offsets` (int64 [documents + 1]) and `counts` (int64, the count of each id). It is finished if and
-only if it has a manifest. It depends on no objective: it has no special tokens, windows or masks.
+only if it has a manifest. In a bucket the splits are in a folder that the manifest names as `arrays`, a new one for
+each build. It depends on no objective: it has no special tokens, windows or masks.
 
 A text with mentions of entities adds `entities.json`, a list of their names, and an array `entities` beside each
 `tokens` (uint32): the place in that list, from 1, of the entity whose mention begins at the token; 0 for none.
@@ -175,7 +176,7 @@ class Store:
         )
 
     def _array(self, split: str, name: str, size: int) -> FlatArray:
-        return FlatArray(str(epath.Path(self.folder) / split / name), size, self._context)
+        return FlatArray(str(_split_folder(self.folder, self.manifest, split) / name), size, self._context)
 
 
 def is_finished(folder: str) -> bool:
@@ -195,10 +196,15 @@ def _read_manifest(folder: str) -> dict[str, Any]:
         raise UserError(f"The token store {folder} is of another version of jaxlm; delete that folder to rebuild it.")
     for split in SPLITS:
         expected = manifest["parts"][split]["disk_bytes"]
-        found = disk_bytes(str(epath.Path(folder) / split))
+        found = disk_bytes(str(_split_folder(folder, manifest, split)))
         if found != expected:
             raise damaged(folder, f"{split} takes {found:,} bytes on disk instead of {expected:,}")
     return manifest
+
+
+def _split_folder(folder: str, manifest: dict[str, Any], split: str) -> epath.Path:
+    """Return the folder of a split's arrays."""
+    return epath.Path(folder) / manifest.get("arrays", "") / split
 
 
 def disk_bytes(folder: str) -> int:

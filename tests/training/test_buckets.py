@@ -18,6 +18,7 @@ import pytest
 from etils import epath
 
 from jaxlm.cli import main
+from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.runs import lease
@@ -185,7 +186,7 @@ def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("store", ["gcs", "s3"])
-def test_text_and_token_stores(store, request, tmp_path, preset):
+def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
     """The store of a text in a bucket, in a bucket, is the store of its file on a disk."""
     bucket = request.getfixturevalue(store)
     text = write_text(tmp_path / "text.txt")
@@ -200,6 +201,14 @@ def test_text_and_token_stores(store, request, tmp_path, preset):
         one, other = getattr(ours, split), getattr(theirs, split)
         assert one.num_tokens == other.num_tokens
         assert (one.tokens.read(0, one.num_tokens) == other.tokens.read(0, one.num_tokens)).all()
+    # Another build, which is killed, changes nothing of the finished store.
+    again = Store(theirs.folder)
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr("jaxlm.data.text.is_finished", lambda folder: False)
+        patch.setattr("jaxlm.data.store.is_finished", lambda folder: False)
+        patch.setattr("jaxlm.data.build._encode", lambda *_: (_ for _ in ()).throw(InterruptedError))
+        data.open(data.prepare_tokenizer())
+    assert (again.train.tokens.read(0, 100) == ours.train.tokens.read(0, 100)).all()
     # Found again, until the text changes.
     said = []
     assert data.open(data.prepare_tokenizer(), said.append).fingerprint == ours.fingerprint and not said
