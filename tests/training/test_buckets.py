@@ -21,6 +21,7 @@ from jaxlm.cli import main
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.paths import cause
 from jaxlm.runs import lease
 from jaxlm.runs.lease import Lease
 from tests.training.support import metadata, metrics, saved_steps, stopped_after, write_text
@@ -229,6 +230,8 @@ def test_mistakes(gcs, preset, capsys):
     assert "gs://no-bucket/run is not a folder" in refused(capsys, "fill-mask", "gs://no-bucket/run", "[MASK]")
     assert "s3://bucket/run cannot hold a run: Orbax" in refused(
         capsys, "pretrain", preset, "--run-dir", "s3://bucket/run")
+    error = OSError("503 of https://storage/upload/bucket?upload_id=secret, again")
+    assert cause(error) == "503 of https://storage/upload/bucket again"
     (gcs / "notes.txt").write_text("mine")
     assert "holds other files (notes.txt" in refused(capsys, "pretrain", preset, "--run-dir", gcs)
 
