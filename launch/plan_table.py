@@ -2,6 +2,7 @@
 """Plans the steps of the table in configs/README.md and prints it as Markdown; needs libtpu, but no TPU.
 
     .venv/bin/python launch/plan_table.py [--only bert_base] [--json FILE] [--any.field VALUE …]
+    .venv/bin/python launch/plan_table.py --only distilbert_base --objective.teacher BERT_BASE    # a run or HF folder
 
 Flags such as `--train.batch-size 512` apply to every row. A row takes minutes. Three columns are times by the TPU
 compiler: of commits 0346f2a and 414361a, whose kernels are charged by their FLOPs at half the peak, and of this one,
@@ -52,6 +53,7 @@ ROWS = (
         "192 ms, 43 %, 13.2 GiB"),
     Row("roberta_base", "roberta_base", "v5e:4x4", SMALL, peer=111.5),
     Row("albert_base", "albert_base", "v5e:4x4", SMALL, peer=76.0),
+    Row("distilbert_base", "distilbert_base", "v5e:4x4", SMALL, peer=109.7),
     Row("gpt2", "gpt2", "v5e:8x8", (), "199 ms, 18 %, 11.9 GiB", "78.5 ms, 45 %, 6.0 GiB", peer=119),
     Row("t5_1_1_base, data 2, fsdp 32", "t5_1_1_base", "v5e:8x8", ("--mesh.data", "2", "--mesh.fsdp", "32"),
         "57 ms, 15 %, 3.0 GiB", "21.2 ms, 41 %, 1.9 GiB", peer=25.5),
@@ -90,7 +92,8 @@ def main() -> int:
         print(table_line(COLUMNS))
         print("|---" * len(COLUMNS) + "|", flush=True)
         for row in ROWS:
-            if row.name.startswith(options.only):
+            needs_teacher = row.preset == "distilbert_base" and "--objective.teacher" not in flags
+            if row.name.startswith(options.only) and not needs_teacher:
                 experiment = load_preset(str(CONFIGS / f"{row.preset}.py"))
                 experiment = override(experiment, [*row.flags, *flags], f"plan_table {row.preset}")
                 plan = planning.plan(experiment, row.topology)
