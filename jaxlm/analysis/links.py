@@ -31,9 +31,10 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
 
     A group of n chips lies along some axes of the torus. The links along these axes move its data in both directions
     at once if the axis closes to a ring, else in one. An all-gather or reduce-scatter of V bytes takes V (n - 1) / n
-    over their bandwidth, an all-reduce twice as long; in an all-to-all a byte passes a quarter of the longest axis on
-    average; a permutation takes one link in one direction. Between n slices a chip sends 2 (n - 1) / n times what it
-    reduces, else n - 1 times what it sends to one. Latencies, and traffic of other groups, are left out.
+    over their bandwidth, an all-reduce twice as long. In an all-to-all a byte passes a quarter of each axis on average,
+    and the slowest axis decides. A permutation takes one link in one direction. Between n slices a chip sends
+    2 (n - 1) / n of the bytes in an all-reduce, and n - 1 copies of its bytes otherwise. Latencies, and traffic of
+    other groups, are left out.
 
     Args:
         devices: Devices in the order of the program's partition ids.
@@ -52,18 +53,18 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
             return times * collective.bytes / chip.slice_bandwidth if chip.slice_bandwidth else 0.0
         group = [coordinates[i] for i in collective.group or range(len(coordinates))]
         spans = [len(set(axis)) for axis in zip(*group, strict=True)]
-        bandwidth = sum(
-            chip.link_bandwidth * (2 if span == side and _wraps(sides, side) else 1)
+        axes = [
+            (span, chip.link_bandwidth * (2 if span == side and _wraps(sides, side) else 1))
             for span, side in zip(spans, sides, strict=True) if span > 1
-        )
-        if not bandwidth:  # the chip's own cores
+        ]
+        if not axes:  # the chip's own cores
             return 0.0
         if collective.kind == "collective-permute":
             return collective.bytes / chip.link_bandwidth
         if collective.kind == "all-to-all":
-            return collective.bytes * max(spans) / 4 / bandwidth
+            return max(collective.bytes * span / 4 / bandwidth for span, bandwidth in axes)
         passes = 2 if collective.kind == "all-reduce" else 1
-        return passes * collective.bytes * (1 - 1 / len(group)) / bandwidth
+        return passes * collective.bytes * (1 - 1 / len(group)) / sum(bandwidth for _, bandwidth in axes)
 
     return seconds
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
+from jaxlm.paths import in_bucket
 
 if TYPE_CHECKING:
     from etils import epath
@@ -96,10 +98,13 @@ def start_jax() -> None:
 
 
 def update_curves(run: epath.Path, token_losses: Sequence[str] = ()) -> None:
-    """Draw the run's curves.png again, if there are metrics."""
-    if not (run / "metrics.jsonl").exists():
+    """Draw the run's curves.png again, unless it is newer than the metrics of a run on a disk."""
+    curves, metrics = run / "curves.png", run / "metrics.jsonl"
+    if not metrics.exists():
+        return
+    if not in_bucket(run) and curves.exists() and os.path.getmtime(curves) >= os.path.getmtime(metrics):
         return
     from jaxlm.analysis.curves import draw_curves
 
     if draw_curves(run, lambda line: print(line, file=sys.stderr), token_losses):
-        print(f"Curves: {run / 'curves.png'}")
+        print(f"Curves: {curves}")

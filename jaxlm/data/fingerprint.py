@@ -94,8 +94,8 @@ class Survey:
         bytes: size in UTF-8.
         lowest_route: lowest route of a document.
         highest_route: highest route of a document.
-        least_below: least route above those of documents of _LEAST bytes, or a tenth of a small text; 0 if so many
-            whole documents are more than a fifth of the text.
+        least_below: smallest route threshold that holds out at least _LEAST bytes (of a small text, a tenth); 0 if the
+            documents below it are more than a fifth of the text.
         mentions: number of mentions of entities.
     """
 
@@ -163,12 +163,12 @@ def sentence_parts(part: Part) -> Iterator[Part]:
 class HeldOutRule:
     """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text.
 
-    `is_raised` says that `below` is more than the share, so that the documents have _LEAST bytes.
+    `is_new` says that the first version of this rule, which had no minimum, held out another text.
     """
 
     below: int
     tail: int
-    is_raised: bool = False
+    is_new: bool = False
 
     @classmethod
     def of(cls, share: float, text: Survey) -> HeldOutRule:
@@ -181,9 +181,11 @@ class HeldOutRule:
         share = max(share, min(0.1, _LEAST / text.bytes))
         of_share = round(share * (1 << ROUTE_BITS))
         below = max(of_share, text.least_below)
-        if share * text.documents >= 4 and text.least_below and text.lowest_route < below <= text.highest_route:
-            return cls(below, text.bytes, below > of_share)
-        return cls(0, text.bytes - round(share * text.bytes))
+        has_many = share * text.documents >= 4
+        was_by_hash = has_many and text.lowest_route < of_share <= text.highest_route
+        if has_many and text.least_below and text.lowest_route < below <= text.highest_route:
+            return cls(below, text.bytes, is_new=not was_by_hash or below > of_share)
+        return cls(0, text.bytes - round(share * text.bytes), is_new=was_by_hash)
 
     def divide(self, piece: Piece, route: int, start: int, end: int) -> list[Part]:
         """Split a piece where the tail begins.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import itertools
 import json
@@ -199,37 +200,40 @@ def read_columns(
 
 
 def _split_lines(path: str, encoding: str) -> Iterator[tuple[str, list[str] | UserError]]:
-    """Yield (place for messages, values) of each row of a table, or an error for a line whose quote does not end."""
+    """Yield (place for messages, values) of each row of a table, or an error for a line whose quote does not end.
+
+    After an error only the first line of the row is given up; the others are read again.
+    """
     lines = (line for _, line in read_lines(path, encoding))
-    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if without_compression(path).endswith(".csv"):
         first = next(lines, "")
         names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
-        form, lines = {"delimiter": max(",;\t", key=names.count), "strict": True}, itertools.chain([first], lines)
-    number, taken, pending = 0, [], deque()  # rows before, lines of the row, lines to read again
+        dialect, lines = {"delimiter": max(",;\t", key=names.count), "strict": True}, itertools.chain([first], lines)
+    number, row_lines, unread = 0, [], deque()  # lines before the row, lines of the row, lines to read again
 
     def next_lines() -> Iterator[str]:
-        while (line := pending.popleft() if pending else next(lines, None)) is not None:
-            taken.append(line)
+        while (line := unread.popleft() if unread else next(lines, None)) is not None:
+            row_lines.append(line)
             yield line
 
     while True:
         try:
-            for values in csv.reader(next_lines(), **form):
+            for values in csv.reader(next_lines(), **dialect):
                 if values:  # an empty line is no row
                     yield f"{path}, line {number + 1}", values
-                number += len(taken)
-                taken.clear()
+                number += len(row_lines)
+                row_lines.clear()
             return
         except csv.Error as error:
             number += 1
             place = f"{path}, line {number}"
-            yield place, UserError(
-                f"{place}: a quote that begins a column does not end it ({error}); mend or remove the line. Quotes "
-                "within such a column are doubled."
-            )
-            pending.extendleft(reversed(taken[1:]))
-            taken.clear()
+            is_quote = dialect.get("strict") and "new-line" not in str(error)
+            hint = "a quote that begins a column does not end it; quotes within such a column are doubled"
+            what = hint if is_quote else "the line has a carriage return that ends no line, or is no text"
+            yield place, UserError(f"{place}: {what} ({error}). Mend or remove the line.")
+            unread.extendleft(reversed(row_lines[1:]))
+            row_lines.clear()
 
 
 class NotUtf8(UserError):
@@ -244,6 +248,7 @@ class NotUtf8(UserError):
         self.encoding = encoding
 
 
+@functools.lru_cache(16)
 def encoding_of(path: str) -> str:
     """Return "utf-8-sig", or "cp1252" for a text of Western Europe that is not UTF-8.
 
@@ -438,7 +443,8 @@ def row_of(schema: type[Row], value: Any, place: str) -> Row:
         try:
             found[name] = typeguard.check_type(item, hint)
         except typeguard.TypeCheckError:
-            has, wants = _KINDS.get(type(item), "text"), _KINDS[typing.get_origin(hint) or hint]
+            has = _KINDS.get(type(item), "text")
+            wants = "a whole number" if hint is int else _KINDS[typing.get_origin(hint) or hint]
             raise UserError(f"{place}: the field {name!r} is {has}, not {wants}; mend or remove the row.") from None
     return schema(**found)
 

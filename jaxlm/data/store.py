@@ -43,8 +43,8 @@ def store_fingerprint(text: Survey, tokenizer: str, held_out: float, sentences: 
     """
     facts = {"format": 2, "text": text.fingerprint, "tokenizer": tokenizer, "held_out": held_out}
     facts |= {"sentences": True} if sentences else {}
-    if HeldOutRule.of(held_out, text).is_raised:  # earlier versions held out less of such a text
-        facts["is_raised"] = True
+    if HeldOutRule.of(held_out, text).is_new:
+        facts["rule"] = 2
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

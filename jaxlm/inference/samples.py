@@ -31,15 +31,18 @@ def sampler(
         rows: Token ids of each text.
     """
     special, size = objective.vocabulary.special, min(_TOKENS, max_length(objective) // 2)
-    texts = [row[~special[row]][: size - 2].tolist() for row in rows]
-    prompts = [objective.prompt(text) for text in texts if text]
+    texts = [text for row in rows if (text := row[~special[row]][: size - 2].tolist())]
+    prompts = [objective.prompt(text) for text in texts]
     settings = Settings(max_new_tokens=size, temperature=0.8, top_p=0.95)
 
     def filled(params: Params) -> list[str]:
         v, lines = objective.vocabulary, []
-        masked = [[v.cls, *prompt, v.sep] for prompt in prompts]
+        asked = [(text, prompt) for text, prompt in zip(texts, prompts, strict=True) if v.mask in prompt]
+        if not asked:
+            return []
+        masked = [[v.cls, *prompt, v.sep] for _, prompt in asked]
         answers = fill_rows(objective, params, tokenizer, masked, top_k=1)
-        for text, prompt, candidates in zip(texts, prompts, answers, strict=True):
+        for (text, prompt), candidates in zip(asked, answers, strict=True):
             line, *parts = tokenizer.decode(prompt, skip_special=False).split(tokenizer.piece(v.mask))
             for ((piece, probability),), part in zip(candidates, parts, strict=False):
                 line += f"[{piece} {probability:.0%}]{part}"

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from typing import Any, Self
 
 import tensorstore as ts
@@ -19,23 +20,27 @@ from jaxlm.paths import cause
 
 SECONDS = 120.0
 """Time without a renewal after which another process may take the lease."""
+OLD = 3600.0
+"""Age of a renewal after which a lease is not watched but taken."""
 NAME = ".lock"
 
 
 class Lease:
-    """The right to write in a folder, from `with` to its end.
+    """Exclusive right to write in a folder of a bucket, held for the duration of a `with` block.
 
     Every write is conditional on the generation of the object that was read before, so of several processes that find
-    a lease expired only one gets it. The owner's time is believed if it is old; otherwise a lease has expired once it
-    has stood unchanged for `SECONDS`, so clocks need not agree. A process that loses its lease exits, so that two
-    never write in one folder.
+    a lease expired only one gets it. A lease has expired once it has stood unchanged for `SECONDS`, by the clock of
+    the process that watches it, or if its time is `OLD` seconds ago, more than clocks differ. A process that loses its
+    lease exits at its next renewal, within `SECONDS` / 6.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Name the folder; nothing is read or written yet."""
         self._folder = os.fspath(folder)
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        self._owner = f"process {os.getpid()} on {socket.gethostname()}, since {began}"
+        self._owner = {
+            "owner": f"process {os.getpid()} on {socket.gethostname()}, since {began}", "id": uuid.uuid4().hex
+        }
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_the_end, name="jaxlm-lease", daemon=True)
 
@@ -62,16 +67,20 @@ class Lease:
         self._thread.join()
         with contextlib.suppress(ValueError, OSError):  # it expires anyway
             lease, generation = self._read()
-            if lease.get("owner") == self._owner:
-                self._store.write(NAME, None, if_equal=generation).result()
+            if lease.get("id") == self._owner["id"]:
+                self._store.write(NAME, None, if_equal=generation).result(timeout=SECONDS / 6)
 
     def _acquire(self) -> None:
         watched, start = None, time.monotonic()
         while True:
             lease, generation = self._read()
-            has_expired = max(time.time() - lease.get("time", 0), time.monotonic() - start) > SECONDS
+            if lease.get("id") == self._owner["id"]:  # the answer to a write was lost
+                return
+            has_expired = time.time() - lease.get("time", 0) > OLD or time.monotonic() - start > SECONDS
             if (not lease or has_expired) and self._write(generation):
                 return
+            if not lease:
+                continue
             if watched not in (None, generation):
                 raise UserError(
                     f"{self._folder} is in use by another process ({lease.get('owner')}); wait for it or choose "
@@ -84,7 +93,7 @@ class Lease:
 
     def _read(self) -> tuple[dict[str, Any], bytes]:
         """Return the lease, {} for none or a damaged one, and its generation."""
-        found = self._store.read(NAME).result()
+        found = self._store.read(NAME).result(timeout=SECONDS / 6)
         try:
             return dict(json.loads(found.value)), found.stamp.generation
         except (ValueError, TypeError):
@@ -92,15 +101,15 @@ class Lease:
 
     def _write(self, generation: bytes) -> bool:
         """Write the lease unless it has changed since `generation`; return whether it was written."""
-        value = json.dumps({"owner": self._owner, "time": time.time()}).encode()
-        return bool(self._store.write(NAME, value, if_equal=generation).result().generation)
+        value = json.dumps(self._owner | {"time": time.time()}).encode()
+        return bool(self._store.write(NAME, value, if_equal=generation).result(timeout=SECONDS / 6).generation)
 
     def _renew_until_the_end(self) -> None:
         renewed = time.monotonic()
         while not self._ended.wait(SECONDS / 6):
             try:
                 lease, generation = self._read()
-                if lease.get("owner") != self._owner:
+                if lease.get("id") != self._owner["id"]:
                     return _exit(f"{self._folder} now belongs to {lease.get('owner', 'no process')}.")
                 now = time.monotonic()
                 if self._write(generation):  # otherwise the next reading tells why

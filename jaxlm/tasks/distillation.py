@@ -87,7 +87,8 @@ class DistilledClassification(Classification, HasConstants):
             misfits += layer_misfits(theirs, ours, self.teacher_hidden_size)
         # The student's weights are trained, so no flag changes its sizes.
         require_fit(self.teacher, [
-            misfit if "teacher" in misfit.flags else misfit._replace(flags="") for misfit in misfits
+            misfit if misfit.flags.startswith("--objective.teacher") else misfit._replace(flags="")
+            for misfit in misfits
         ])
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))

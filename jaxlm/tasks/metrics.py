@@ -89,8 +89,8 @@ def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -
 
     The mean is over labels that are predicted or gold, as in scikit-learn.
     """
-    present = {*predictions, *gold}
-    wanted = labels[1:] if len(labels) == 2 else [label for label in {*labels, *gold} if label in present]
+    present, every = {*predictions, *gold}, dict.fromkeys([*labels, *gold])
+    wanted = labels[1:] if len(labels) == 2 else [label for label in every if label in present]
     scores = []
     for label in wanted:
         hits = sum(p == g == label for p, g in zip(predictions, gold, strict=True))

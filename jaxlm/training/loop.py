@@ -55,8 +55,8 @@ def train(
     best = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
     if t.uses_best and not feed.has_held_out:
         raise UserError("train.best_by and train.patience choose by held-out data, and nothing is held out.")
-    if t.best_by and not first:  # also finds a name that is no figure, before the steps
-        log.progress.note(evaluation_line(0, evaluate(program, state, feed), program, entropy, {}))
+    if t.best_by and first not in best:  # finds a name that is no figure, before the steps
+        log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
     with _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches:
         for step in range(first + 1, t.steps + 1):
             state, terms = program.train_step(state, next(batches), program.constants)

@@ -118,10 +118,12 @@ class MetricsWriter:
         start = time.monotonic()
         if self.events is not None:
             self.events.flush()
-        for file in Path(self._temporary.name).iterdir():
-            write_whole(self.folder / file.name, file.read_bytes())
-        end = time.monotonic()
-        self._next_sync = end + max(SYNC_SECONDS, (end - start) / SYNC_SHARE)
+        try:
+            for file in Path(self._temporary.name).iterdir():
+                write_whole(self.folder / file.name, file.read_bytes())
+        finally:
+            end = time.monotonic()
+            self._next_sync = end + max(SYNC_SECONDS, (end - start) / SYNC_SHARE)
 
     def write_text(self, step: int, name: str, lines: list[str]) -> None:
         """Write lines as TensorBoard text, if there are events at all."""

@@ -74,15 +74,15 @@ def make_optimizer(
         if config.name == "lamb":
             update = optax.chain(update, optax.masked(per_layer(optax.scale_by_trust_ratio()), weight_decay_mask))
     clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
-    if config.layer_decay != 1.0:
-        update = optax.chain(update, scale_by_depth(config.layer_decay, input_params, decay_above_layers))
-    optimizer = optax.chain(*clip, update, optax.scale_by_learning_rate(make_schedule(config, steps)))
+    depth = [scale_by_depth(config.layer_decay, input_params, decay_above_layers)] if config.layer_decay != 1.0 else []
+    rate = optax.scale_by_learning_rate(make_schedule(config, steps))
     if not frozen_params:
-        return optimizer
-    parts = {"trained": optimizer, "frozen": optax.set_to_zero()}
-    return optax.partition(parts, lambda params: jax.tree_util.tree_map_with_path(
+        return optax.chain(*clip, optax.chain(update, *depth) if depth else update, rate)
+    parts = {"trained": optax.chain(*clip, update, rate), "frozen": optax.set_to_zero()}
+    partition = optax.partition(parts, lambda params: jax.tree_util.tree_map_with_path(
         lambda path, _: "frozen" if is_chosen(path_string(path), frozen_params) else "trained", params
     ))
+    return optax.chain(partition, *depth) if depth else partition  # the depth is that of all layers, frozen ones too
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:

@@ -27,6 +27,8 @@ def chips(kind: str, *sides: int, slices: int = 1) -> list[SimpleNamespace]:
     (chips("TPU v5p", 4, 4, 4), "all-gather", (), 1e9 * 63 / 64 / 600e9),
     (chips("TPU v5p", 4, 4, 4), "collective-permute", (0, 1), 1e9 / 100e9),
     (chips("TPU v6 lite", 4, 4, 1), "all-to-all", (0, 1, 2, 3), 1e9 / 100e9),
+    # Half of the bytes cross the middle of an axis: 256 GB / 2 in each direction over 16 rows of two links.
+    (chips("TPU v5 lite", 16, 16, 1), "all-to-all", (), 256e9 / 4 / (16 * 2 * 50e9)),
     (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-reduce between slices", (), 1e9 * 2 * 3 / 4 / 3.125e9),
     (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-gather between slices", (), 3e9 / 3.125e9),
     (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-gather", (), 1e9 * 3 / 4 / 100e9),

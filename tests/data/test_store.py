@@ -166,8 +166,20 @@ def test_the_least_is_held_out_whatever_the_hashes(count, size):
         held += text.bytes - rule.tail
         least = min(1 << 15, text.bytes / 10)
         assert held >= least - 1
-        if rule.is_raised:  # otherwise the hashes hold out more than the share
+        if rule.below == text.least_below:  # otherwise the hashes hold out more than the share
             assert held <= least + 2 * size
+
+
+def test_a_rule_that_holds_out_other_documents_than_the_first_version_is_new():
+    """The first version held out by hash whenever the share had four documents, whatever their size."""
+    facts = dict(fingerprint="", documents=200, bytes=10**7, lowest_route=5, highest_route=(1 << 64) - 5)
+    by_share = Survey(**facts, least_below=1 << 50)
+    assert not HeldOutRule.of(0.1, by_share).is_new and HeldOutRule.of(0.1, by_share).below == round(0.1 * 2**64)
+    assert HeldOutRule.of(0.1, Survey(**facts, least_below=1 << 62)).is_new  # more than the share
+    too_large = HeldOutRule.of(0.1, Survey(**facts, least_below=0))
+    assert too_large.is_new and too_large.below == 0 and too_large.tail == 9 * 10**6
+    few = Survey(**facts | {"documents": 3}, least_below=0)
+    assert not HeldOutRule.of(0.1, few).is_new  # both versions hold out the tail
 
 
 def test_copies_of_one_document_are_not_all_held_out(tmp_path):

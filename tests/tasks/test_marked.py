@@ -108,7 +108,7 @@ def test_relation_rows(tmp_path):
     (TypingRows(), TYPING | {"ents": [["Q1", 0]]}, "'ents' has .*not a list of name, start, end"),
     (TypingRows(), TYPING | {"ents": [["Q1", 0, 3, "high"]]}, "'ents' has .*not a list of name"),
     (TypingRows(), TYPING | {"ents": 3}, "'ents' is a number, not a list"),
-    (TypingRows(), {"sent": "red house", "start": 0}, "'end' is null or missing, not a number"),
+    (TypingRows(), {"sent": "red house", "start": 0}, "'end' is null or missing, not a whole number"),
     (TypingRows(), {"start": 0}, "'sent' is null or missing"),
     (RelationRows(), RELATION | {"ents": [["Q", 0, 3]]}, "'ents' is not a list of head and tail"),
     (RelationRows(), RELATION | {"ents": [["Q", 0, 3], ["Q", 2, 2]]}, "the head or the tail is empty"),

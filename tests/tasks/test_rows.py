@@ -306,7 +306,7 @@ BAD_ROWS = {
     "squad": (AnswerRows, "x.json", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
         {"id": str(place), "question": "?", "answers": [{"text": "red", "answer_start": place}]}
         for place in (0, 1, "2", None, 0)]}]}]}),
-        ["1: the answer", "2: the field 'answer_start' is text, not a number", "None: the field 'answer_start'"]),
+        ["1: the answer", "2: the field 'answer_start' is text, not a whole number", "None: the field 'answer_start'"]),
     "coqa": (lambda **data: AnswerRows(form="coqa", **data), "x.json", json.dumps({"data": [
         {"id": "s", "story": "red house", "questions": [{"turn_id": i, "input_text": "?"} for i in range(4)],
          "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),

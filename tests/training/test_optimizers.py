@@ -14,6 +14,7 @@ import torch
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.models.layers.stack import unstack
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.parallel.rules import is_stacked
 from jaxlm.training.optimizers import make_optimizer, make_schedule, scale_by_depth, weight_decay_mask
 
 STEPS = 6
@@ -188,6 +189,19 @@ def test_layers_below_learn_more_slowly():
     for layer, factor in (("0", 0.5**3), ("1", 0.5**2)):
         assert jax.tree.leaves(shares["encoder"]["layers"][layer]) == pytest.approx([factor] * 4, rel=1e-3)
     assert shares["norm"]["scale"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_frozen_layers_count_for_layer_decay():
+    """Four layers, frozen: the embeddings below them learn at d^(4 + 2) of the head's rate."""
+    config = OptimizerConfig(
+        learning_rate=0.1, warmup_steps=0, weight_decay=0.0, clip_norm=0.0, layer_decay=0.5, schedule="constant"
+    )
+    params = {"word": jnp.ones(3), "encoder": {"layers": {"kernel": jnp.ones((4, 2, 2))}}, "head": jnp.ones(3)}
+    assert is_stacked("encoder/layers/kernel")
+    optimizer = make_optimizer(config, STEPS, input_params=("word",), frozen_params=("encoder",))
+    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
+    assert not updates["encoder"]["layers"]["kernel"].any()
+    np.testing.assert_allclose(updates["word"], 0.5**6 * updates["head"], rtol=1e-6)
 
 
 def test_layer_decay_of_xlnet():
