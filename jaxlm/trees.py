@@ -47,10 +47,11 @@ def within(path: str, subtree: str) -> bool:
     return path == subtree or path.startswith(subtree + "/")
 
 
-def is_chosen(path: str, patterns: Iterable[str]) -> bool:
-    """Return whether shell patterns choose a path: the last one that matches it or a tree around it decides.
+def matches_patterns(path: str, patterns: Iterable[str]) -> bool:
+    """Return whether shell patterns select a path.
 
-    A pattern that begins with "!" takes out what the patterns before it have chosen.
+    Each is matched against the path and its parents, and "*" also matches "/". The last match decides; a leading "!"
+    deselects.
     """
     parents = [path[: i] for i, char in enumerate(path) if char == "/"]
     chosen = False

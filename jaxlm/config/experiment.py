@@ -49,7 +49,8 @@ class OptimizerConfig:
     """Global gradient norm to clip to; 0 turns clipping off."""
     freeze: tuple[str, ...] = ()
     """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
-    out what an earlier '*' has chosen. A name stands for all parameters below it."""
+    out what an earlier '*' has chosen. A name stands for all parameters below it, '*' also for several levels, and the
+    layers of a stack are one parameter."""
 
 
 @dataclasses.dataclass(frozen=True)

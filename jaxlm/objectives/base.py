@@ -207,7 +207,7 @@ class Objective:
         raise NotImplementedError
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:
-        """Return a text as the trained model is asked about it: with every sixth token masked, or its first half."""
+        """Return the prompt of a sample: the text with every sixth token masked, or its first half."""
         if self.answer_kind == "masks":
             return [self.vocabulary.mask if place % 6 == 4 else token for place, token in enumerate(tokens)]
         return list(tokens[: (len(tokens) + 1) // 2])

@@ -97,7 +97,7 @@ class BidirectionalLM(Streams, HasConstants):
         batch, example = in_reading_order(batch), {}
         for number, (name, first, last) in enumerate((("forward", v.bos, v.eos), ("backward", v.eos, v.bos))):
             tokens, documents = batch.tokens[number::2], batch.segment_ids[number::2]
-            # One symbol of the stream stands for two: the last label of a sentence and the first word read of the next.
+            # The stream has one </s> between sentences. As a label it ends a sentence, as an input it begins the next.
             is_end = tokens == v.eos
             example |= {
                 f"{name}_ids": jnp.where(is_end, first, tokens)[:, :-1],

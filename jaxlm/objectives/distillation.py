@@ -21,7 +21,7 @@ from jaxlm.models.layers.stack import at_positions
 from jaxlm.objectives.base import Example, HasConstants, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.objectives.teacher import Misfit, load_teacher, size_misfits
+from jaxlm.objectives.teacher import Mismatch, load_teacher, size_mismatches
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import merge_params
 from jaxlm.types import Params
@@ -81,21 +81,21 @@ class Distillation(MaskedLM, HasConstants):
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return load_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._misfits)
+        return load_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
 
-    def _misfits(self, teacher: Objective) -> Iterator[Misfit]:
+    def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         """Yield what keeps the student from beginning with layers of the teacher."""
         theirs, ours = teacher.model, self.model
-        yield from size_misfits(theirs, ours.for_vocabulary(teacher.vocabulary), "vocab_size")
-        yield from size_misfits(theirs, ours, "hidden_size", "num_heads", "intermediate_size")
+        yield from size_mismatches(theirs, ours.for_vocabulary(teacher.vocabulary), "vocab_size")
+        yield from size_mismatches(theirs, ours, "hidden_size", "num_heads", "intermediate_size")
         if theirs.embedding_width != theirs.hidden_size or ours.embedding_width != ours.hidden_size:
-            yield from size_misfits(theirs, ours, "embedding_width")
+            yield from size_mismatches(theirs, ours, "embedding_width")
         if theirs.max_positions > ours.max_positions:
-            yield from size_misfits(theirs, ours, "max_positions")
+            yield from size_mismatches(theirs, ours, "max_positions")
         if theirs.stack.groups < theirs.num_layers:
-            yield Misfit("parameters that its layers share", "")
+            yield Mismatch("parameters that its layers share", "")
         if theirs.num_layers < ours.num_layers:
-            yield from size_misfits(theirs, ours, "num_layers")
+            yield from size_mismatches(theirs, ours, "num_layers")
 
     def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
         """Initialize the student with the teacher's embeddings, head and evenly spaced layers.

@@ -20,7 +20,7 @@ from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import stack_flops
 from jaxlm.objectives.base import Example, HasConstants, Line, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.objectives.teacher import Misfit, layer_misfits, load_teacher
+from jaxlm.objectives.teacher import Mismatch, layer_mismatches, load_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -66,12 +66,12 @@ class LayerDistillation(HasConstants):
         return self.masked_lm.row_format(length)
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return load_teacher(self, load, ("embeddings", "encoder"), self._misfits)
+        return load_teacher(self, load, ("embeddings", "encoder"), self._mismatches)
 
-    def _misfits(self, teacher: Objective) -> Iterator[Misfit]:
-        yield from layer_misfits(teacher.model, self.model, self.teacher_hidden_size)
+    def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
+        yield from layer_mismatches(teacher.model, self.model, self.teacher_hidden_size)
         if teacher.model.type_vocab_size < 2:
-            yield Misfit(f"{teacher.model.type_vocab_size} segment types instead of 2", "")
+            yield Mismatch(f"{teacher.model.type_vocab_size} segment types instead of 2", "")
 
     def init(self, key: jax.Array) -> Params:
         key_model, key_projection = jax.random.split(key)

@@ -58,7 +58,7 @@ class PermutationLM(Streams):
         return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
-        # Half a row more than the text of a row, for the sentence that goes beyond it.
+        # The text of a row, and half a row more: B is extended to its sentence end before the longer segment is cut.
         return RowFormat("stream-both-ways", length - 3 + length // 2, stride=length // 2)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
@@ -81,14 +81,14 @@ class PermutationLM(Streams):
         def in_text_order(x: jax.Array) -> jax.Array:  # words begin where they begin in the text
             return jnp.where(is_backward[:, None] > 0, x[:, ::-1], x)
 
-        is_chosen = jnp.concatenate([
+        matches_patterns = jnp.concatenate([
             in_text_order(choose_spans(key, in_text_order(part), number))
             for key, part, number in (
                 (key_first, starts[:, :half], count - count // 2), (key_second, starts[:, half:], count // 2)
             )
         ], axis=1)
-        order = draw_order(key_order, is_chosen, is_added, 2)
-        positions = jnp.where(is_chosen & is_text, jnp.arange(ids.shape[1]), ids.shape[1])
+        order = draw_order(key_order, matches_patterns, is_added, 2)
+        positions = jnp.where(matches_patterns & is_text, jnp.arange(ids.shape[1]), ids.shape[1])
         positions = jnp.sort(positions, axis=1)[:, :count]
         weights = (positions < ids.shape[1]).astype(jnp.float32)
         positions = jnp.where(weights > 0, positions, 0).astype(jnp.int32)
@@ -102,8 +102,8 @@ class PermutationLM(Streams):
         """Build rows `reused text, A [SEP] B [SEP] [CLS]`.
 
         As in the official code, A ends at a random sentence end, and B begins with a sentence and ends with one; what
-        exceeds the row is cut from the right of the longer of the two. A row without a sentence end has A up to the
-        next one, and always a B from another row.
+        exceeds the row is cut from the right of the longer of the two. If no sentence ends inside the row, A extends
+        to the next sentence end and B comes from another row.
 
         Returns:
             Token ids, segment types, the mask of text tokens (no padding), and the mask of [SEP] and [CLS], [batch,

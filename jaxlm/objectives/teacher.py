@@ -14,11 +14,11 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.objectives.base import Objective, PretrainedModel
 
 
-class Misfit(NamedTuple):
+class Mismatch(NamedTuple):
     """A difference between teacher and student.
 
     Attributes:
-        what: What the teacher has, and the student has not.
+        what: The teacher's value, with the student's in brackets.
         flags: Flags by which the student fits; "" if none do.
     """
 
@@ -28,7 +28,7 @@ class Misfit(NamedTuple):
 
 def load_teacher(
     objective: Objective, load: Callable[[str], PretrainedModel], needed: tuple[str, ...],
-    misfits: Callable[[Objective], Iterator[Misfit]],
+    mismatches: Callable[[Objective], Iterator[Mismatch]],
 ) -> PretrainedModel:
     """Return the encoder at `objective.teacher` with the parameter subtrees `needed`.
 
@@ -38,7 +38,7 @@ def load_teacher(
         objective: the objective of the student.
         load: opens a run folder or a Transformers folder.
         needed: names of the subtrees.
-        misfits: yields the differences from a teacher's objective that the student cannot bear.
+        mismatches: yields the differences from a teacher's objective that the student cannot bear.
 
     Raises:
         UserError: the model is no encoder, lacks a required subtree, or does not fit the student.
@@ -56,68 +56,68 @@ def load_teacher(
         )
     if missing := [name for name in needed if name not in teacher.params]:
         raise UserError(f"the teacher {path} has no {missing[0]}; choose a model with it, or train one.")
-    require_fit(path, [*text_misfits(path, teacher.objective, objective), *misfits(teacher.objective)])
+    require_fit(path, [*text_mismatches(path, teacher.objective, objective), *mismatches(teacher.objective)])
     model = teacher.objective.model.with_execution(**student.execution)
     params = {name: teacher.params[name] for name in needed}
     return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model), params=params)
 
 
-def require_fit(path: str, misfits: Sequence[Misfit]) -> None:
-    """Raise one UserError for all misfits of the teacher at `path`, with the flags that mend them."""
-    if not misfits:
+def require_fit(path: str, mismatches: Sequence[Mismatch]) -> None:
+    """Raise one UserError for all mismatches of the teacher at `path`, with the flags that mend them."""
+    if not mismatches:
         return
-    flags = [misfit.flags for misfit in misfits]
+    flags = [mismatch.flags for mismatch in mismatches]
     advice = f"add {' '.join(flags)}, or choose another teacher" if all(flags) else "choose another teacher"
     raise UserError(
-        f"the teacher {path} does not fit the student: it has {', '.join(misfit.what for misfit in misfits)}; {advice}."
+        f"the teacher {path} does not fit the student: it has {', '.join(one.what for one in mismatches)}; {advice}."
     )
 
 
-def text_misfits(path: str, teacher: Objective, student: Objective) -> Iterator[Misfit]:
-    """Yield the misfits of vocabulary and positions, which must cover the student's inputs."""
+def text_mismatches(path: str, teacher: Objective, student: Objective) -> Iterator[Mismatch]:
+    """Yield the mismatches of vocabulary and positions, which must cover the student's inputs."""
     ours, theirs = student.vocabulary, teacher.vocabulary
     is_same = ours.size == theirs.size and (
         ours.is_stand_in or (ours.symbols == theirs.symbols and np.array_equal(ours.word_start, theirs.word_start))
     )
     if not is_same:
-        yield Misfit("another vocabulary", f"--data.tokenizer {path}")
+        yield Mismatch("another vocabulary", f"--data.tokenizer {path}")
     ours, theirs = (objective.model.max_length or math.inf for objective in (student, teacher))
     if theirs < ours:
-        yield Misfit(f"{theirs} positions (the student {ours})", f"--objective.model.max-positions {theirs}")
+        yield Mismatch(f"{theirs} positions (the student {ours})", f"--objective.model.max-positions {theirs}")
 
 
-def size_misfits(teacher: Encoder, student: Encoder, *names: str) -> Iterator[Misfit]:
+def size_mismatches(teacher: Encoder, student: Encoder, *names: str) -> Iterator[Mismatch]:
     """Yield the fields of the model that the student must share with the teacher and does not."""
     for name in names:
         ours, theirs = getattr(student, name), getattr(teacher, name)
         if ours != theirs:
             has_field = name in {field.name for field in dataclasses.fields(student)}
             flags = f"--objective.model.{name.replace('_', '-')} {theirs}" if has_field else ""
-            yield Misfit(f"{name} {theirs} (the student {ours})", flags)
+            yield Mismatch(f"{name} {theirs} (the student {ours})", flags)
 
 
-def layer_misfits(teacher: Encoder, student: Encoder, hidden_size: int) -> Iterator[Misfit]:
-    """Yield the misfits of heads, layers and hidden size where layers learn from layers.
+def layer_mismatches(teacher: Encoder, student: Encoder, hidden_size: int) -> Iterator[Mismatch]:
+    """Yield the mismatches of heads, layers and hidden size where layers learn from layers.
 
     Args:
         teacher: the teacher's model.
         student: the student's model.
         hidden_size: objective.teacher_hidden_size.
     """
-    yield from size_misfits(teacher, student, "num_heads")
+    yield from size_mismatches(teacher, student, "num_heads")
     heads, width = teacher.num_heads, student.hidden_size
     if width % heads:
         width = -(-width // heads) * heads
-        yield Misfit(f"{heads} heads for a width of {student.hidden_size}", f"--objective.model.hidden-size {width}")
+        yield Mismatch(f"{heads} heads for a width of {student.hidden_size}", f"--objective.model.hidden-size {width}")
     if teacher.hidden_size != hidden_size:
-        yield Misfit(
+        yield Mismatch(
             f"hidden_size {teacher.hidden_size} (objective.teacher_hidden_size is {hidden_size})",
             f"--objective.teacher-hidden-size {teacher.hidden_size}",
         )
     if teacher.num_layers % student.num_layers:
         most = min(student.num_layers, teacher.num_layers)
         divisor = max(number for number in range(1, most + 1) if not teacher.num_layers % number)
-        yield Misfit(
+        yield Mismatch(
             f"{teacher.num_layers} layers, which do not map onto the student's {student.num_layers}",
             f"--objective.model.num-layers {divisor}",
         )

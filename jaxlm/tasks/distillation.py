@@ -15,7 +15,7 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.objectives.base import HasConstants, PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
-from jaxlm.objectives.teacher import layer_misfits, require_fit, text_misfits
+from jaxlm.objectives.teacher import layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.pooled import flat_inputs
 from jaxlm.types import Params
@@ -74,7 +74,7 @@ class DistilledClassification(Classification, HasConstants):
         if teacher.objective.both_orders:
             raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
         theirs, ours = teacher.objective.model, self.model
-        misfits = [*text_misfits(self.teacher, teacher.objective, self)]
+        mismatches = [*text_mismatches(self.teacher, teacher.objective, self)]
         templates = [(task.template.single, task.template.pair) for task in (teacher.objective, self)]
         if templates[0] != templates[1]:  # the teacher reads the student's rows
             raise UserError(
@@ -84,11 +84,11 @@ class DistilledClassification(Classification, HasConstants):
         if self.layer_weight:
             if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
                 raise UserError("objective.layer_weight is for encoders; set it to 0.")
-            misfits += layer_misfits(theirs, ours, self.teacher_hidden_size)
+            mismatches += layer_mismatches(theirs, ours, self.teacher_hidden_size)
         # The student's weights are trained, so no flag changes its sizes.
         require_fit(self.teacher, [
-            misfit if misfit.flags.startswith("--objective.teacher") else misfit._replace(flags="")
-            for misfit in misfits
+            mismatch if mismatch.flags.startswith("--objective.teacher") else mismatch._replace(flags="")
+            for mismatch in mismatches
         ])
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))

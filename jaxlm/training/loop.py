@@ -116,7 +116,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     """Return the figures of the held-out data.
 
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
-    `train.best_by` is none of a loss, the metrics of a task.
+    `train.best_by` does not name a loss, the metrics of a task.
 
     Raises:
         UserError: `train.best_by` is none of the figures.

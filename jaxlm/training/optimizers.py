@@ -11,7 +11,7 @@ import optax
 
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.parallel.rules import is_stacked
-from jaxlm.trees import is_chosen, path_string
+from jaxlm.trees import matches_patterns, path_string
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -55,7 +55,7 @@ def make_optimizer(
         steps: Length of the schedule.
         input_params: Names of the parameters below the first layer, for layer decay.
         decay_above_layers: Power of the layer decay at the last layer.
-        frozen_params: Patterns of the parameters without updates (see `is_chosen`); they have no optimizer state.
+        frozen_params: Patterns of the parameters without updates or optimizer state (see `matches_patterns`).
     """
     if config.name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
@@ -80,7 +80,7 @@ def make_optimizer(
         return optax.chain(*clip, optax.chain(update, *depth) if depth else update, rate)
     parts = {"trained": optax.chain(*clip, update, rate), "frozen": optax.set_to_zero()}
     partition = optax.partition(parts, lambda params: jax.tree_util.tree_map_with_path(
-        lambda path, _: "frozen" if is_chosen(path_string(path), frozen_params) else "trained", params
+        lambda path, _: "frozen" if matches_patterns(path_string(path), frozen_params) else "trained", params
     ))
     return optax.chain(partition, *depth) if depth else partition  # the depth is that of all layers, frozen ones too
 

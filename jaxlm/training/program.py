@@ -36,7 +36,7 @@ from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule
-from jaxlm.trees import is_chosen, path_string, paths
+from jaxlm.trees import matches_patterns, path_string, paths
 from jaxlm.types import Params
 
 EVALUATION_STEP = 2**31 - 1
@@ -130,7 +130,7 @@ class Program:
     def size(self) -> str:
         """Number of parameters, with that of the frozen ones if there are any."""
         leaves = jax.tree_util.tree_leaves_with_path(self.shapes.params)
-        frozen = [leaf for path, leaf in leaves if is_chosen(path_string(path), self.frozen_params)]
+        frozen = [leaf for path, leaf in leaves if matches_patterns(path_string(path), self.frozen_params)]
         count = sum(math.prod(leaf.shape) for leaf in frozen)
         return f"{self.num_params:,} parameters" + (f" ({count:,} of them frozen)" if count else "")
 
@@ -147,12 +147,12 @@ def _check_patterns(patterns: Sequence[str], params: Params) -> None:
     """Raise UserError unless each pattern of `optimizer.freeze` matches a parameter, and some are trained."""
     names = list(paths(params))
     for pattern in patterns:
-        if not any(is_chosen(name, [pattern.removeprefix("!")]) for name in names):
+        if not any(matches_patterns(name, [pattern.removeprefix("!")]) for name in names):
             raise UserError(
-                f"optimizer.freeze: no parameter is called {pattern!r}; those of this run begin with "
+                f"optimizer.freeze: the pattern {pattern!r} matches no parameter; those of this run begin with "
                 f"{', '.join(params)}."
             )
-    if patterns and all(is_chosen(name, patterns) for name in names):
+    if patterns and all(matches_patterns(name, patterns) for name in names):
         raise UserError("optimizer.freeze leaves no parameter to train; take some out, such as '!classifier'.")
 
 
@@ -240,9 +240,10 @@ def _gradients(
     frozen_params: Sequence[str],
 ) -> tuple[Params, Terms, Memory]:
     def loss(params: Params) -> tuple[jax.Array, tuple[Terms, Memory]]:
-        params = jax.tree_util.tree_map_with_path(  # so that the backward pass of frozen layers is left out
-            lambda path, x: jax.lax.stop_gradient(x) if is_chosen(path_string(path), frozen_params) else x, params
-        )
+        def trained_only(path: Any, x: jax.Array) -> jax.Array:  # leaves out the backward pass of frozen layers
+            return jax.lax.stop_gradient(x) if matches_patterns(path_string(path), frozen_params) else x
+
+        params = jax.tree_util.tree_map_with_path(trained_only, params)
         terms, carried = stream_loss(objective, params, example, memory, key, True)
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
         return total_loss(terms, weights), (metrics, carried)

@@ -203,7 +203,7 @@ def test_teachers_that_do_not_suit(loaded, words):
     assert "\n" not in str(error.value)
 
 
-def test_all_misfits_are_one_message_whose_flags_make_the_student_fit():
+def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     wide = teacher(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40)
     with pytest.raises(UserError) as error:
         student(layers=3).load_constants(lambda path: wide)

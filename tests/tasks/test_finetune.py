@@ -271,7 +271,7 @@ def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
     for name in ("embeddings", "encoder"):
         jax.tree.map(np.testing.assert_array_equal, begun[name], jax.device_get(trained[name]))
     assert not np.array_equal(begun["pooler"]["kernel"], trained["pooler"]["kernel"])
-    for pattern, message in (("bilm*", "no parameter is called 'bilm*'; those of this run begin with "),
+    for pattern, message in (("bilm*", "the pattern 'bilm*' matches no parameter; those of this run begin with "),
                              ("*", "optimizer.freeze leaves no parameter to train")):
         flags = ["--optimizer.freeze", pattern]
         assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", *flags) == 2
