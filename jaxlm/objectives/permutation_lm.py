@@ -81,14 +81,14 @@ class PermutationLM(Streams):
         def in_text_order(x: jax.Array) -> jax.Array:  # words begin where they begin in the text
             return jnp.where(is_backward[:, None] > 0, x[:, ::-1], x)
 
-        matches_patterns = jnp.concatenate([
+        is_chosen = jnp.concatenate([
             in_text_order(choose_spans(key, in_text_order(part), number))
             for key, part, number in (
                 (key_first, starts[:, :half], count - count // 2), (key_second, starts[:, half:], count // 2)
             )
         ], axis=1)
-        order = draw_order(key_order, matches_patterns, is_added, 2)
-        positions = jnp.where(matches_patterns & is_text, jnp.arange(ids.shape[1]), ids.shape[1])
+        order = draw_order(key_order, is_chosen, is_added, 2)
+        positions = jnp.where(is_chosen & is_text, jnp.arange(ids.shape[1]), ids.shape[1])
         positions = jnp.sort(positions, axis=1)[:, :count]
         weights = (positions < ids.shape[1]).astype(jnp.float32)
         positions = jnp.where(weights > 0, positions, 0).astype(jnp.int32)
