@@ -1,16 +1,23 @@
-"""Multi-process runs: joining the processes, and the rows of a batch that each one reads."""
+"""Multi-process runs: joining, comparing and ordering the processes, and the rows of a batch that each one reads."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
+import itertools
+import json
 import os
+import platform
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,7 +33,11 @@ CLUSTER = "JAXLM_CLUSTER"
 processes, instead of several runs of one process each. A Cloud TPU VM needs it, since only its metadata server knows
 the workers."""
 JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
-"""Seconds to wait for the other processes, 300 by default."""
+"""Seconds to wait for the other processes to start, 300 by default."""
+WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
+"""Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
+SAY_SECONDS = 60.0
+"""Time between two lines of a process that waits."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables that jax reads in a step of Slurm. The shell of `salloc` is one process, whatever SLURM_NTASKS says, and
 has no node list of a step."""
@@ -46,7 +57,7 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    seconds, given, came = _join_seconds(), _processes_from_env(), {0}
+    seconds, given, came = _seconds(JOIN_SECONDS, 300), _processes_from_env(), {0}
 
     def state() -> str:
         if given is None:  # jax chooses where they meet, so they cannot be counted
@@ -79,10 +90,10 @@ def join_processes() -> None:
         timer.cancel()
 
 
-def _join_seconds() -> int:
-    seconds = os.environ.get(JOIN_SECONDS, "300")
+def _seconds(variable: str, default: int) -> int:
+    seconds = os.environ.get(variable, str(default))
     if not re.fullmatch(r"[1-9]\d{0,5}", seconds):
-        raise UserError(f"{JOIN_SECONDS} is {seconds!r}; it must be a whole number of seconds above 0.")
+        raise UserError(f"{variable} is {seconds!r}; it must be a whole number of seconds above 0.")
     return int(seconds)
 
 
@@ -167,10 +178,18 @@ def _is_one_of_several() -> bool:
     return env.get(CLUSTER, "") not in ("", "0") or "JAX_COORDINATOR_ADDRESS" in env
 
 
-def main_first(action: Callable[[], Result], everywhere: bool = True) -> Result | None:
+def main_first(action: Callable[[], Result], task: str, everywhere: bool = True) -> Result | None:
     """Run `action` on process 0, then on the others if `everywhere`, so that they find the files that it has written.
 
-    If it fails on process 0 it fails on all, so that none waits forever. Returns None where `action` was not run.
+    If it fails on process 0 it fails on all, so that none waits forever.
+
+    Args:
+        action: The function to run.
+        task: What it does, for `wait_for_all`, such as "prepare the text".
+        everywhere: Whether the other processes run it too.
+
+    Returns:
+        The result, or None where `action` was not run.
     """
     if jax.process_count() == 1:
         return action()
@@ -180,12 +199,93 @@ def main_first(action: Callable[[], Result], everywhere: bool = True) -> Result 
             result = action()
         except Exception as error:
             failure = error
+    wait_for_all(f"process 0 to {task}")
     good = multihost_utils.broadcast_one_to_all(np.int32(failure is None))
     if failure is not None:
         raise failure
     if not good:
         raise UserError("process 0 stopped; its output says why.")
     return action() if everywhere and not main else result
+
+
+def wait_for_all(reason: str) -> None:
+    """Wait until all processes have called this, for hours if need be.
+
+    They wait on their hosts, since a collective on the devices has the platform's time limit. A process says every
+    `SAY_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
+
+    Args:
+        reason: What the process waits for, such as "process 0 to prepare the text".
+    """
+    from orbax.checkpoint import multihost  # imported late: other commands need no orbax
+
+    limit, place, ended = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()}", threading.Event()
+
+    def watch() -> None:
+        for waited in itertools.count(int(SAY_SECONDS), int(SAY_SECONDS)):
+            if ended.wait(SAY_SECONDS):
+                return
+            _say(f"{place} waits for {reason}, {waited} s so far of up to {limit} ({WAIT_SECONDS}).")
+            if waited >= limit:
+                _say(f"{place} gives up. This process ends; run the same command to go on.")
+                os._exit(1)  # the others give up too
+
+    threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()
+    try:
+        multihost.get_barrier_sync_fn()(key=f"jaxlm {reason}", timeout_ms=1000 * (limit + 600))
+    finally:
+        ended.set()
+
+
+def require_same(facts: Mapping[str, Any]) -> None:
+    """Raise UserError on all processes, with process and host, if their devices, versions or `facts` differ.
+
+    Args:
+        facts: Named values that JSON can hold and that must be the same on all processes.
+    """
+    if jax.process_count() == 1:
+        return
+    host, index = socket.gethostname(), jax.process_index()
+    devices = [Counter() for _ in range(jax.process_count())]
+    for device in jax.devices():
+        devices[device.process_index][device.device_kind] += 1
+    kinds = [" and ".join(f"{count} {kind}" for kind, count in own.items()) or "none" for own in devices]
+    # Before any collective, since each process must bring as many devices. jax tells the devices but not the hosts.
+    _refuse_differences([
+        {"host": host if process == index else "", "devices": kind} for process, kind in enumerate(kinds)
+    ])
+    record = {"host": host, "python": platform.python_version(), "code of jaxlm": _source_digest()}
+    record |= {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
+    own = json.dumps(record | dict(facts)).encode()
+    length = int(multihost_utils.process_allgather(np.int32(len(own))).max())
+    rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(length), np.uint8))
+    _refuse_differences([json.loads(row.tobytes()) for row in rows])
+
+
+def _source_digest() -> str:
+    """Return a digest of this package's files, since checkouts of one version differ."""
+    total = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def _refuse_differences(records: list[dict[str, Any]]) -> None:
+    """Raise UserError for the first three names whose value differs between processes; "host" may."""
+    differing = []
+    for name in dict.fromkeys(name for record in records for name in record if name != "host"):
+        values = [str(record.get(name, "missing"))[:80] for record in records]
+        usual = max(values, key=values.count)
+        odd = [number for number, value in enumerate(values) if value != usual]
+        if odd:
+            host, more = records[odd[0]]["host"], f" and {len(odd) - 1} more" * (len(odd) > 1)
+            place = f"process {odd[0]}" + f" on {host}" * bool(host) + more
+            differing.append(f"{name}: {values[odd[0]]} in {place}, {usual} in the other{'s' * (len(records) > 2)}")
+    if differing:
+        raise UserError(
+            f"the {len(records)} processes of this run differ ({'; '.join(differing[:3])}); start all with the same "
+            "installation and command, on machines that share the run folder."
+        )
 
 
 def local_rows(sharding: NamedSharding, batch_size: int, length: int) -> slice:

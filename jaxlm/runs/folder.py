@@ -8,7 +8,9 @@ import fcntl
 import glob
 import json
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -157,9 +159,25 @@ def lock(folder: epath.Path) -> TextIO:
         ) from None
     with contextlib.suppress(OSError):  # the number is only a hint; the disk may be full
         handle.truncate(0)
-        handle.write(f"process {os.getpid()}")
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}")
         handle.flush()
     return handle
+
+
+def owner(folder: epath.Path) -> str:
+    """Return who holds the lock of the folder, by which the processes of a run see that they share one folder."""
+    path = folder / ".lock"
+    try:
+        for _ in range(30):  # a network filesystem may show a new file only seconds later
+            if path.exists():
+                break
+            time.sleep(1)
+        text = path.read_text()
+        if in_bucket(folder):
+            return str(json.loads(text)["owner"])
+        return text if os.access(folder, os.W_OK) else "unknown, since it cannot be written"
+    except Exception as error:  # raised on one process alone, it would leave the others waiting
+        return f"unknown ({cause(error)})"
 
 
 def write_metadata(folder: epath.Path, metadata: dict[str, Any]) -> None:

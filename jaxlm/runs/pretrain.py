@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from typing import Any
 
 import jax
 
 from jaxlm.config.experiment import Resolved
+from jaxlm.config.json import flatten
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
-from jaxlm.parallel.hosts import main_first
+from jaxlm.parallel.hosts import main_first, require_same
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
-from jaxlm.runs.folder import RunFolder, hold
+from jaxlm.runs.folder import RunFolder, hold, owner
 from jaxlm.runs.load import load_teacher
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.feed import Feed
@@ -45,13 +47,15 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     folder, is_main = run_path(run_dir), jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         def open_run() -> RunFolder:
-            if is_main:
-                stack.enter_context(hold(folder))
             run = RunFolder.read(folder)
             resume.check_run(run, resolved)
             return run
 
-        return _pretrain(resolved, main_first(open_run), report if is_main else lambda _: None, stack)
+        require_same(flatten(resolved.experiment, lambda setting: "path" not in setting.marks))
+        main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
+        require_same({"owner of the run folder": owner(folder)})
+        run = main_first(open_run, "check the run folder")
+        return _pretrain(resolved, run, report if is_main else lambda _: None, stack)
 
 
 def _pretrain(
@@ -70,12 +74,14 @@ def _pretrain(
     if run.tokenizer_folder:
         data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
     tokenizer = main_first(
-        lambda: source.tokenizer.with_symbols(symbols) if source else data.prepare_tokenizer(report, symbols)
+        lambda: source.tokenizer.with_symbols(symbols) if source else data.prepare_tokenizer(report, symbols),
+        "prepare the tokenizer",
     )
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
     constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
-    text = main_first(lambda: data.open(tokenizer, report))
+    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
+    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     feed = Feed(text, objective, t, data.length, mesh)
     samples = sampler(objective, tokenizer, feed.texts(3)) if t.sample_every and jax.process_count() == 1 else None
@@ -85,7 +91,8 @@ def _pretrain(
     constants = jax.device_put(constants, shardings(constants, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)
-    main_first(lambda: resume.claim(run, experiment, tokenizer, vocabulary, metadata), everywhere=False)
+    claim = functools.partial(resume.claim, run, experiment, tokenizer, vocabulary, metadata)
+    main_first(claim, "write the configuration", everywhere=False)
 
     # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)

@@ -102,7 +102,7 @@ def with_rows(
         raise UserError("train.short_steps is for pretraining; set it to 0.")
     tokenizer = pretrained.tokenizer.with_symbols(task.symbols)
     # One process prepares what has to be downloaded. Remarks about the good rows come before the error about bad ones.
-    rows, error = main_first(lambda: _open_rows(data, tokenizer, report))
+    rows, error = main_first(lambda: _open_rows(data, tokenizer, report), "prepare the rows")
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
     if unlabelled := next((row for split in rows.records.values() for row in split if task.gold(row) is None), None):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,6 +15,7 @@ import pytest
 from jaxlm.commands.common import start_jax
 from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
+from jaxlm.runs import folder
 from tests.training.support import Command
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
@@ -194,3 +197,33 @@ def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     said = "jaxlm: " + said.format(address=address)
     first, second = command.output.splitlines()
     assert first == f"{said}; waiting up to 1 s (JAXLM_JOIN_SECONDS)." and second.startswith(f"{said}; gave up after 1")
+
+
+def test_differences_name_the_odd_process():
+    alike = {"host": "a", "devices": "4 TPU v5e", "jax": "0.10.2"}
+    hosts._refuse_differences([alike, alike | {"host": "b"}])
+    with pytest.raises(UserError) as error:
+        hosts._refuse_differences([alike, alike | {"host": "b", "jax": "0.10.1"}, alike | {"host": "c", "jax": "0.9"}])
+    assert "(jax: 0.10.1 in process 1 on b and 1 more, 0.10.2 in the others)" in str(error.value)
+
+
+def test_another_folder_of_the_same_name_has_no_lock(tmp_path, monkeypatch):
+    """As where each machine has its own disk."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with folder.hold(tmp_path / "run"):
+        assert folder.owner(tmp_path / "run") == f"process {os.getpid()} on {socket.gethostname()}"
+        assert folder.owner(tmp_path / "local") == "unknown (No such file or directory)"
+
+
+def test_a_wait_says_what_it_waits_for_and_ends(monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(hosts, "SAY_SECONDS", 1)
+    monkeypatch.setattr(hosts.os, "_exit", lambda code: code == 1 and ended.set())
+    monkeypatch.setattr("orbax.checkpoint.multihost.get_barrier_sync_fn", lambda: lambda **wait: ended.wait(20))
+    monkeypatch.setenv(hosts.WAIT_SECONDS, "2")
+    hosts.wait_for_all("process 0 to prepare the text")
+    said = capsys.readouterr().err.splitlines()
+    assert ended.is_set() and len(said) == 3
+    assert said[0] == (
+        "jaxlm: process 0 waits for process 0 to prepare the text, 1 s so far of up to 2 (JAXLM_WAIT_SECONDS)."
+    )

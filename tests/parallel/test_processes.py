@@ -23,18 +23,23 @@ def test_a_process_reads_the_rows_of_its_devices():
     assert local_rows(Second(), 8, 32) == slice(4, 8)
 
 
-def pair(folder: Path, arguments: list[object]) -> list[Command]:
+def processes(folder: Path, *arguments: list[object]) -> list[Command]:
+    """One process for each list of arguments."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return [
         Command(
-            arguments, folder / f"process{index}.log", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
-            JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index),
+            words, folder / f"process{index}.log", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
+            JAX_NUM_PROCESSES=str(len(arguments)), JAX_PROCESS_ID=str(index),
         )
-        for index in range(2)
+        for index, words in enumerate(arguments)
     ]
+
+
+def pair(folder: Path, arguments: list[object]) -> list[Command]:
+    return processes(folder, arguments, arguments)
 
 
 def until_stopped(preset: Path, run: Path, folder: Path, number: int, targets: tuple[int, ...]) -> int:
@@ -73,6 +78,16 @@ def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, pres
     for ours, theirs in zip(metrics(whole), metrics(alone), strict=False):
         assert set(ours) == set(theirs)
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
+
+
+def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
+    arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]
+    for command in processes(tmp_path, arguments, arguments, [*arguments, "--train.seed", 1]):
+        assert command.wait() == 2, command.output
+        said = command.output.splitlines()[-1]
+        assert said.startswith("jaxlm: the 3 processes of this run differ (train.seed: 1 in process 2 on ")
+        assert f"on {socket.gethostname()}, 0 in the others)" in said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
