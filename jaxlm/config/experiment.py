@@ -92,6 +92,10 @@ class TrainConfig:
     """Steps between checkpoints; the last step is always saved. 0: only the last step."""
     keep_checkpoints: int = field(3, resumable=True, range="[1, inf)")
     """Number of newest checkpoints to keep, besides the best one."""
+    stall_seconds: int = field(600, resumable=True, range="[0, inf)")
+    """Seconds without a finished step after which the stacks of all threads are printed; after twice as long the
+    process exits with 1. Compilation, evaluation and saving may take ten times as long, and slow steps twice the
+    longest one. 0: wait forever."""
     tensorboard: bool = field(True, resumable=True)
     """Write TensorBoard events into the run folder."""
 

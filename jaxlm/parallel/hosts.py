@@ -69,10 +69,10 @@ def join_processes() -> None:
         return f"{len(came)} of {count} processes have come to {address} (missing: {missing or 'none'})"
 
     def give_up() -> None:  # jax's own timeout aborts with a C++ stack
-        _say(f"{state()}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
+        say(f"{state()}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
         os._exit(2)
 
-    _say(f"{state()}; waiting up to {seconds} s ({JOIN_SECONDS}).")
+    say(f"{state()}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
@@ -160,7 +160,8 @@ def _meet(address: str, count: int, index: int, came: set[int]) -> None:
             connection.sendall(b"jaxlm")
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Print a sentence on standard error, on any process."""
     print(f"jaxlm: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -225,9 +226,9 @@ def wait_for_all(reason: str) -> None:
         for waited in itertools.count(int(SAY_SECONDS), int(SAY_SECONDS)):
             if ended.wait(SAY_SECONDS):
                 return
-            _say(f"{place} waits for {reason}, {waited} s so far of up to {limit} ({WAIT_SECONDS}).")
+            say(f"{place} waits for {reason}, {waited} s so far of up to {limit} ({WAIT_SECONDS}).")
             if waited >= limit:
-                _say(f"{place} gives up. This process ends; run the same command to go on.")
+                say(f"{place} gives up. This process ends; run the same command to go on.")
                 os._exit(1)  # the others give up too
 
     threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -16,6 +15,7 @@ import tensorstore as ts
 
 from jaxlm.data.arrays import kvstore
 from jaxlm.errors import UserError
+from jaxlm.parallel.hosts import say
 from jaxlm.paths import cause
 
 SECONDS = 120.0
@@ -87,7 +87,7 @@ class Lease:
                     "another --run-dir."
                 )
             if watched is None:
-                _say(f"{self._folder} belongs to {lease.get('owner')}; waiting to see whether that is still running.")
+                say(f"{self._folder} belongs to {lease.get('owner')}; waiting to see whether that is still running.")
             watched = generation
             time.sleep(min(1.0, SECONDS / 10))
 
@@ -119,10 +119,6 @@ class Lease:
                     return _exit(f"the lock of {self._folder} cannot be renewed ({cause(error)}).")
 
 
-def _say(sentence: str) -> None:
-    print(f"jaxlm: {sentence}", file=sys.stderr, flush=True)
-
-
 def _exit(sentence: str) -> None:
-    _say(f"{sentence} This process ends; run the same command to go on.")
+    say(f"{sentence} This process ends; run the same command to go on.")
     os._exit(1)  # at once: nothing more may be written

@@ -23,9 +23,10 @@ from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner
 from jaxlm.runs.load import load_teacher
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.clock import Clock
 from jaxlm.training.feed import Feed
 from jaxlm.training.loop import StepLog, train
-from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent, last_evaluation
+from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent, last_evaluation, read_metrics
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
 from jaxlm.trees import paths, subtrees, within
@@ -44,7 +45,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         Stopped: A signal stopped the run, which has been saved.
     """
     resolved.experiment.validate()
-    folder, is_main = run_path(run_dir), jax.process_index() == 0
+    folder, is_main, clock = run_path(run_dir), jax.process_index() == 0, Clock()
     with contextlib.ExitStack() as stack:
         def open_run() -> RunFolder:
             run = RunFolder.read(folder)
@@ -55,11 +56,11 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
         require_same({"owner of the run folder": owner(folder)})
         run = main_first(open_run, "check the run folder")
-        return _pretrain(resolved, run, report if is_main else lambda _: None, stack)
+        return _pretrain(resolved, run, report if is_main else lambda _: None, stack, clock)
 
 
 def _pretrain(
-    resolved: Resolved, run: RunFolder, report: Report, stack: contextlib.ExitStack
+    resolved: Resolved, run: RunFolder, report: Report, stack: contextlib.ExitStack, clock: Clock
 ) -> dict[str, float]:
     experiment, source = resolved
     t, data, symbols = experiment.train, experiment.data, experiment.objective.symbols
@@ -97,8 +98,9 @@ def _pretrain(
     # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
     stack.callback(checkpoints.close)
-    state, totals = initial_state(program, checkpoints, metadata, source, report)
-    first = int(state.step)
+    with clock.during("restore"):
+        state, totals = initial_state(program, checkpoints, metadata, source, report)
+        first = int(state.step)
     report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
     if first >= t.steps or is_spent(evaluations(run.path, t.criterion, first), t):
         more = "steps" if first >= t.steps else "patience"
@@ -108,11 +110,10 @@ def _pretrain(
         report(line)
 
     # Steps.
-    writer = MetricsWriter(run.path, t.tensorboard, first) if is_main else None
-    if writer:
-        stack.callback(writer.close)
+    clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
+    writer = stack.enter_context(contextlib.closing(MetricsWriter(run.path, t.tensorboard, first))) if is_main else None
     progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
-    log = StepLog(program, feed, checkpoints, first, writer, progress, totals)
+    log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
     evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy, samples)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")

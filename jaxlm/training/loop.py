@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxlm.errors import Stopped, UserError
 from jaxlm.objectives.base import ScoresRows, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.clock import Clock, watched
 from jaxlm.training.feed import Feed
 from jaxlm.training.metrics import MetricsWriter, Totals, best_step, evaluations, is_spent
 from jaxlm.training.program import Program, TrainState
@@ -57,20 +57,18 @@ def train(
         raise UserError("train.best_by and train.patience choose by held-out data, and nothing is held out.")
     if t.best_by and first not in best:  # finds a name that is no figure, before the steps
         log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
-    with _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches:
+    with (
+        _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watched(log.clock, t.stall_seconds)
+    ):
         for step in range(first + 1, t.steps + 1):
-            state, terms = program.train_step(state, next(batches), program.constants)
-            log.add(step, terms)
-            if change := feed.change_at(step):  # after the line of the step before
-                log.progress.note(change)
-
+            state = run_step(program, state, batches, log, step, feed.change_at(step))
             stopping = stop(step)
             evaluating, saving = _due(t, step, stopping)
             sampling = sampler is not None and step % t.sample_every == 0
             if not evaluating and not saving and not sampling:
                 continue
-            with log.paused():
-                log.read_pending()
+            log.read_pending()
+            with log.clock.during("evaluation"):
                 figures = evaluate(program, state, feed) if evaluating and feed.has_held_out else {}
                 if not math.isfinite(figures.get("loss", 0.0)):
                     raise log.not_finite(step, "the held-out loss")
@@ -79,10 +77,10 @@ def train(
                 evaluation, best[step] = figures, figures[t.criterion]
                 log.progress.note(evaluation_line(step, figures, program, entropy, best))
             if sampling:
-                with log.paused():
+                with log.clock.during("evaluation"):
                     log.write_samples(step, sampler(state.params))
             if saving:
-                with log.paused():
+                with log.clock.during("save"):
                     log.sync()
                     try:
                         # A copy: the next steps add to the sums while the checkpoint is being written.
@@ -94,14 +92,36 @@ def train(
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
             if stopping and step < t.steps:
-                checkpoints.wait()
+                with log.clock.during("save"):
+                    checkpoints.wait()
                 log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
+                log.progress.note(str(log.clock))
                 raise Stopped(stopping)
-    checkpoints.wait()
+        with log.clock.during("save"):
+            checkpoints.wait()
     if t.uses_best and best:
         chosen = best_step(best, t.criterion)
         log.progress.note(f"Best: step {chosen:,}, {t.criterion} {best[chosen]:.4f}; later commands read this one.")
+    log.progress.note(str(log.clock))
     return evaluation
+
+
+def run_step(
+    program: Program, state: TrainState, batches: Iterator[Any], log: StepLog, step: int, change: str | None
+) -> TrainState:
+    """Start `step` and return its state, before the device has computed it. A change of shapes is printed."""
+    clock = log.clock
+    clock.switch("lost" if step <= clock.lost_until else "step")
+    batch = log.next_batch(batches)
+    if change or not log.has_terms:
+        with clock.during("compilation"):
+            state, terms = jax.block_until_ready(program.train_step(state, batch, program.constants))
+    else:
+        state, terms = program.train_step(state, batch, program.constants)
+    log.add(step, terms)
+    if change:  # after the line of the step before
+        log.progress.note(change)
+    return state
 
 
 def _due(t: TrainConfig, step: int, stopping: int) -> tuple[bool, bool]:
@@ -164,9 +184,9 @@ class StepLog:
 
     def __init__(
         self, program: Program, feed: Feed, checkpoints: Checkpoints, first: int, writer: MetricsWriter | None,
-        progress: Progress, totals: Totals,
+        progress: Progress, totals: Totals, clock: Clock,
     ) -> None:
-        """Start the clock.
+        """Store the arguments.
 
         Args:
             program: Source of devices, schedule and FLOPs.
@@ -176,17 +196,20 @@ class StepLog:
             writer: Writer of metrics.jsonl; None except on process 0.
             progress: Display on standard output.
             totals: Sums that were not logged before the run was resumed.
+            clock: Wall time of the run.
         """
-        self.progress, self.totals = progress, totals
+        self.progress, self.totals, self.clock = progress, totals, clock
         self._program, self._feed, self._checkpoints, self._writer = program, feed, checkpoints, writer
         self._peak = peak_flops(program.mesh.devices.flat[0]) * program.mesh.size
         self._first = first
         self._pending: tuple[int, Terms] | None = None
-        self._clock, self._clock_step = time.perf_counter(), first
+        self.has_terms = False
+        """Whether a step has been added."""
+        self._clock_seconds, self._clock_step = clock.training_seconds(), first
 
     def add(self, step: int, terms: Terms) -> None:
         """Take the terms of a step that is still running, and read those of the step before."""
-        previous, self._pending = self._pending, (step, terms)
+        previous, self._pending, self.has_terms = self._pending, (step, terms), True
         if previous is not None:
             self._read(*previous)
             self.write(previous[0], {})
@@ -197,12 +220,14 @@ class StepLog:
             self._read(*self._pending)
             self._pending = None
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time of the block from tokens per second."""
-        start = time.perf_counter()
-        yield
-        self._clock += time.perf_counter() - start
+    def next_batch(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch; the wait counts as `data` if the device had finished the newest step meanwhile."""
+        before = self.clock.switch("data")
+        batch = next(batches)
+        if self._pending is not None and not self._pending[1]["loss"].total.is_ready():
+            self.clock.phase = before
+        self.clock.switch(before)
+        return batch
 
     def write(self, step: int, evaluation: dict[str, float]) -> None:
         """Write one line of metrics, if one is due after `step`."""
@@ -210,9 +235,9 @@ class StepLog:
         due = step % t.log_every == 0 or step in (1, t.steps) or bool(evaluation)
         if not due and step != self._first + 1:
             return
-        now = time.perf_counter()
-        speed = (step - self._clock_step) / (now - self._clock)
-        self._clock, self._clock_step = now, step
+        now = self.clock.training_seconds()
+        speed = (step - self._clock_step) / (now - self._clock_seconds)
+        self._clock_seconds, self._clock_step = now, step
         means = self.totals.means() if due else self.totals.peek()
         means = {"loss": means.pop("loss")} | means
         means["learning_rate"] = _on_host(self._program.schedule, step - 1)
@@ -221,7 +246,8 @@ class StepLog:
         if self._peak and flops:
             means["mfu"] = speed * flops / self._peak
         if self._writer and due:
-            self._writer.write(step, means | {f"eval_{name}": value for name, value in evaluation.items()})
+            held_out = {f"eval_{name}": value for name, value in evaluation.items()}
+            self._writer.write(step, means | held_out | self.clock.figures())
         self.progress.show(step, means)
 
     def write_samples(self, step: int, lines: list[str]) -> None:

@@ -36,7 +36,7 @@ experiment = Experiment(
 """
 
 # What a later command prints besides the figures of the model depends on the machine.
-TIMES = ("tokens_per_second", "mfu")
+TIMES = ("tokens_per_second", "mfu", "goodput")
 
 
 def write_text(path: Path, seed: int = 0, documents: int = 120) -> Path:
@@ -59,7 +59,10 @@ def write_preset(folder: Path, text: Path | None = None) -> Path:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on time."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in TIMES and not name.startswith("time_")}
+        for line in lines
+    ]
 
 
 def saved_steps(run: Path) -> list[int]:

@@ -1,0 +1,73 @@
+"""Goodput, and the watch over runs that stall."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+
+import pytest
+
+from jaxlm.cli import main
+from jaxlm.training import clock
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time of the clock, in a list."""
+    time = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def test_every_second_belongs_to_one_phase(now):
+    run = clock.Clock()
+    for phase, at in (("compilation", 2), ("step", 10), ("save", 90), ("step", 95)):
+        now[0] = at
+        run.switch(phase)
+    now[0] = 100
+    assert run.figures() == {
+        "goodput": 0.85, "time_startup": 2, "time_compilation": 8, "time_step": 85, "time_save": 5,
+    }
+    assert str(run) == "Goodput 85.0% of 100 s: step 85 s, compilation 8 s, save 5 s, startup 2 s"
+    assert run.longest == 80 and run.training_seconds() == 93
+
+
+def test_steps_that_were_lost_are_not_useful(finished, capsys):
+    """Steps 9 to 12 are computed again, and the time of the first start counts too."""
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < line["goodput"] < 1 for line in lines[1:]) and "time_lost" not in lines[-1]
+    shutil.rmtree(finished / "checkpoints" / "12")
+    assert main(["pretrain", str(finished), "--train.steps", "14"]) == 0
+    last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["time_lost"] > 0 and last["time_restore"] > 0
+    assert last["time_step"] > lines[-1]["time_step"] and last["time_startup"] > lines[-1]["time_startup"]
+    assert last["goodput"] == pytest.approx(
+        last["time_step"] / sum(value for name, value in last.items() if name.startswith("time_")), rel=0.01
+    )
+    assert capsys.readouterr().out.splitlines()[-2].startswith("Goodput ")
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [("step", 3), ("evaluation", 0.3)])
+def test_a_stalled_run_shows_its_stacks_and_ends(phase, seconds, monkeypatch, capfd):
+    ended, run = threading.Event(), clock.Clock()
+    monkeypatch.setattr(clock.os, "_exit", lambda code: code == 1 and ended.set())
+    monkeypatch.setattr(clock.sys, "__stderr__", clock.sys.stderr)  # capfd's
+    monkeypatch.setattr(clock, "TICK", 0.01)
+    run.switch(phase)
+    with clock.watched(run, seconds / 10):
+        assert ended.wait(20)
+    said = capfd.readouterr().err
+    assert f"process 0: no progress for 0 s ({phase}); it will end after" in said.replace("for 3 s", "for 0 s")
+    assert "test_a_stalled_run_shows_its_stacks" in said and "This process ends" in said
+
+
+def test_a_run_that_moves_is_left_alone(monkeypatch, capfd):
+    monkeypatch.setattr(clock.os, "_exit", lambda code: pytest.fail("it was ended"))
+    monkeypatch.setattr(clock, "TICK", 0.01)
+    run = clock.Clock()
+    run.switch("step")
+    run.longest = 100.0  # slower than the limit
+    with clock.watched(run, 0.02), clock.watched(clock.Clock(), 0):
+        threading.Event().wait(0.3)
+    assert not capfd.readouterr().err
