@@ -314,7 +314,13 @@ def elements(shape: str) -> list[str]:
 
 
 def _first_group(attributes: str) -> tuple[int, ...]:
-    """Return the partition ids of a collective's first group of devices, from any of HLO's notations."""
+    """Return the partition ids of a collective's first group of devices, from any of HLO's notations.
+
+    Of a permutation it is the first pair of different devices: a device may also send to itself.
+    """
+    if match := re.search(r"source_target_pairs=\{([\d,{}]+)\}", attributes):
+        pairs = [(int(source), int(target)) for source, target in re.findall(r"(\d+),(\d+)", match[1])]
+        return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
         sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
         chosen = re.findall(r"'(\w+)'", match[2])
@@ -325,6 +331,6 @@ def _first_group(attributes: str) -> tuple[int, ...]:
         ids = np.arange(int(match[1]) * int(match[2])).reshape([int(n) for n in match[3].split(",")])
         order = [int(n) for n in match[4].split(",")] if match[4] else range(ids.ndim)
         return tuple(ids.transpose(order).ravel()[: int(match[2])].tolist())
-    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", attributes):
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return tuple(int(n) for n in match[1].split(","))
     return ()

@@ -32,41 +32,60 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
     A group of n chips lies along some axes of the torus. The links along these axes move its data in both directions
     at once if the axis closes to a ring, else in one. An all-gather or reduce-scatter of V bytes takes V (n - 1) / n
     over their bandwidth, an all-reduce twice as long. In an all-to-all a byte passes a quarter of each axis on average,
-    and the slowest axis decides. A permutation takes one link in one direction. Between n slices a chip sends
-    2 (n - 1) / n of the bytes in an all-reduce, and n - 1 copies of its bytes otherwise. Latencies, and traffic of
-    other groups, are left out.
+    and the slowest axis decides. A permutation takes one link in one direction. Latencies, and traffic of other groups,
+    are left out.
+
+    The TPU compiler divides a collective over several slices into one inside each slice and a transfer between them.
+    Of the B bytes that a chip gives to a transfer between s slices, it sends (s - 1) / s in a reduce-scatter or
+    all-to-all, twice that in an all-reduce, all to each other slice in an all-gather, and all once in a permutation. A
+    group of undivided chips of several slices takes the time of both parts.
 
     Args:
-        devices: Devices in the order of the program's partition ids.
+        devices: Devices in the order of the program's partition ids, slice by slice.
     """
     chip = tpu_generation(devices[0])
     if chip is None or not chip.link_bandwidth:
         return lambda collective: 0.0
-    first_slice = [d for d in devices if getattr(d, "slice_index", 0) == getattr(devices[0], "slice_index", 0)]
-    coordinates = [tuple(d.coords) for d in first_slice]
-    sides = [len(set(axis)) for axis in zip(*coordinates, strict=True)]
-    slices = len(devices) // len(first_slice)
+    slice_size = sum(_slice(device) == _slice(devices[0]) for device in devices)
+    coordinates = [tuple(d.coords) for d in devices]
+    sides = [len(set(axis)) for axis in zip(*coordinates[:slice_size], strict=True)]
 
-    def seconds(collective: Collective) -> float:
-        if collective.kind.endswith(BETWEEN_SLICES):
-            times = 2 * (slices - 1) / slices if collective.kind.startswith("all-reduce") else slices - 1
-            return times * collective.bytes / chip.slice_bandwidth if chip.slice_bandwidth else 0.0
-        group = [coordinates[i] for i in collective.group or range(len(coordinates))]
-        spans = [len(set(axis)) for axis in zip(*group, strict=True)]
+    def between(kind: str, size: float, slices: int) -> float:
+        copies = {
+            "all-reduce": 2 * (slices - 1) / slices, "all-gather": slices - 1, "collective-permute": 1, "one-to-one": 1
+        }.get(kind, (slices - 1) / slices)
+        return copies * size / chip.slice_bandwidth if chip.slice_bandwidth else 0.0
+
+    def within(kind: str, size: float, group: Sequence[int]) -> float:
+        spans = [len(set(axis)) for axis in zip(*(coordinates[i] for i in group), strict=True)]
         axes = [
             (span, chip.link_bandwidth * (2 if span == side and _wraps(sides, side) else 1))
             for span, side in zip(spans, sides, strict=True) if span > 1
         ]
         if not axes:  # the chip's own cores
             return 0.0
-        if collective.kind == "collective-permute":
-            return collective.bytes / chip.link_bandwidth
-        if collective.kind == "all-to-all":
-            return max(collective.bytes * span / 4 / bandwidth for span, bandwidth in axes)
-        passes = 2 if collective.kind == "all-reduce" else 1
-        return passes * collective.bytes * (1 - 1 / len(group)) / sum(bandwidth for _, bandwidth in axes)
+        if kind == "collective-permute":
+            return size / chip.link_bandwidth
+        if kind == "all-to-all":
+            return max(size * span / 4 / bandwidth for span, bandwidth in axes)
+        passes = 2 if kind == "all-reduce" else 1
+        return passes * size * (1 - 1 / len(group)) / sum(bandwidth for _, bandwidth in axes)
+
+    def seconds(collective: Collective) -> float:
+        kind, size, group = collective.kind, collective.bytes, collective.group or range(slice_size)
+        if kind.endswith(BETWEEN_SLICES):
+            return between(kind.removesuffix(BETWEEN_SLICES), size, len(devices) // slice_size)
+        local = [i for i in group if _slice(devices[i]) == _slice(devices[group[0]])]
+        slices = len({_slice(devices[i]) for i in group})
+        given = {"all-gather": size / len(group), "all-to-all": size, "collective-permute": size}
+        crossing = between(kind, given.get(kind, size / len(local)), slices) if slices > 1 else 0.0
+        return within(kind, size, local) + crossing
 
     return seconds
+
+
+def _slice(device: Any) -> int:
+    return getattr(device, "slice_index", 0)
 
 
 def _wraps(sides: Sequence[int], side: int) -> bool:

@@ -21,7 +21,7 @@ def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None 
 
     For each size of `fsdp`, with `data` for the rest, the step is planned as it is; where it does not fit, with twice
     the microbatches until they have one row a chip, then with all activations recomputed. Sizes of `tensor` above 1 are
-    tried only where nothing has fitted.
+    tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
 
     Yields:
         Plans as `jaxlm.analysis.plan.plan` returns them, with "changes", the flags that differ from the experiment.
@@ -29,13 +29,14 @@ def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
     """
-    devices = len(topology_devices(topology))
+    devices = topology_devices(topology)
+    chips = len(devices) // len({getattr(device, "slice_index", 0) for device in devices})  # of one slice
     tried = fitted = False
     for tensor in (1, 2, 4, 8):
         if fitted:
             break
-        for fsdp in sorted({size for size in (*FSDP_SIZES, devices // tensor) if not devices % (size * tensor)}):
-            for changed, changes in _variants(experiment, MeshConfig(-1, fsdp, tensor), devices):
+        for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
+            for changed, changes in _variants(experiment, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
                     found = plan(changed, topology, vocabulary)
                 except UserError as error:

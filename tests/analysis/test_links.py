@@ -31,7 +31,15 @@ def chips(kind: str, *sides: int, slices: int = 1) -> list[SimpleNamespace]:
     (chips("TPU v5 lite", 16, 16, 1), "all-to-all", (), 256e9 / 4 / (16 * 2 * 50e9)),
     (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-reduce between slices", (), 1e9 * 2 * 3 / 4 / 3.125e9),
     (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-gather between slices", (), 3e9 / 3.125e9),
+    (chips("TPU v5 lite", 2, 2, 1, slices=4), "reduce-scatter between slices", (), 1e9 * 3 / 4 / 3.125e9),
+    (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-to-all between slices", (), 1e9 * 3 / 4 / 3.125e9),
+    (chips("TPU v5 lite", 2, 2, 1, slices=4), "one-to-one between slices", (), 1e9 / 3.125e9),
     (chips("TPU v5 lite", 2, 2, 1, slices=4), "all-gather", (), 1e9 * 3 / 4 / 100e9),
+    # Undivided groups: of 8 chips in two slices each holds a quarter of the sum of its slice.
+    (chips("TPU v5 lite", 2, 2, 1, slices=2), "all-reduce", tuple(range(8)), 2e9 * 3 / 4 / 100e9 + 0.25e9 / 3.125e9),
+    (chips("TPU v5 lite", 2, 2, 1, slices=2), "all-gather", tuple(range(8)), 1e9 * 3 / 4 / 100e9 + 0.125e9 / 3.125e9),
+    (chips("TPU v5 lite", 2, 2, 1, slices=2), "reduce-scatter", (0, 4), 0.5e9 / 3.125e9),
+    (chips("TPU v5 lite", 2, 2, 1, slices=2), "collective-permute", (3, 4), 1e9 / 3.125e9),
     (chips("TPU7x", 2, 2, 1), "all-gather", (), 0.0),
 ])
 def test_time_of_a_gigabyte(devices, kind, group, expected):
@@ -48,6 +56,16 @@ def test_time_of_a_gigabyte(devices, kind, group, expected):
 ])
 def test_first_group_of_each_notation(groups, first):
     hlo = f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  %r = f32[8]{{0}} all-reduce(%a), {groups}\n}}\n"
+    found = []
+    traffic(parse(hlo), lambda one: found.append(one.group) or 0.0)
+    assert found == [first]
+
+
+@pytest.mark.parametrize(("pairs", "first"), [("{{0,1},{1,0}}", (0, 1)), ("{{0,0},{1,2},{2,1}}", (1, 2)),
+                                              ("{{0,0}}", (0, 0))])
+def test_a_permutation_moves_between_the_first_pair_of_different_devices(pairs, first):
+    hlo = "HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {\n" \
+          f"  %r = f32[8]{{0}} collective-permute(%a), channel_id=1, source_target_pairs={pairs}\n}}\n"
     found = []
     traffic(parse(hlo), lambda one: found.append(one.group) or 0.0)
     assert found == [first]

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from jaxlm.analysis import plan as planning
+from jaxlm.analysis import search as searching
 from jaxlm.analysis.hlo import parse
 from jaxlm.cli import main
 from jaxlm.commands.plan import report, table_row
@@ -139,6 +140,14 @@ def test_a_search_tries_meshes_and_names_the_fastest(capsys, tmp_path, monkeypat
     best = found["fastest"]
     assert best["predicted_step_seconds"] == min(seconds) and best["changes"]["mesh.fsdp"] == best["mesh"]["fsdp"]
     assert best["cost"] == pytest.approx(2 * 4 * best["steps"] * min(seconds) / 3600)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("topology", "sizes"), [("2xv5e:4x8", [1, 4, 16, 32]), ("4xv5e:16x16", [1, 4, 16, 64, 256])])
+def test_a_search_fills_at_most_one_slice_with_fsdp(topology, sizes, monkeypatch):
+    monkeypatch.setattr(searching, "plan", lambda experiment, *_: {"fits": True, "mesh": experiment.mesh})
+    tried = [found["mesh"] for found in searching.search(EXPERIMENT, topology)]
+    assert tried == [MeshConfig(data=-1, fsdp=size) for size in sizes]
 
 
 @needs_compiler
