@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def check_output(
 
 def write_whole(path: epath.Path, data: bytes) -> None:
     """Write a file atomically, and create its folder. A bucket has no folders, and its objects are written whole."""
-    partial = path if in_bucket(path) else path.parent / f".{path.name}.{os.getpid()}.partial"
+    partial = path if in_bucket(path) else path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
     try:
         if not in_bucket(path):
             path.parent.mkdir(parents=True, exist_ok=True)

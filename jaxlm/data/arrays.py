@@ -131,8 +131,8 @@ class ArrayWriter:
 def disk_full(folder: str) -> UserError:
     """Return the error of a full disk."""
     return UserError(
-        f"The disk is full: the token store at {folder} could not be finished, and what there was of it is removed; "
-        "free some space or choose another --data.cache-dir."
+        f"The disk is full: the token store at {folder} could not be finished; "
+        "free some space or choose another --data.cache-dir, and run again."
     )
 
 

@@ -117,8 +117,21 @@ class Data:
         """
         raise NotImplementedError
 
+    def survey(self, report: Report = print) -> None:
+        """Read the data once, if its preparation needs that, and keep its facts for the other processes."""
+
+    def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
+        """Do a share of the work of `open`, if that can be shared, and keep it in the cache folder.
+
+        Args:
+            tokenizer: as for `open`.
+            shard: number of the share, from 0.
+            shards: number of shares.
+            report: gets a line about everything that takes time.
+        """
+
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
-        """Read the data, or its prepared form."""
+        """Read the data, or its prepared form; what is missing of that is made."""
         raise NotImplementedError
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Any:

@@ -1,17 +1,28 @@
-"""Construction of a token store: stream the text, tokenize it in parallel, and rename the complete store."""
+"""Construction of a token store: the text is tokenized in chunks, which are then joined.
+
+A chunk is 8 MB of the text. A thread tokenizes one at a time and writes it to a file of the folder `<store>.chunks`, so
+an interrupted build goes on with the chunks that are missing, and several processes or machines can each tokenize a
+range of them. The store is the same whoever has tokenized them.
+"""
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
+import dataclasses
 import errno
+import hashlib
+import io
+import itertools
 import json
 import os
 import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,178 +34,253 @@ from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence
 from jaxlm.data.mentions import first_tokens
 from jaxlm.data.readers import Piece
 from jaxlm.errors import UserError
-from jaxlm.paths import in_bucket
+from jaxlm.paths import in_bucket, write_whole
 
-_GROUP = 1 << 18  # characters per task of a thread
-_MOST_THREADS = 8  # more threads only wait for the GIL
+_CHUNK = 1 << 23  # bytes of text
+_GROUP = 1 << 18  # characters encoded at a time, since encodings take many bytes a token
+_MOST_THREADS = 8  # more threads only wait for the one that reads
 
 
-def build_store(
-    folder: str,
-    pieces: Iterable[Piece],
-    text: Survey,
-    tokenizer: Any,
-    held_out: float,
-    *,
-    source: str = "",
-    sentences: bool = False,
-    workers: int = 0,
-    progress: Callable[[int], None] = lambda done: None,
-) -> store.Store:
-    """Tokenize a text into a new store at `folder`, or return the finished store there.
+@dataclasses.dataclass(frozen=True)
+class StoreBuild:
+    """A token store to build.
 
-    The store is written under a temporary name beside `folder` and renamed when it is complete. Simultaneous builds by
-    several processes give the same store.
-
-    Args:
+    Attributes:
         folder: folder of the store.
-        pieces: the documents.
-        text: their survey.
+        files: the documents of each file of the text, read at most once.
+        text: survey of the text.
         tokenizer: a `jaxlm.tokenizers.tokenizer.Tokenizer`.
         held_out: share of the text to hold out (see HeldOutRule).
         source: name of the text, for messages and the manifest.
         sentences: whether each sentence becomes a document of the store; whole documents are held out all the same.
         workers: number of threads; 0 for one per core, up to 8.
-        progress: called with the number of bytes done.
-
-    Raises:
-        UserError: the text is empty, differs from its survey, or does not fit on the disk.
+        progress: called with the number of bytes tokenized and of those to tokenize.
     """
-    if store.is_finished(folder):
-        return store.Store(folder)
-    if text.documents == 0:
-        raise UserError(f"{source or 'The source'} holds no text; every document in it is empty.")
-    with new_folder(folder) as writing:
-        rule = HeldOutRule.of(held_out, text)
-        # In a bucket two builds share the folder, so each writes arrays of its own, and the last manifest counts.
-        arrays_name = secrets.token_hex(8) if in_bucket(folder) else ""
-        arrays_folder = str(epath.Path(writing) / arrays_name)
-        facts, entities = _write(arrays_folder, pieces, text, tokenizer, rule, sentences, workers, progress)
-        manifest = {
-            "format": store.FORMAT,
-            "fingerprint": store.store_fingerprint(text, tokenizer.fingerprint, held_out, sentences),
-            "text": text.fingerprint,
-            "tokenizer": tokenizer.fingerprint,
-            "held_out": held_out,
-            "held_out_tail": rule.tail < text.bytes,
-            "unit": "sentences" if sentences else "documents",
-            "source": source,
-            "vocabulary": {
-                "size": tokenizer.vocabulary.size,
-                "pad": tokenizer.vocabulary.pad,
-                "eos": tokenizer.vocabulary.eos,
-            },
-            "arrays": arrays_name,
-            "parts": facts,
-        }
-        if text.mentions:
-            manifest["entities"] = len(entities)
-            (epath.Path(writing) / store.ENTITIES).write_text(json.dumps(entities, ensure_ascii=False))
-        (epath.Path(writing) / store.MANIFEST).write_text(json.dumps(manifest, indent=1))
-    return store.Store(folder)
+
+    folder: str
+    files: Sequence[Iterable[Piece]]
+    text: Survey
+    tokenizer: Any
+    held_out: float
+    source: str = ""
+    sentences: bool = False
+    workers: int = 0
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+    def missing(self, shard: int = 0, shards: int = 1) -> list[int]:
+        """Return the numbers of the chunks of a shard, a contiguous range, that are not yet tokenized."""
+        if store.is_finished(self.folder):
+            return []
+        folder, count = self._chunks, self.num_chunks
+        done = {path.name for path in folder.iterdir()} if folder.is_dir() else ()
+        return [k for k in range(shard * count // shards, (shard + 1) * count // shards) if _file_name(k) not in done]
+
+    def tokenize(self, shard: int = 0, shards: int = 1) -> None:
+        """Tokenize the missing chunks of a shard.
+
+        Reading begins with the file of the first of them, since no reader can begin within a file.
+
+        Raises:
+            UserError: the text cannot be read, or a chunk cannot be written.
+        """
+        if not (missing := self.missing(shard, shards)):
+            return
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+        threads = self.workers or min(_MOST_THREADS, cores)
+        waiting: collections.deque[Future] = collections.deque()
+        with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
+            for number, chunk in enumerate(self._read(missing)):
+                waiting.append(pool.submit(self._write_chunk, *chunk))
+                if len(waiting) > threads:
+                    waiting.popleft().result()
+                    self.progress((number + 1 - threads) * _CHUNK, len(missing) * _CHUNK)
+            for future in waiting:
+                future.result()
+
+    def finish(self) -> store.Store:
+        """Tokenize all missing chunks, join them, and open the store; if it is finished, only open it.
+
+        The store is written under a temporary name beside its folder and renamed when it is complete. Simultaneous
+        builds by several processes give the same store.
+
+        Raises:
+            UserError: the text is empty, differs from its survey, or does not fit on the disk.
+        """
+        if not store.is_finished(self.folder):
+            if self.text.documents == 0:
+                raise UserError(f"{self.source or 'The source'} holds no text; every document in it is empty.")
+            self.tokenize()
+            try:
+                self._join()
+            except (UserError, FileNotFoundError):
+                if not store.is_finished(self.folder):  # else another build has finished it and removed the chunks
+                    raise
+            with contextlib.suppress(FileNotFoundError):  # another build removes them too
+                self._chunks.rmtree()
+        return store.Store(self.folder)
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks of the text."""
+        return -(-self.text.bytes // _CHUNK)
+
+    @property
+    def _chunks(self) -> epath.Path:
+        return epath.Path(f"{self.folder}.chunks")
+
+    @property
+    def _dtype(self) -> str:
+        return "uint16" if self.tokenizer.vocabulary.size <= 1 << 16 else "uint32"
+
+    def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, list[Part], bytes]]:
+        """Yield the number of each chunk of `numbers`, its parts, and the digests of the documents that end in it."""
+        file = max(0, bisect.bisect_right(self.text.starts, numbers[0] * _CHUNK) - 1)
+        rule, seen, left = HeldOutRule.of(self.held_out, self.text), TextHash(self.text.starts[file]), set(numbers)
+
+        def pieces() -> Iterator[tuple[int, Piece, int, int]]:
+            """Yield the chunk of each piece, the piece, its first byte in the text, and the route of its document."""
+            for piece in itertools.chain.from_iterable(self.files[file:]):
+                start = seen.bytes
+                yield start // _CHUNK, piece, start, seen.add(piece)
+
+        for number, group in itertools.groupby(pieces(), lambda item: item[0]):
+            if number > numbers[-1]:
+                break
+            if number in left:
+                left.remove(number)
+                parts, digests = [], b""
+                for _, piece, start, route in group:
+                    parts += rule.divide(piece, route, start, seen.bytes)
+                    digests += seen.digest if piece.last else b""
+                yield number, parts, digests
+        for number in sorted(left):  # the last piece may go through a whole chunk
+            yield number, [], b""
+
+    def _write_chunk(self, number: int, parts: list[Part], digests: bytes) -> None:
+        """Tokenize the parts of a chunk and write its file."""
+        if self.sentences:
+            parts = [sentence for part in parts for sentence in sentence_parts(part)]
+        names: dict[str, int] = {}  # the entities of the chunk, numbered from 1
+        ids, entities = [], []
+        for tokens, mentions in _encode(self.tokenizer, parts):
+            ids.append(tokens.astype(self._dtype))
+            entities.append(np.zeros(len(tokens) if self.text.mentions else 0, "uint32"))
+            for token, entity in mentions:
+                entities[-1][token] = names.setdefault(entity, 1 + len(names))
+        arrays_of = {"digests": np.frombuffer(digests, "uint8")}
+        arrays_of["names"] = np.frombuffer(json.dumps(list(names)).encode(), "uint8")
+        for split in store.SPLITS:
+            own = [i for i, part in enumerate(parts) if part.is_held_out == (split == "held_out")]
+            is_last = np.array([parts[i].last for i in own], bool)
+            arrays_of[f"{split}.tokens"] = np.concatenate([np.zeros(0, self._dtype), *(ids[i] for i in own)])
+            arrays_of[f"{split}.entities"] = np.concatenate([np.zeros(0, "uint32"), *(entities[i] for i in own)])
+            arrays_of[f"{split}.ends"] = np.cumsum([len(ids[i]) for i in own], dtype="int64")[is_last]
+            arrays_of[f"{split}.text_bytes"] = np.int64(sum(parts[i].size for i in own))
+        file = io.BytesIO()
+        np.savez(file, **arrays_of)
+        write_whole(self._chunks / _file_name(number), file.getvalue())
+
+    def _join(self) -> None:
+        """Write the store from its chunks.
+
+        Raises:
+            UserError: the chunks are of another text than the survey, and are removed; or as `finish`.
+        """
+        text, vocabulary = self.text, self.tokenizer.vocabulary
+        with new_folder(self.folder) as writing:
+            # In a bucket two builds share the folder, so each writes arrays of its own, and the last manifest counts.
+            name = secrets.token_hex(8) if in_bucket(self.folder) else ""
+            folders = {split: str(epath.Path(writing) / name / split) for split in store.SPLITS}
+            writers = {
+                split: _SplitWriter(folder, self._dtype, vocabulary.size, text.mentions > 0)
+                for split, folder in folders.items()
+            }
+            seen, entities = hashlib.sha256(), {}
+            for number in range(self.num_chunks):
+                chunk = _read_chunk(self._chunks / _file_name(number))
+                seen.update(chunk["digests"])
+                for entity in json.loads(chunk["names"].tobytes()):
+                    entities.setdefault(entity, 1 + len(entities))
+                for split, writer in writers.items():
+                    writer.add(chunk, split, entities)
+            if seen.hexdigest() != text.fingerprint:
+                self._chunks.rmtree()
+                raise UserError(
+                    "The text of --data.source changed while it was tokenised; run again when it is complete."
+                )
+            manifest = {
+                "format": store.FORMAT,
+                "fingerprint": store.store_fingerprint(
+                    text, self.tokenizer.fingerprint, self.held_out, self.sentences
+                ),
+                "text": text.fingerprint,
+                "tokenizer": self.tokenizer.fingerprint,
+                "held_out": self.held_out,
+                "held_out_tail": HeldOutRule.of(self.held_out, text).tail < text.bytes,
+                "unit": "sentences" if self.sentences else "documents",
+                "source": self.source,
+                "vocabulary": {"size": vocabulary.size, "pad": vocabulary.pad, "eos": vocabulary.eos},
+                "arrays": name,
+                "parts": {split: writer.close() for split, writer in writers.items()},
+            }
+            if text.mentions:
+                manifest["entities"] = len(entities)
+                (epath.Path(writing) / store.ENTITIES).write_text(json.dumps(list(entities), ensure_ascii=False))
+            (epath.Path(writing) / store.MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _write(
-    folder: str,
-    pieces: Iterable[Piece],
-    text: Survey,
-    tokenizer: Any,
-    rule: HeldOutRule,
-    sentences: bool,
-    workers: int,
-    progress: Callable[[int], None],
-) -> tuple[dict[str, Any], list[str]]:
-    """Write the splits; return the facts of each, and the names of the entities."""
-    size, entities = tokenizer.vocabulary.size, {} if text.mentions else None
-    writers = {name: _SplitWriter(str(epath.Path(folder) / name), size, entities) for name in store.SPLITS}
-    seen = TextHash()
-
-    def groups() -> Iterator[tuple[list[Part], int]]:
-        """Yield parts of the text for one thread, and the number of bytes so far."""
-        group: list[Part] = []
-        size = 0
-        for piece in pieces:
-            start = seen.bytes
-            route = seen.add(piece)
-            for part in rule.divide(piece, route, start, seen.bytes):
-                group += sentence_parts(part) if sentences else [part]
-            size += len(piece.text)
-            if size >= _GROUP:
-                yield group, seen.bytes
-                group, size = [], 0
-        yield group, seen.bytes
-
-    def write(encoding: Future, group: list[Part], done: int) -> None:
-        for (ids, mentions), part in zip(encoding.result(), group, strict=True):
-            writers["held_out" if part.is_held_out else "train"].add(ids, mentions, part)
-        for writer in writers.values():
-            writer.flush()
-        progress(done)
-
-    threads = workers or min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
-    with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
-        waiting: collections.deque[tuple] = collections.deque()
-        for group, done in groups():
-            waiting.append((pool.submit(_encode, tokenizer, group), group, done))
-            if len(waiting) > threads + 1:
-                write(*waiting.popleft())
-        while waiting:
-            write(*waiting.popleft())
-    if seen.fingerprint != text.fingerprint:
-        raise UserError("The text of --data.source changed while it was tokenised; run again when it is complete.")
-    return {name: writer.close() for name, writer in writers.items()}, list(entities or ())
+def _file_name(number: int) -> str:
+    return f"{number:06}.npz"
 
 
-def _encode(tokenizer: Any, group: list[Part]) -> list[tuple[np.ndarray, list[tuple[int, str]]]]:
-    """Return for each part its ids, int32 [tokens], and (first token, entity) of its mentions."""
-    if not any(part.mentions for part in group):
-        return [(ids, []) for ids in tokenizer.encode_arrays([part.text for part in group], num_threads=1)]
-    encoded = tokenizer.encode_with_offsets([part.text for part in group])
-    return [(ids, list(first_tokens(at, part.mentions))) for (ids, at), part in zip(encoded, group, strict=True)]
+def _read_chunk(path: epath.Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as chunk:
+            return dict(chunk)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise arrays.damaged(str(path), str(error)) from error
+
+
+def _encode(tokenizer: Any, parts: list[Part]) -> Iterator[tuple[np.ndarray, list[tuple[int, str]]]]:
+    """Yield for each part its ids, int32 [tokens], and (first token, entity) of its mentions."""
+    size = itertools.accumulate(len(part.text) for part in parts)
+    for _, grouped in itertools.groupby(zip(parts, size, strict=True), lambda item: item[1] // _GROUP):
+        group = [part for part, _ in grouped]
+        texts = [part.text for part in group]
+        if any(part.mentions for part in group):
+            for (ids, at), part in zip(tokenizer.encode_with_offsets(texts), group, strict=True):
+                yield ids, list(first_tokens(at, part.mentions))
+        else:
+            yield from ((ids, []) for ids in tokenizer.encode_arrays(texts, num_threads=1))
 
 
 class _SplitWriter:
-    """Writer of one split of a store, which appends documents piece by piece."""
+    """Writer of one split of a store, which appends the chunks."""
 
-    def __init__(self, folder: str, vocab_size: int, entities: dict[str, int] | None) -> None:
-        """Create the arrays; `entities` numbers the entities from 1 for all splits, None for text without them."""
+    def __init__(self, folder: str, dtype: str, vocab_size: int, has_entities: bool) -> None:
+        """Create the arrays."""
         self._folder = folder
-        self._numbers = entities
-        self._entities = None if entities is None else arrays.ArrayWriter(f"{folder}/entities", "uint32")
-        self._mentions = 0
-        self._dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
-        self._tokens = arrays.ArrayWriter(f"{folder}/tokens", self._dtype)
+        self._entities = arrays.ArrayWriter(f"{folder}/entities", "uint32") if has_entities else None
+        self._tokens = arrays.ArrayWriter(f"{folder}/tokens", dtype)
         self._offsets = arrays.ArrayWriter(f"{folder}/offsets", "int64")
         self._offsets.append(np.zeros(1, np.int64))
         self._counts = np.zeros(vocab_size, np.int64)
-        self._pending: list[np.ndarray] = []  # ids that `flush` will write
-        self._ends: list[int] = []  # document ends that `flush` will write
-        self._length = 0
-        self._document_start = 0
-        self._text_bytes = 0
+        self._length = self._document_start = self._text_bytes = self._mentions = 0
 
-    def add(self, ids: np.ndarray, mentions: list[tuple[int, str]], part: Part) -> None:
-        self._pending.append(np.asarray(ids, self._dtype))
+    def add(self, chunk: Mapping[str, np.ndarray], split: str, entities: Mapping[str, int]) -> None:
+        """Append what a chunk has for the split; `entities` are the numbers of all entities."""
+        tokens, ends = chunk[f"{split}.tokens"], self._length + chunk[f"{split}.ends"]
+        self._tokens.append(tokens)
+        self._counts += np.bincount(tokens, minlength=len(self._counts))
+        self._offsets.append(ends[np.diff(ends, prepend=self._document_start) > 0])  # without empty documents
+        self._document_start = ends[-1] if len(ends) else self._document_start
+        self._length += len(tokens)
+        self._text_bytes += int(chunk[f"{split}.text_bytes"])
         if self._entities is not None:
-            entities = np.zeros(len(ids), np.uint32)
-            for token, entity in mentions:
-                entities[token] = self._numbers.setdefault(entity, 1 + len(self._numbers))
-            self._entities.append(entities)
-            self._mentions += len(mentions)
-        self._length += len(self._pending[-1])
-        self._text_bytes += part.size
-        if part.last:
-            if self._length > self._document_start:
-                self._ends.append(self._length)
-            self._document_start = self._length
-
-    def flush(self) -> None:
-        if self._pending:
-            values = np.concatenate(self._pending)
-            self._tokens.append(values)
-            self._counts += np.bincount(values, minlength=len(self._counts))
-            self._offsets.append(np.asarray(self._ends, np.int64))
-            self._pending, self._ends = [], []
+            numbers = [0, *(entities[name] for name in json.loads(chunk["names"].tobytes()))]
+            found = np.array(numbers, np.uint32)[chunk[f"{split}.entities"]]
+            self._entities.append(found)
+            self._mentions += int(np.count_nonzero(found))
 
     def close(self) -> dict[str, int]:
         counts = arrays.ArrayWriter(f"{self._folder}/counts", "int64")

@@ -11,7 +11,7 @@ import heapq
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import fsspec
@@ -47,15 +47,23 @@ def file_state(path: str) -> list[int | float | str]:
 
 
 class TextHash:
-    """Hash of the documents of a text in order; the hash of each document decides whether it is held out."""
+    """Hash of the documents of a text in order; the hash of each document decides whether it is held out.
 
-    def __init__(self) -> None:
-        """Start with an empty text."""
+    Attributes:
+        digest: hash of the last whole document.
+        documents: number of whole documents.
+        bytes: position in the text, in UTF-8.
+        mentions: number of mentions of entities.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        """Start at a document that begins with byte `start` of the text."""
         self._all = hashlib.sha256()
         self._document = hashlib.sha256()
         self._route = 0
+        self.digest = b""
         self.documents = 0
-        self.bytes = 0
+        self.bytes = start
         self.mentions = 0
 
     def add(self, piece: Piece) -> int:
@@ -74,7 +82,8 @@ class TextHash:
         self.mentions += len(piece.mentions)
         self.bytes += len(data)
         if piece.last:
-            self._all.update(self._document.digest())
+            self.digest = self._document.digest()
+            self._all.update(self.digest)
             self.documents += 1
         return self._route
 
@@ -97,6 +106,7 @@ class Survey:
         least_below: smallest route threshold that holds out at least _LEAST bytes (of a small text, a tenth); 0 if the
             documents below it are more than a fifth of the text.
         mentions: number of mentions of entities.
+        starts: first byte of each file.
     """
 
     fingerprint: str
@@ -106,15 +116,22 @@ class Survey:
     highest_route: int
     least_below: int
     mentions: int = 0
+    starts: Sequence[int] = (0,)
 
 
-def survey(pieces: Iterable[Piece]) -> Survey:
-    """Read a text and return its survey."""
-    text, size = TextHash(), 0
+def survey(*files: Iterable[Piece]) -> Survey:
+    """Read the files of a text and return its survey."""
+    text, size, starts = TextHash(), 0, []
     lowest, highest = (1 << ROUTE_BITS) - 1, 0
     first: list[tuple[int, int]] = []  # (-route, bytes) of the documents with the lowest routes: a heap of _LEAST bytes
     held = 0  # their bytes
-    for piece in pieces:
+
+    def pieces() -> Iterator[Piece]:
+        for file in files:
+            starts.append(text.bytes)
+            yield from file
+
+    for piece in pieces():
         before = text.bytes
         route = text.add(piece)
         lowest, highest = min(lowest, route), max(highest, route)
@@ -129,7 +146,7 @@ def survey(pieces: Iterable[Piece]) -> Survey:
         if held < min(_LEAST, text.bytes / 10):
             least, held = 1 - negative, held + size
     least = least if held <= text.bytes / 5 else 0
-    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, least, text.mentions)
+    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, least, text.mentions, starts)
 
 
 class Part(NamedTuple):

@@ -15,10 +15,10 @@ import numpy as np
 from etils import epath
 
 from jaxlm.data.base import Data, RowFormat, random_tokens
-from jaxlm.data.build import build_store
+from jaxlm.data.build import StoreBuild
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
-from jaxlm.data.store import FORMAT, Store, is_finished, store_fingerprint
+from jaxlm.data.store import FORMAT, Store, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import any_path, in_bucket, write_whole
@@ -105,25 +105,37 @@ class TextData(Data):
             tokenizer.vocabulary.id(name)
         return tokenizer
 
+    def survey(self, report: Report = print) -> None:
+        """Read the text once; see `jaxlm.data.base.Data`."""
+        self._survey(self._corpus(), report)
+
+    def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
+        """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
+        self._build(tokenizer, shard, shards, report)
+
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Store:
         """Open the token store of this text and tokenizer in the cache folder; build it if it is missing."""
+        return self._build(tokenizer, 0, 1, report).finish()
+
+    def _build(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report) -> StoreBuild:
+        """Return the build of the token store, with the chunks of a shard tokenized."""
         self.validate()
-        cache = cache_folder(self.cache_dir)
         corpus = self._corpus()
         text = self._survey(corpus, report)
         fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
-        folder = str(cache / "stores" / f"{fingerprint[:20]}-{FORMAT}")
-        if is_finished(folder):
-            return Store(folder)
-        report(f"Tokenising {self.source} ({text.bytes / 1e6:,.1f} MB, {text.documents:,} documents) into {folder}")
-        store = build_store(
-            folder, corpus.pieces(), text, tokenizer, self.held_out, source=self.source, sentences=self.sentences,
-            workers=self.workers, progress=_progress(text.bytes, report),
+        folder = str(cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}")
+        build = StoreBuild(
+            folder, [part() for part in corpus.parts], text, tokenizer, self.held_out, self.source, self.sentences,
+            self.workers, _progress(report),
         )
-        # glibc keeps some 100 MB that the threads of the training and of the build have freed.
-        with contextlib.suppress(AttributeError, OSError, TypeError):
-            ctypes.CDLL(None).malloc_trim(0)
-        return store
+        if missing := build.missing(shard, shards):
+            of = f"{text.bytes / 1e6:,.1f} MB, {text.documents:,} documents"
+            report(f"Tokenising {self.source} ({of}; {len(missing):,} of {build.num_chunks:,} chunks) into {folder}")
+            build.tokenize(shard, shards)
+            # glibc keeps some 100 MB that the threads of the training and of the build have freed.
+            with contextlib.suppress(AttributeError, OSError, TypeError):
+                ctypes.CDLL(None).malloc_trim(0)
+        return build
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
@@ -143,7 +155,7 @@ class TextData(Data):
         except (OSError, ValueError, TypeError):
             pass
         report(f"Reading {corpus.source}")
-        text = survey(corpus.pieces())
+        text = survey(*(part() for part in corpus.parts))
         if text.documents == 0:
             raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
         write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
@@ -161,14 +173,14 @@ class TextData(Data):
         return train_tokenizer(texts, str(folder), symbols=symbols, **settings)
 
 
-def _progress(total: int, report: Report) -> Callable[[int], None]:
-    """Return a function that takes the number of bytes tokenized so far, of `total`, and sometimes reports it."""
+def _progress(report: Report) -> Callable[[int, int], None]:
+    """Return a function of the numbers of bytes tokenized and to tokenize, which sometimes reports them."""
     start = last_report = time.monotonic()
 
-    def progress(done: int) -> None:
+    def progress(done: int, total: int) -> None:
         nonlocal last_report
         now = time.monotonic()
-        if now - last_report >= _PROGRESS_SECONDS and done < total:
+        if now - last_report >= _PROGRESS_SECONDS:
             last_report = now
             speed = done / (now - start)
             report(f"Tokenised {done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s")

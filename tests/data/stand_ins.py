@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxlm.data.build import build_store
+from jaxlm.data.build import StoreBuild
 from jaxlm.data.fingerprint import survey
 from jaxlm.data.readers import Piece
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -30,8 +30,14 @@ def whole(documents):
 
 
 def store_of(folder, documents, held_out=0.0, tokenizer=None, sentences=False):
-    pieces = whole(documents)
-    return build_store(str(folder), pieces, survey(pieces), tokenizer or ByteTokenizer(), held_out, sentences=sentences)
+    return build_store(folder, whole(documents), tokenizer or ByteTokenizer(), held_out, sentences=sentences)
+
+
+def build_store(folder, pieces, tokenizer=None, held_out=0.0, text=None, **named):
+    """Return the store of a text in one file; `text` is another survey than its own."""
+    pieces = pieces if text else list(pieces)
+    text, tokenizer = text or survey(pieces), tokenizer or ByteTokenizer()
+    return StoreBuild(str(folder), [pieces], text, tokenizer, held_out, **named).finish()
 
 
 def ids(text):

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from jaxlm.data.base import RowFormat
-from jaxlm.data.build import build_store
-from jaxlm.data.fingerprint import survey
 from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.data.linked_text import LinkedText
 from jaxlm.data.linker import Linker
@@ -19,7 +17,7 @@ from jaxlm.data.readers import PIECE, Cutter, Piece
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from tests.data.stand_ins import EOS, ByteTokenizer
+from tests.data.stand_ins import EOS, ByteTokenizer, build_store
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "par", "##is", "is", "in", "france", "new", "york", "and", "."]
 
@@ -111,7 +109,7 @@ def test_windows_have_the_entities_of_their_tokens(tmp_path, packing, length):
         Piece(text, True, True, tuple(Mention(i, i + 1, c) for i, c in enumerate(text) if c.isupper()))
         for text in documents
     ]
-    store = build_store(str(tmp_path / "s"), pieces, survey(pieces), OffsetTokenizer(), 0.2)
+    store = build_store(tmp_path / "s", pieces, OffsetTokenizer(), 0.2)
     write_vectors(tmp_path, "entity", Vectors(("Z", "Y", "W"), np.zeros((3, 4), np.float32)))  # without X
     for split in ("train", "held_out"):
         windows = store.batches(split, 3, RowFormat(packing, length, entities=str(tmp_path)), 0)
@@ -140,7 +138,7 @@ def test_a_tail_that_is_held_out_keeps_its_mentions(tmp_path):
     text = "Xab cde fgh Yij " * 50
     mentions = tuple(Mention(i, i + 3, text[i : i + 3]) for i in range(0, 800, 4))
     pieces = [Piece(text, True, True, mentions)]
-    store = build_store(str(tmp_path / "s"), pieces, survey(pieces), OffsetTokenizer(), 0.1)
+    store = build_store(tmp_path / "s", pieces, OffsetTokenizer(), 0.1)
     names = ("", *json.loads((tmp_path / "s" / "entities.json").read_text()))
     for split in (store.train, store.held_out):
         tokens, entities = (array.read(0, split.num_tokens) for array in (split.tokens, split.entities))

@@ -12,18 +12,19 @@ import pytest
 
 from jaxlm.data import arrays, build
 from jaxlm.data.base import entropy
-from jaxlm.data.build import build_store
+from jaxlm.data.build import StoreBuild
 from jaxlm.data.fingerprint import HeldOutRule, Survey, TextHash, sample, survey
 from jaxlm.data.readers import Cutter, Piece
 from jaxlm.data.store import Store, store_fingerprint
 from jaxlm.errors import UserError
-from tests.data.stand_ins import ByteTokenizer, ids, store_of, whole
+from tests.data.stand_ins import ByteTokenizer, build_store, ids, store_of, whole
 
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     monkeypatch.setattr(arrays, "SHARD", 4 * arrays.LINE)
     monkeypatch.setattr(arrays, "BLOCK", arrays.LINE)
+    monkeypatch.setattr(build, "_CHUNK", 10_000)
     monkeypatch.setattr(build, "_GROUP", 50)
 
 
@@ -63,7 +64,7 @@ def test_long_documents_are_joined_from_their_pieces(tmp_path):
     text = "word " * 100_000
     pieces = [*whole(["first"]), *Cutter().document(text), *whole(["last"])]
     assert len(pieces) > 5
-    store = build_store(str(tmp_path / "s"), pieces, survey(pieces), ByteTokenizer(), 0.0)
+    store = build_store(tmp_path / "s", pieces, held_out=0.0)
     assert contents(store.train) == [ids("first").tolist(), ids(text).tolist(), ids("last").tolist()]
 
 
@@ -85,7 +86,7 @@ def test_sentences_as_documents(tmp_path):
     assert "of 120 sentences" in store.summary
     text = "A piece that ends within " + "its last sentence. " * 10_000
     pieces = list(Cutter().document(text))
-    parts = build_store(str(tmp_path / "p"), pieces, survey(pieces), ByteTokenizer(), 0.0, sentences=True)
+    parts = build_store(tmp_path / "p", pieces, held_out=0.0, sentences=True)
     assert len(pieces) > 2 and contents(parts.train)[1:] == [ids("its last sentence.").tolist()] * 9_999
 
 
@@ -131,7 +132,7 @@ def test_the_tail_of_one_long_document(tmp_path, text):
     """It has at least some thousand tokens for any share, and may begin within a document of several pieces."""
     pieces = list(Cutter().document(text))
     assert len(pieces) > 4
-    store = build_store(str(tmp_path / "s"), pieces, survey(pieces), ByteTokenizer(), 0.001)
+    store = build_store(tmp_path / "s", pieces, held_out=0.001)
     (train,), (held_out,) = contents(store.train), contents(store.held_out)
     assert train + held_out == ids(text).tolist()
     assert store.held_out.text_bytes == pytest.approx(1 << 15, abs=10)
@@ -143,7 +144,7 @@ def test_a_tail_that_begins_with_a_piece_ends_the_document_before_it(tmp_path):
     pieces = [Piece(texts[0], True, False), Piece(texts[1], False, True)]
     text = survey(pieces)
     share = len(texts[1]) / text.bytes
-    store = build_store(str(tmp_path / "s"), pieces, text, ByteTokenizer(), share)
+    store = build_store(str(tmp_path / "s"), pieces, ByteTokenizer(), share, text)
     assert (contents(store.train), contents(store.held_out)) == ([ids(texts[0]).tolist()], [ids(texts[1]).tolist()])
 
 
@@ -241,32 +242,34 @@ def test_an_empty_text_is_refused(tmp_path):
 
 def test_a_text_that_changes_meanwhile_is_refused(tmp_path):
     with pytest.raises(UserError, match="changed while it was tokenised"):
-        build_store(str(tmp_path / "s"), whole(["one", "two"]), routes(["one"]), ByteTokenizer(), 0.0)
+        build_store(tmp_path / "s", whole(["one", "two"]), text=routes(["one"]))
     assert not os.listdir(tmp_path)
 
 
-def test_a_failing_build_leaves_nothing(tmp_path):
+def test_a_failing_build_leaves_no_store(tmp_path):
     def broken():
         yield from whole(texts(20))
         raise UserError("the file is damaged")
 
     with pytest.raises(UserError, match="the file is damaged"):
-        build_store(str(tmp_path / "s"), broken(), routes(texts(20)), ByteTokenizer(), 0.0)
-    assert not os.listdir(tmp_path)
+        build_store(tmp_path / "s", broken(), text=routes(texts(20)))
+    assert "s" not in os.listdir(tmp_path)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def no_space(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build.os, "makedirs", no_space)
-    with pytest.raises(UserError, match="The disk is full"):
-        store_of(tmp_path / "s", ["a"])
-    monkeypatch.undo()
-    monkeypatch.setattr(arrays.ts, "open", no_space)
-    with pytest.raises(UserError, match="The disk is full"):
-        store_of(tmp_path / "s", ["a"])
-    assert not os.listdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(build.os, "makedirs", no_space)
+        with pytest.raises(UserError, match=r"000000.npz cannot be written \(No space left on device\)"):
+            store_of(tmp_path / "s", ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays.ts, "open", no_space)
+        with pytest.raises(UserError, match="The disk is full"):
+            store_of(tmp_path / "s", ["a"])
+    assert os.listdir(tmp_path) == ["s.chunks"]
+    assert store_of(tmp_path / "s", ["a"]).train.documents == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a small disk")
@@ -276,9 +279,9 @@ def test_a_really_full_disk(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("may not mount")
     try:
-        with pytest.raises(UserError, match="The disk is full"):
+        with pytest.raises(UserError, match="No space left on device"):
             store_of(disk / "s", ["x" * 100_000])
-        assert not os.listdir(disk)
+        assert not any(disk.rglob("*.partial"))
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -289,26 +292,85 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         store_of(tmp_path / "file" / "s", ["a"])
 
 
-def test_the_folder_of_a_killed_build_is_no_store_and_is_removed(tmp_path):
+def test_a_killed_build_goes_on_with_the_chunks_that_are_missing(tmp_path, monkeypatch):
+    documents = [str(number) * 50 for number in range(20_000, 20_100)]
     script = (
         "import os, signal\n"
         "from jaxlm.data import build\n"
-        "from tests.data.stand_ins import ByteTokenizer, whole\n"
+        "from tests.data.stand_ins import build_store, whole\n"
         "from jaxlm.data.fingerprint import survey\n"
-        "documents = whole(str(number) * 50 for number in range(20_000))\n"
+        f"documents, build._CHUNK = whole({documents!r}), 1000\n"
         "def dying():\n"
-        "    yield from documents\n"
+        "    yield from documents[:90]\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"build.build_store({str(tmp_path / 's')!r}, dying(), survey(documents), ByteTokenizer(), 0.0)\n"
+        f"build_store({str(tmp_path / 's')!r}, dying(), text=survey(documents), workers=1)\n"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == -9
-    (left,) = os.listdir(tmp_path)
-    assert left.startswith(".s.")
+    assert os.listdir(tmp_path) == ["s.chunks"]
     with pytest.raises(UserError, match="no finished token store"):
         Store(str(tmp_path / "s"))
-    store = store_of(tmp_path / "s", ["a", "b"])
-    assert store.train.documents == 2
+    encoded = []
+
+    class Counting(ByteTokenizer):
+        def encode_arrays(self, texts, *, num_threads=0):
+            encoded.extend(texts)
+            return super().encode_arrays(texts, num_threads=num_threads)
+
+    monkeypatch.setattr(build, "_CHUNK", 1000)
+    store = store_of(tmp_path / "s", documents, tokenizer=Counting())
+    assert 10 <= len(encoded) <= 30 and encoded == documents[-len(encoded) :]
+    assert contents(store.train) == [ids(text).tolist() for text in documents]
     assert os.listdir(tmp_path) == ["s"]
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("share", [0, 0.1])
+@pytest.mark.parametrize("has_many", [True, False])
+def test_shards_by_several_machines_give_the_same_files(tmp_path, monkeypatch, share, has_many):
+    """In any order, of any number, also from a file whose documents are longer than chunks, or empty."""
+    monkeypatch.setattr(build, "_CHUNK", 150)
+    documents = texts(60) if has_many else [" ".join(texts(40)), "", "short", " ".join(texts(30))]
+    files = [list(Cutter().document(text)) for text in documents]
+    files = [[piece for pieces in files[start : start + 7] for piece in pieces] for start in range(0, len(files), 7)]
+    text = survey(*files)
+    assert len(text.starts) == len(files) and text == survey(*files)
+    StoreBuild(str(tmp_path / "alone"), files, text, ByteTokenizer(), share).finish()
+    opened = []
+
+    def read(number):
+        opened.append(number)
+        yield from files[number]
+
+    def part():
+        return StoreBuild(str(tmp_path / "s"), [read(n) for n in range(len(files))], text, ByteTokenizer(), share)
+
+    part().tokenize(2, 3)
+    assert not has_many or min(opened) >= 5, "it reads no file before its shard"
+    first = files_of(tmp_path / "s.chunks")
+    part().tokenize(0, 2)
+    part().tokenize(1, 2)
+    assert not part().missing() and first.items() <= files_of(tmp_path / "s.chunks").items()
+    opened.clear()
+    part().finish()
+    assert not opened and files_of(tmp_path / "s") == files_of(tmp_path / "alone")
+    assert sorted(os.listdir(tmp_path)) == ["alone", "s"]
+
+
+def test_a_damaged_chunk_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_CHUNK", 150)
+    documents = texts(20)
+    build_ = StoreBuild(str(tmp_path / "s"), [whole(documents)], routes(documents), ByteTokenizer(), 0.0)
+    build_.tokenize()
+    chunk = sorted((tmp_path / "s.chunks").iterdir())[1]
+    data = bytearray(chunk.read_bytes())
+    for place in range(len(data) // 4, len(data) * 3 // 4):
+        data[place] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{chunk}.*; delete"):
+        build_.finish()
 
 
 def test_two_builds_at_once(tmp_path):
@@ -322,7 +384,7 @@ def test_two_builds_at_once(tmp_path):
 
     def work():
         try:
-            stores.append(build_store(str(tmp_path / "s"), pieces(), routes(documents), ByteTokenizer(), 0.1))
+            stores.append(build_store(tmp_path / "s", pieces(), held_out=0.1, text=routes(documents)))
         except BaseException as error:
             errors.append(error)
 
@@ -345,7 +407,7 @@ def test_a_finished_store_is_not_built_again(tmp_path):
         raise AssertionError
         yield
 
-    build_store(str(tmp_path / "s"), unread(), routes(["a", "b"]), ByteTokenizer(), 0.0)
+    build_store(tmp_path / "s", unread(), held_out=0.0, text=routes(["a", "b"]))
     assert os.stat(tmp_path / "s" / "manifest.json").st_mtime_ns == before
 
 

@@ -89,7 +89,7 @@ def test_a_text_is_prepared_once(folder, config):
 
 def test_tokenising_reports_its_progress(config, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(build, "_GROUP", 10_000)
+    monkeypatch.setattr(build, "_CHUNK", 10_000)
     lines = []
     prepare(dataclasses.replace(config, cache_dir=str(tmp_path)), lines.append)
     start = next(number for number, line in enumerate(lines) if line.startswith("Tokenising"))
@@ -245,13 +245,14 @@ def test_published_vocabularies(config, tmp_path):
 
 MEASURE = """
     import json, sys
-    from jaxlm.data.build import build_store
+    from jaxlm.data.build import StoreBuild
     from jaxlm.data.corpus import open_corpus
     from jaxlm.data.fingerprint import survey
     from jaxlm.tokenizers.tokenizer import Tokenizer
     path, tokenizer, folder = sys.argv[1:]
     corpus = open_corpus(path)
-    store = build_store(folder, corpus.pieces(), survey(corpus.pieces()), Tokenizer.load(tokenizer), 0.0, workers=2)
+    tokenizer = Tokenizer.load(tokenizer)
+    store = StoreBuild(folder, [corpus.pieces()], survey(corpus.pieces()), tokenizer, 0.0, workers=2).finish()
     # Not getrusage's ru_maxrss, which counts what the process that forked this one held.
     (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
     print(json.dumps([store.train.documents, store.train.num_tokens, int(peak) / 1024]))
