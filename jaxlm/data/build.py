@@ -41,6 +41,10 @@ _GROUP = 1 << 18  # characters encoded at a time, since encodings take many byte
 _MOST_THREADS = 8  # more threads only wait for the one that reads
 
 
+def no_progress(done: int, total: int) -> None:
+    """Report nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StoreBuild:
     """A token store to build.
@@ -65,7 +69,7 @@ class StoreBuild:
     source: str = ""
     sentences: bool = False
     workers: int = 0
-    progress: Callable[[int, int], None] = lambda done, total: None
+    progress: Callable[[int, int], None] = no_progress
 
     def missing(self, shard: int = 0, shards: int = 1) -> list[int]:
         """Return the numbers of the chunks of a shard, a contiguous range, that are not yet tokenized."""
