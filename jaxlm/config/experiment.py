@@ -92,6 +92,10 @@ class TrainConfig:
     """Steps between checkpoints; the last step is always saved. 0: only the last step."""
     keep_checkpoints: int = field(3, resumable=True, range="[1, inf)")
     """Number of newest checkpoints to keep, besides the best one."""
+    skip_nonfinite: int = field(0, resumable=True, range="[0, inf)")
+    """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters, optimizer
+    and its schedule then stay as they were. The next such step ends the run. `skipped` in the metrics is their share.
+    A high but finite loss is never left out."""
     stall_seconds: int = field(600, resumable=True, range="[0, inf)")
     """Seconds without a finished step after which the stacks of all threads are printed; after twice as long the
     process exits with 1. Compilation, evaluation and saving may take ten times as long, and slow steps twice the

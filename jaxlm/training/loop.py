@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
-from jaxlm.objectives.base import ScoresRows, Terms
+from jaxlm.objectives.base import ScoresRows, Term, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock, watched
@@ -84,7 +84,7 @@ def train(
                     log.sync()
                     try:
                         # A copy: the next steps add to the sums while the checkpoint is being written.
-                        unlogged = {"unlogged": dict(log.totals.sums)}
+                        unlogged = {"unlogged": dict(log.totals.sums), "skipped_in_row": log.totals.skipped_in_row}
                         checkpoints.save(state, step, metadata | unlogged, best)
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
@@ -239,7 +239,7 @@ class StepLog:
         speed = (step - self._clock_step) / (now - self._clock_seconds)
         self._clock_seconds, self._clock_step = now, step
         means = self.totals.means() if due else self.totals.peek()
-        means = {"loss": means.pop("loss")} | means
+        means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
         means["learning_rate"] = _on_host(self._program.schedule, step - 1)
         means["tokens_per_second"] = speed * self._feed.tokens_per_step
         flops = self._program.step_flops(*self._feed.shape(step))
@@ -275,10 +275,17 @@ class StepLog:
         )
 
     def _read(self, step: int, terms: Terms) -> None:
-        values = self.totals.add(terms)
-        for name, what in (("loss", "the loss"), ("grad_norm", "the gradient")):
-            if not math.isfinite(values[name].total):
-                raise self.not_finite(step, what)
+        """Wait for a step and add its terms, or count it as one of those that may be skipped."""
+        values, totals, limit = jax.device_get(terms), self.totals, self._program.train.skip_nonfinite
+        parts = {"loss": "the loss", "grad_norm": "the gradient"}
+        wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]
+        if wrong and totals.skipped_in_row >= limit:
+            raise self.not_finite(step, wrong[0])
+        totals.skipped_in_row = totals.skipped_in_row + 1 if wrong else 0
+        if wrong:
+            count = totals.skipped_in_row
+            self.progress.note(f"Step {step:,} is skipped: {wrong[0]} is not finite ({count} of {limit} in a row).")
+        totals.add(({} if wrong else values) | ({"skipped": Term(float(bool(wrong)), 1.0)} if limit else {}))
 
 
 def _on_host(schedule: Callable[[int], Any], step: int) -> float:

@@ -29,8 +29,9 @@ SYNC_SHARE = 0.02
 class Totals:
     """Running sums of terms, each with its weight."""
 
-    def __init__(self, sums: Mapping[str, Any] | None = None) -> None:
-        """Begin with `sums`, a mapping from names to (total, weight)."""
+    def __init__(self, sums: Mapping[str, Any] | None = None, skipped_in_row: int = 0) -> None:
+        """Begin with `sums`, a mapping from names to (total, weight), after some steps in a row without an update."""
+        self.skipped_in_row = skipped_in_row
         self.sums: dict[str, tuple[float, float]] = {name: tuple(pair) for name, pair in (sums or {}).items()}
         self._coefficients: dict[str, float] = {}
 

@@ -181,7 +181,14 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
             "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": Term.of(real, jnp.ones(real.shape)),
         }
-        return TrainState(state.step + 1, params, opt_state, memory), terms
+        new = TrainState(state.step + 1, params, opt_state, memory)
+        # The host counts the skipped steps (see `StepLog`). optax.apply_if_finite has its counts in the optimizer's
+        # state, so that no run could be resumed with another limit.
+        if t.skip_nonfinite:
+            finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
+            kept = state._replace(step=state.step + 1)
+            new = jax.tree.map(lambda updated, old: jnp.where(finite, updated, old), new, kept)
+        return new, terms
 
     return jax.jit(
         train_step,
