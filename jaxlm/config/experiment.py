@@ -96,6 +96,9 @@ class TrainConfig:
     """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters, optimizer
     and its schedule then stay as they were. The next such step ends the run. `skipped` in the metrics is their share.
     A high but finite loss is never left out."""
+    profile_steps: str = field("", resumable=True)
+    """First and last step to profile on process 0, as 100:105, for TensorBoard's profile plugin (`pip install xprof`);
+    written into the run folder. Choose steps after the first, which compiles. Empty: none."""
     stall_seconds: int = field(600, resumable=True, range="[0, inf)")
     """Seconds without a finished step after which the stacks of all threads are printed; after twice as long the
     process exits with 1. Compilation, evaluation and saving may take ten times as long, and slow steps twice the
@@ -133,6 +136,8 @@ class Experiment:
         check_ranges(t, "train.")
         if t.batch_size % t.accumulate:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
+        if t.profile_steps and not _is_range(t.profile_steps):
+            raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
         if t.sample_every and not self.objective.answer_kind:
             raise UserError(
                 f"{type(self.objective).__name__} trains no model that fills masks or writes text; leave "
@@ -143,6 +148,11 @@ class Experiment:
                 f"train.short_length {t.short_length} does not divide data.length {self.data.length}; choose another "
                 "one, or train.short_steps 0."
             )
+
+
+def _is_range(steps: str) -> bool:
+    first, _, last = steps.partition(":")
+    return first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)
 
 
 class Resolved(NamedTuple):

@@ -21,6 +21,7 @@ from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock, watched
 from jaxlm.training.feed import Feed
 from jaxlm.training.metrics import MetricsWriter, Totals, best_step, evaluations, is_spent
+from jaxlm.training.profile import profiled
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
 from jaxlm.types import Params
@@ -58,9 +59,11 @@ def train(
     if t.best_by and first not in best:  # finds a name that is no figure, before the steps
         log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
     with (
-        _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watched(log.clock, t.stall_seconds)
+        _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watched(log.clock, t.stall_seconds),
+        profiled(t.profile_steps, checkpoints.folder.parent, log.progress.note) as profile,
     ):
         for step in range(first + 1, t.steps + 1):
+            profile(step, state)
             state = run_step(program, state, batches, log, step, feed.change_at(step))
             stopping = stop(step)
             evaluating, saving = _due(t, step, stopping)

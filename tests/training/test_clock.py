@@ -1,4 +1,4 @@
-"""Goodput, and the watch over runs that stall."""
+"""Goodput, the watch over runs that stall, and profiles."""
 
 from __future__ import annotations
 
@@ -71,3 +71,13 @@ def test_a_run_that_moves_is_left_alone(monkeypatch, capfd):
     with clock.watched(run, 0.02), clock.watched(clock.Clock(), 0):
         threading.Event().wait(0.3)
     assert not capfd.readouterr().err
+
+
+def test_a_profile_of_some_steps(preset, tmp_path, capsys):
+    run, flags = tmp_path / "run", ["--train.steps", "4", "--train.profile-steps"]
+    assert main(["pretrain", str(preset), "--run-dir", str(run), *flags, "2:3"]) == 0
+    assert f"Steps 2 to 3 are profiled: tensorboard --logdir {run}" in capsys.readouterr().out
+    (profile,) = run.glob("plugins/profile/*/*.xplane.pb")
+    assert b"train_step" in profile.read_bytes()
+    assert main(["pretrain", str(run), *flags, "3:2"]) == 2
+    assert "train.profile_steps is '3:2'; it must be FIRST:LAST" in capsys.readouterr().err
