@@ -29,7 +29,7 @@ def preset(tmp_path_factory):
         (["--train.steps", "many"], "error parsing --train.steps: no type matching {None}|INT could be"),
         (["--optimizer.learning-rate", "x"], "error parsing --optimizer.learning-rate: could not convert"),
         (["--optimizer.name", "sgd"], "invalid choice 'sgd' for argument '--optimizer.name'. Expected one of"),
-        (["--train.tensorboard", "maybe"], "invalid choice 'maybe' for argument '--train.tensorboard'"),
+        (["--train.tracker", "maybe"], "invalid choice 'maybe' for argument '--train.tracker'"),
         (["--train.steps"], "missing value for argument '--train.steps'"),
         (["--train.seed=many", "--train.steps", "1"], "error parsing --train.seed: invalid literal for int()"),
         (["--objective.hidden-size", "3"], "did you mean --objective.model.hidden-size?"),

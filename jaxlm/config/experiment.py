@@ -103,8 +103,9 @@ class TrainConfig:
     """Seconds without a finished step after which the stacks of all threads are printed; after twice as long the
     process exits with 1. Compilation, evaluation and saving may take ten times as long, and slow steps twice the
     longest one. 0: wait forever."""
-    tensorboard: bool = field(True, resumable=True)
-    """Write TensorBoard events into the run folder."""
+    tracker: Literal["tensorboard", "wandb", "trackio", "none"] = field("tensorboard", resumable=True)
+    """Where the metrics go besides metrics.jsonl: TensorBoard events in the run folder, Weights & Biases (extra
+    `[wandb]`) or trackio (extra `[trackio]`)."""
 
     @property
     def uses_best(self) -> bool:

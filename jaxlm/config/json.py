@@ -23,6 +23,10 @@ CLASSES: dict[str, type] = {
 }
 
 
+DROPPED = {(TrainConfig, "tensorboard")}
+"""Fields of earlier versions that decided nothing about a run's result; files may have them."""
+
+
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
     if dataclasses.is_dataclass(value):
@@ -52,6 +56,7 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
     cls = CLASSES.get(str(value.get("type")))
     if cls is None:
         raise UserError(f"{where} names a type {value.get('type')!r} that this version of jaxlm does not know.")
+    value = {name: item for name, item in value.items() if (cls, name) not in DROPPED}
     marks = {f.name: marks_of(f) for f in dataclasses.fields(cls)}
     unknown = sorted(name for name in value if name != "type" and "bound" in marks.get(name, {"bound"}))
     if unknown:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.config.experiment import Resolved
+from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
@@ -29,6 +29,7 @@ from jaxlm.training.loop import StepLog, train
 from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent, last_evaluation, read_metrics
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
+from jaxlm.training.trackers import require_tracker
 from jaxlm.trees import paths, subtrees, within
 from jaxlm.types import Params, Report
 
@@ -45,6 +46,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         Stopped: A signal stopped the run, which has been saved.
     """
     resolved.experiment.validate()
+    require_tracker(resolved.experiment.train.tracker)
     folder, is_main, clock = run_path(run_dir), jax.process_index() == 0, Clock()
     with contextlib.ExitStack() as stack:
         def open_run() -> RunFolder:
@@ -52,7 +54,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
             resume.check_run(run, resolved)
             return run
 
-        require_same(flatten(resolved.experiment, lambda setting: "path" not in setting.marks))
+        require_same(_settings(resolved.experiment))
         main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
         require_same({"owner of the run folder": owner(folder)})
         run = main_first(open_run, "check the run folder")
@@ -111,13 +113,24 @@ def _pretrain(
 
     # Steps.
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
-    writer = stack.enter_context(contextlib.closing(MetricsWriter(run.path, t.tensorboard, first))) if is_main else None
+    writer = stack.enter_context(_metrics_writer(run, experiment, first)) if is_main else None
     progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
     evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy, samples)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return evaluation
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the fields that do not belong to one machine, by name."""
+    return flatten(experiment, lambda setting: "path" not in setting.marks)
+
+
+def _metrics_writer(
+    run: RunFolder, experiment: Experiment, first: int
+) -> contextlib.AbstractContextManager[MetricsWriter]:
+    return contextlib.closing(MetricsWriter(run.path, experiment.train.tracker, first, _settings(experiment)))
 
 
 def _description(program: Program, feed: Feed) -> str:

@@ -1,15 +1,15 @@
-"""Training metrics: accumulated, averaged, and written to metrics.jsonl and TensorBoard."""
+"""Training metrics: accumulated, averaged, and written to metrics.jsonl and a tracker."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Term, Terms
 from jaxlm.paths import in_bucket, write_whole
+from jaxlm.training.trackers import open_tracker
 
 SYNC_SECONDS = 30.0
 """Least time between two copies of metrics into a bucket."""
@@ -59,25 +60,27 @@ class Totals:
 
 
 class MetricsWriter:
-    """Writer of metrics.jsonl, one JSON object per line, and of the same figures as TensorBoard events.
+    """Writer of metrics.jsonl, one JSON object per line, and of the same figures to a tracker.
 
-    A bucket's objects cannot be appended to. There both are written to a temporary folder and copied by `sync`: before
-    every checkpoint, and from time to time (`SYNC_SECONDS`, `SYNC_SHARE`).
+    A bucket's objects cannot be appended to. There this file and TensorBoard's events are written to a temporary folder
+    and copied by `sync`: before every checkpoint, and from time to time (`SYNC_SECONDS`, `SYNC_SHARE`).
     """
 
-    def __init__(self, folder: epath.Path, tensorboard: bool, after_step: int) -> None:
+    def __init__(
+        self, folder: epath.Path, tracker: str, after_step: int, config: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Open metrics.jsonl, without damaged lines and without those of steps that will be computed again.
 
         Args:
             folder: The run's folder.
-            tensorboard: Whether to write TensorBoard events too.
+            tracker: Kind of the tracker (see `open_tracker`).
             after_step: Step that the run is resumed at.
+            config: Configuration for the tracker.
 
         Raises:
-            UserError: The file cannot be written.
+            UserError: The file cannot be written, or the tracker cannot start.
         """
         self.path, self.folder = folder / "metrics.jsonl", folder
-        self.events = None
         self._temporary = tempfile.TemporaryDirectory() if in_bucket(folder) else None
         local = Path(self._temporary.name if self._temporary else folder)
         self._next_sync = time.monotonic() + SYNC_SECONDS
@@ -86,14 +89,7 @@ class MetricsWriter:
                 kept = [json.dumps(line) + "\n" for line in read_metrics(folder) if line["step"] <= after_step]
                 write_whole(local / self.path.name, "".join(kept).encode())
             self.file = (local / self.path.name).open("a", encoding="utf-8")
-            if tensorboard:
-                # tensorboardX imports torch if it is installed, for features that are not used here: 170 MB.
-                torch = sys.modules.setdefault("torch", None)
-                from tensorboardX import SummaryWriter
-
-                if torch is None:
-                    del sys.modules["torch"]
-                self.events = SummaryWriter(str(local), purge_step=after_step + 1 if after_step else None)
+            self.tracker = open_tracker(tracker, folder, local, after_step, config)
         except OSError as error:
             raise self._error(error) from error
 
@@ -105,9 +101,7 @@ class MetricsWriter:
             self.file.flush()
         except OSError as error:
             raise self._error(error) from error
-        if self.events is not None:
-            for name, value in values.items():
-                self.events.add_scalar(name, value, step)
+        self.tracker.log(step, values)
         if time.monotonic() > self._next_sync:
             with contextlib.suppress(UserError):  # the next checkpoint tries again
                 self.sync()
@@ -117,8 +111,7 @@ class MetricsWriter:
         if self._temporary is None:
             return
         start = time.monotonic()
-        if self.events is not None:
-            self.events.flush()
+        self.tracker.flush()
         try:
             for file in Path(self._temporary.name).iterdir():
                 write_whole(self.folder / file.name, file.read_bytes())
@@ -127,20 +120,18 @@ class MetricsWriter:
             self._next_sync = end + max(SYNC_SECONDS, (end - start) / SYNC_SHARE)
 
     def write_text(self, step: int, name: str, lines: list[str]) -> None:
-        """Write lines as TensorBoard text, if there are events at all."""
-        if self.events is not None:
-            self.events.add_text(name, "\n\n".join(lines), step)
+        """Give lines of text to the tracker."""
+        self.tracker.text(step, name, lines)
 
     def _error(self, error: OSError) -> UserError:
         return UserError(f"cannot write {self.path}: {error.strerror}; mend that and run the same command to go on.")
 
     def close(self) -> None:
-        """Close both files, and copy them."""
+        """Close the file and the tracker, and copy what a bucket keeps."""
         with contextlib.suppress(OSError):  # `write` has reported it
             self.file.close()
-        if self.events is not None:
-            with contextlib.suppress(OSError):
-                self.events.close()
+        with contextlib.suppress(OSError):
+            self.tracker.close()
         with contextlib.suppress(UserError):
             self.sync()
         if self._temporary is not None:

@@ -16,7 +16,7 @@ from tests.huggingface.support import VOCAB, save_torch, torch_bert
 from tests.training.support import write_text
 
 ROWS = len(VOCAB) + 300
-TRAINING = ["--train.steps", "1", "--train.batch-size", "4", "--train.tensorboard", "False", "--data.held-out", "0.1"]
+TRAINING = ["--train.steps", "1", "--train.batch-size", "4", "--train.tracker", "none", "--data.held-out", "0.1"]
 
 
 @pytest.fixture(scope="module")

@@ -183,7 +183,7 @@ def test_a_run_is_trained_exported_and_imported(tokenizer, tmp_path, capsys):
     assert main([
         "pretrain", preset, "--run-dir", str(run), "--data.source", str(text), "--data.tokenizer",
         str(tmp_path / "tokenizer"), "--data.length", "32", "--train.steps", "2", "--train.short-steps", "1",
-        "--train.batch-size", "4", "--train.tensorboard", "False", "--objective.model.hidden-size", "32",
+        "--train.batch-size", "4", "--train.tracker", "none", "--objective.model.hidden-size", "32",
     ]) == 0
     assert main(["export", str(run), str(out)]) == 0
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(out).eval()

@@ -71,7 +71,7 @@ def test_continued_pretraining_adds_missing_special_tokens(text, tmp_path):
     assert main([
         "pretrain", str(Path(__file__).parents[2] / "configs" / "ul2_tiny.py"), "--init-from", str(hf), "--run-dir",
         str(run), "--data.source", str(text), "--data.length", "16", "--data.held-out", "0.1", "--train.steps", "1",
-        "--train.batch-size", "4", "--train.tensorboard", "False",
+        "--train.batch-size", "4", "--train.tracker", "none",
     ]) == 0
     objective = load_config(run / "config.json").objective
     assert type(objective) is MixtureOfDenoisers and objective.model.vocab_size == 640

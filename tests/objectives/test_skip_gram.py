@@ -207,7 +207,7 @@ def test_a_run_learns_neighbours_and_is_exported(tmp_path, capsys):
     preset = "configs/word2vec_tiny.py"
     assert main([
         "pretrain", preset, "--run-dir", run, "--data.source", str(tmp_path / "text.txt"), "--data.vocab-size", "560",
-        "--train.steps", "60", "--optimizer.learning-rate", "0.05", "--train.tensorboard", "False",
+        "--train.steps", "60", "--optimizer.learning-rate", "0.05", "--train.tracker", "none",
         "--data.cache-dir", str(tmp_path / "cache"), "--objective.model.hidden-size", "8", "--train.eval-every", "0",
         "--train.checkpoint-every", "0", "--objective.threshold", "0",
     ]) == 0

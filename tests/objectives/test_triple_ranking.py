@@ -168,7 +168,7 @@ def graph(tmp_path_factory):
 def pretrain(graph, run, *flags: str) -> list[dict]:
     assert main([
         "pretrain", "configs/transe_tiny.py", "--run-dir", str(run), "--data.source", str(graph / "triples.tsv"),
-        "--data.dev", str(graph / "dev.tsv"), "--data.cache-dir", str(graph / "cache"), "--train.tensorboard", "False",
+        "--data.dev", str(graph / "dev.tsv"), "--data.cache-dir", str(graph / "cache"), "--train.tracker", "none",
         "--train.batch-size", "16", "--objective.model.hidden-size", "8", "--train.log-every", "40",
         "--optimizer.learning-rate", "0.05", "--optimizer.schedule", "constant", *flags,
     ]) == 0

@@ -80,6 +80,18 @@ def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, pres
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
 
 
+def test_two_then_four_then_one(finished, preset, tmp_path):
+    """A run goes on from its checkpoints on any number of processes."""
+    run = tmp_path / "moved"
+    for count, steps in ((2, 4), (4, 8), (1, 12)):
+        flags = ["pretrain", preset, "--run-dir", run, "--train.steps", steps, "--train.eval-every", 4]
+        for command in processes(tmp_path / str(count), *[flags] * count):
+            assert command.wait() == 0, command.output
+    for ours, theirs in zip(metrics(run), metrics(finished), strict=True):
+        assert set(ours) == set(theirs)
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
+
+
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]
     for command in processes(tmp_path, arguments, arguments, [*arguments, "--train.seed", 1]):

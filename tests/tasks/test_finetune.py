@@ -24,7 +24,7 @@ from tests.tasks.support import sentences
 from tests.training.support import metadata, metrics, saved_steps
 
 FAST = ("--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
-        "--train.tensorboard", "False")
+        "--train.tracker", "none")
 
 
 def finetune(preset, source, model, run, *flags):

@@ -56,7 +56,7 @@ def files(tmp_path_factory):
 def flags(files, model, *more):
     return ["--init-from", model, "--data.source", str(files / "rows.jsonl"), "--objective.graph",
             str(files / "graph.tsv"), "--data.length", "48", *NETWORK, *SIZES, "--train.steps", "2",
-            "--train.epochs", "0", "--train.batch-size", "8", "--train.patience", "0", "--train.tensorboard", "False",
+            "--train.epochs", "0", "--train.batch-size", "8", "--train.patience", "0", "--train.tracker", "none",
             *more]
 
 

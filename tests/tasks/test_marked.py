@@ -220,7 +220,7 @@ def finetune(preset, model, source, run, steps):
     return main([
         "finetune", f"configs/tasks/{preset}.py", "--init-from", model, "--data.source", str(source), "--data.dev",
         str(source), "--run-dir", str(run), "--data.length", "32", "--data.buckets", "False", "--train.epochs", "0",
-        "--train.steps", str(steps), "--train.eval-every", "0", "--train.tensorboard", "False",
+        "--train.steps", str(steps), "--train.eval-every", "0", "--train.tracker", "none",
         "--optimizer.learning-rate", "0.01",
     ])
 

@@ -31,7 +31,7 @@ experiment = Experiment(
     data=TextData(source={text!r}, length=32, vocab_size=512, held_out=0.1),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="constant"),
     train=TrainConfig(steps=12, batch_size=8, log_every=3, eval_every=0, eval_batches=2, checkpoint_every=4,
-                      tensorboard=False),
+                      tracker="none"),
 )
 """
 

@@ -96,7 +96,7 @@ def s3(_s3, monkeypatch, request) -> epath.Path:
 
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs, finished, preset, tmp_path, capsys):
     """Stopped by a signal, left with half a checkpoint, resumed: parameters, metrics and answers are the same."""
-    run, flags = gcs / "run", ["--train.eval-every", "4", "--train.tensorboard", "True"]
+    run, flags = gcs / "run", ["--train.eval-every", "4", "--train.tracker", "tensorboard"]
     arguments = ["pretrain", str(preset), "--run-dir", str(run), *flags]
     assert stopped_after(7, arguments) == 128 + signal.SIGTERM
     assert not (run / ".lock").exists(), "the lease is given up"

@@ -32,7 +32,7 @@ experiment = Experiment(
     data=LinkedText(source={text!r}, length=32, vocab_size=512, held_out=0.1),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="constant"),
     train=TrainConfig(steps=6, batch_size=8, log_every=3, eval_every=0, eval_batches=2, checkpoint_every=3,
-                      tensorboard=False),
+                      tracker="none"),
 )
 """
 

@@ -124,7 +124,7 @@ def test_a_full_disk(preset, tmp_path, small_disk):
     """A full disk ends the run with one sentence; with more space it resumes from the last checkpoint."""
     run = small_disk / "run"
     arguments = ["pretrain", preset, "--run-dir", run, "--train.keep-checkpoints", 20, "--train.steps", 40,
-                 "--train.tensorboard", "True", "--train.checkpoint-every", 2]
+                 "--train.tracker", "tensorboard", "--train.checkpoint-every", 2]
     command = Command(arguments, tmp_path / "log")
     assert command.wait() == 2, command.output
     told = command.output.splitlines()

@@ -80,7 +80,7 @@ def experiment(finished, monkeypatch) -> Experiment:
         data=dataclasses.replace(teacher.data, tokenizer=str(finished / "tokenizer")),
         optimizer=OptimizerConfig(learning_rate=0.03, warmup_steps=2, schedule="constant"),
         train=TrainConfig(steps=12, batch_size=8, accumulate=2, log_every=3, eval_every=4, checkpoint_every=4,
-                          keep_checkpoints=4, tensorboard=False),
+                          keep_checkpoints=4, tracker="none"),
     )
 
 

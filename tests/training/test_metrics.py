@@ -58,7 +58,7 @@ def test_damaged_lines_are_left_out_and_mended(tmp_path):
     path.write_bytes(first + b'{"step": 2, "lo\xffss": 1}\n' + b"3\n" + second + b'{"loss": 1}\n' + last + b'{"ste')
     assert read_metrics(tmp_path) == good
     assert last_evaluation(tmp_path) == (2, {"loss": 1.75}) and last_evaluation(tmp_path, up_to=1) == (0, {})
-    MetricsWriter(tmp_path, tensorboard=False, after_step=3).close()
+    MetricsWriter(tmp_path, tracker="none", after_step=3).close()
     assert path.read_bytes() == first + second
     assert last_evaluation(tmp_path / "none") == (0, {})
 
@@ -77,7 +77,8 @@ def test_tensorboard_does_not_load_torch(tmp_path):
     """tensorboardX would, which takes seconds and 170 MB."""
     code = (
         "import sys; from pathlib import Path; from jaxlm.training.metrics import MetricsWriter\n"
-        f"writer = MetricsWriter(Path({str(tmp_path)!r}), True, 0); writer.write(1, {{'loss': 2.0}}); writer.close()\n"
+        f"writer = MetricsWriter(Path({str(tmp_path)!r}), 'tensorboard', 0)\n"
+        "writer.write(1, {'loss': 2.0}); writer.close()\n"
         "print('torch' in sys.modules); import torch"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -45,7 +45,7 @@ def test_what_a_run_leaves_behind(finished):
 
 def test_samples_change_nothing(finished, preset, tmp_path, capsys):
     run = tmp_path / "sampled"
-    flags = ["--train.eval-every", "4", "--train.sample-every", "6", "--train.tensorboard", "True"]
+    flags = ["--train.eval-every", "4", "--train.sample-every", "6", "--train.tracker", "tensorboard"]
     assert main(["pretrain", str(preset), "--run-dir", str(run), *flags]) == 0
     said = re.findall(r"step (\d+)  sample: (.*)", capsys.readouterr().out)
     assert [step for step, _ in said] == ["6"] * 3 + ["12"] * 3

@@ -1,0 +1,130 @@
+"""Trackers of metrics beside metrics.jsonl: TensorBoard, Weights & Biases, trackio."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from jaxlm.errors import UserError
+from jaxlm.paths import cause, write_whole
+
+SERVICES = ("wandb", "trackio")
+"""Packages with the same functions `init`, `log` and `finish`."""
+
+
+class Tracker:
+    """Receiver of a run's metrics; this one keeps nothing."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the metrics of a step."""
+
+    def text(self, step: int, name: str, lines: list[str]) -> None:
+        """Take lines of text, such as samples."""
+
+    def flush(self) -> None:
+        """Write to disk what was taken."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class TensorBoard(Tracker):
+    """Writer of TensorBoard event files."""
+
+    def __init__(self, folder: Path, after_step: int) -> None:
+        """Open a file in the folder; TensorBoard then hides what earlier files have of later steps."""
+        # tensorboardX imports torch if it is installed, for features that are not used here: 170 MB.
+        torch = sys.modules.setdefault("torch", None)
+        from tensorboardX import SummaryWriter
+
+        if torch is None:
+            del sys.modules["torch"]
+        self._events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def text(self, step: int, name: str, lines: list[str]) -> None:
+        self._events.add_text(name, "\n\n".join(lines), step)
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class Service(Tracker):
+    """Weights & Biases or trackio, with the settings of their own variables (WANDB_MODE, TRACKIO_SPACE_ID, …).
+
+    The run's name there is in tracker.json, so that a resumed run goes on in the same one. Weights & Biases keeps the
+    first figures of steps that are computed again, which are the same. No login is read or written here.
+    """
+
+    def __init__(self, package: str, folder: epath.Path, config: Mapping[str, Any]) -> None:
+        """Begin or resume the run.
+
+        Args:
+            package: One of SERVICES.
+            folder: The run folder.
+            config: Configuration to show beside the metrics.
+
+        Raises:
+            UserError: The service cannot be reached, or asks for a login.
+        """
+        path = folder / "tracker.json"
+        if path.exists():
+            name = json.loads(path.read_bytes())["name"]
+        else:
+            name = f"{folder.name}-{uuid.uuid4().hex[:8]}"
+            write_whole(path, json.dumps({"name": name}).encode())
+        self._package = importlib.import_module(package)
+        by_id = {"id": name} if package == "wandb" else {}  # trackio resumes by name
+        try:
+            self._package.init(project="jaxlm", name=name, config=dict(config), resume="allow", **by_id)
+        except Exception as error:  # each package has exceptions of its own
+            raise UserError(
+                f"{package} cannot start ({cause(error)}); log in, set WANDB_MODE=offline for wandb, or choose another "
+                "--train.tracker."
+            ) from error
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._package.log(dict(values), step=step)
+
+    def text(self, step: int, name: str, lines: list[str]) -> None:
+        self._package.log({name: "\n".join(lines)}, step=step)
+
+    def close(self) -> None:
+        self._package.finish()
+
+
+def require_tracker(kind: str) -> None:
+    """Raise UserError if the tracker's package is not installed."""
+    if kind in SERVICES and importlib.util.find_spec(kind) is None:
+        raise UserError(f"--train.tracker {kind} needs a package: pip install -e '.[{kind}]'.")
+
+
+def open_tracker(
+    kind: str, folder: epath.Path, local: Path, after_step: int, config: Mapping[str, Any]
+) -> Tracker:
+    """Return a tracker.
+
+    Args:
+        kind: "tensorboard", "wandb", "trackio" or "none".
+        folder: The run folder.
+        local: Folder of this machine for event files.
+        after_step: Step that the run is resumed at.
+        config: Configuration of the run.
+    """
+    if kind == "tensorboard":
+        return TensorBoard(local, after_step)
+    return Service(kind, folder, config) if kind in SERVICES else Tracker()

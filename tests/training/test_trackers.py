@@ -1,0 +1,55 @@
+"""Trackers without a network: Weights & Biases offline, trackio in a local database. Skipped without the packages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+
+import pytest
+
+from jaxlm.cli import main
+from tests.training.support import stopped_after
+
+
+def in_two_starts(preset, run, tracker):
+    """Train to step 12, stopped after step 5."""
+    arguments = ["pretrain", str(preset), "--run-dir", str(run), "--train.tracker", tracker]
+    assert stopped_after(5, arguments) == 143
+    name = json.loads((run / "tracker.json").read_text())
+    assert main(arguments) == 0
+    assert json.loads((run / "tracker.json").read_text()) == name
+    return name["name"]
+
+
+def test_wandb_offline(preset, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    name = in_two_starts(preset, tmp_path / "run", "wandb")
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2 and all(file.name == f"run-{name}.wandb" for file in files)
+    first, second = (file.read_bytes() for file in files)
+    assert b"grad_norm" in first and b"grad_norm" in second and b"train.checkpoint_every" in first
+    secret = b"0123456789" * 4
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+def test_trackio_on_this_machine(preset, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read when it is imported
+    pytest.importorskip("trackio")
+    name = in_two_starts(preset, tmp_path / "run", "trackio")
+    with contextlib.closing(sqlite3.connect(tmp_path / "jaxlm.db")) as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
+        (config,) = database.execute("SELECT config FROM configs").fetchone()
+    assert [row[:2] for row in rows] == [(name, step) for step in (1, 3, 6, 9, 12)]
+    assert all({"loss", "grad_norm"} <= set(json.loads(row[2])) for row in rows)
+    assert json.loads(config)["train.checkpoint_every"] == 4
+
+
+def test_a_missing_package_is_told_before_anything_else(preset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jaxlm.training.trackers.importlib.util.find_spec", lambda name: None)
+    assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), "--train.tracker", "wandb"]) == 2
+    assert "--train.tracker wandb needs a package: pip install -e '.[wandb]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
