@@ -21,6 +21,7 @@ COMMANDS = {
     "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),
     "import": ("jaxlm.commands.import_", "make a run from a Transformers folder"),
     "tokenizer": ("jaxlm.commands.tokenizer", "train a tokenizer with the special symbols that the objectives need"),
+    "tokenize": ("jaxlm.commands.tokenize", "tokenize a corpus beforehand, also in shards on several machines"),
 }
 
 

@@ -129,8 +129,9 @@ class TextData(Data):
             self.workers, _progress(report),
         )
         if missing := build.missing(shard, shards):
-            of = f"{text.bytes / 1e6:,.1f} MB, {text.documents:,} documents"
-            report(f"Tokenising {self.source} ({of}; {len(missing):,} of {build.num_chunks:,} chunks) into {folder}")
+            part = f", {len(missing):,} of {build.num_chunks:,} chunks" if len(missing) < build.num_chunks else ""
+            size = f"{text.bytes / 1e6:,.1f} MB, {text.documents:,} documents{part}"
+            report(f"Tokenising {self.source} ({size}) into {folder}")
             build.tokenize(shard, shards)
             # glibc keeps some 100 MB that the threads of the training and of the build have freed.
             with contextlib.suppress(AttributeError, OSError, TypeError):

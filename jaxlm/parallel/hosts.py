@@ -192,21 +192,32 @@ def main_first(action: Callable[[], Result], task: str, everywhere: bool = True)
     Returns:
         The result, or None where `action` was not run.
     """
+    is_main = jax.process_index() == 0
+    result = together(action if is_main else lambda: None, f"process 0 to {task}")
+    return action() if everywhere and not is_main else result
+
+
+def together(action: Callable[[], Result], reason: str) -> Result:
+    """Run `action` on all processes at the same time, and wait for all; if it fails on one it fails on all.
+
+    Args:
+        action: The function to run.
+        reason: What the process waits for afterwards, as for `wait_for_all`.
+    """
     if jax.process_count() == 1:
         return action()
-    main, result, failure = jax.process_index() == 0, None, None
-    if main:
-        try:
-            result = action()
-        except Exception as error:
-            failure = error
-    wait_for_all(f"process 0 to {task}")
-    good = multihost_utils.broadcast_one_to_all(np.int32(failure is None))
+    result, failure = None, None
+    try:
+        result = action()
+    except Exception as error:
+        failure = error
+    wait_for_all(reason)
+    has_failed = multihost_utils.process_allgather(np.bool_(failure is not None))
     if failure is not None:
         raise failure
-    if not good:
-        raise UserError("process 0 stopped; its output says why.")
-    return action() if everywhere and not main else result
+    if has_failed.any():
+        raise UserError(f"process {np.argmax(has_failed)} stopped; its output says why.")
+    return result
 
 
 def wait_for_all(reason: str) -> None:

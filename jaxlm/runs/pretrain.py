@@ -15,7 +15,7 @@ from jaxlm.config.json import flatten
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
-from jaxlm.parallel.hosts import main_first, require_same
+from jaxlm.parallel.hosts import main_first, require_same, together
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.paths import run_path
@@ -83,6 +83,9 @@ def _pretrain(
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
     constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
+    main_first(lambda: data.survey(report), "read the text", everywhere=False)
+    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
+    together(share, "the other processes to tokenize their shares of the text")
     text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
     require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
@@ -146,7 +149,7 @@ def initial_state(
     """Return the state to train from, and the sums of metrics that are not logged yet."""
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
-        return restored[0], Totals(restored[1]["unlogged"], restored[1].get("skipped_in_row", 0))
+        return restored[0], Totals(restored[1]["unlogged"])
     if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")

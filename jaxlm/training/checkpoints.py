@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.hosts import main_first
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
@@ -65,17 +66,23 @@ class Checkpoints:
         self.folder, self._policy = absolute(epath.Path(folder)), _NewestAndBest(keep, criterion)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
-            # A killed save leaves a temporary folder.
-            cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=not read_only,
             read_only=read_only,
             create=not read_only,
         )
         require_layout(self.folder)
         try:
+            if not read_only:  # Orbax's own `cleanup_tmp_directories` removes what the other processes list meanwhile
+                main_first(self._remove_unfinished, "remove unfinished checkpoints", everywhere=False)
             self.manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             raise UserError(f"cannot open {self.folder}: {error.strerror or _first_line(error)}.") from error
+
+    def _remove_unfinished(self) -> None:
+        """Remove the checkpoints that a killed process was writing."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name[:1].isdigit() and not ocp.utils.is_checkpoint_finalized(path):
+                path.rmtree()
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, oldest first."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from jaxlm.cli import main
 from jaxlm.data import build
 from jaxlm.data import text as data
 from jaxlm.data.base import RowFormat
@@ -297,3 +298,22 @@ def test_a_large_document_takes_little_memory(config, folder, tmp_path):
     assert large[0] == 1
     assert large[1] > 300 * small[1]
     assert large[2] < small[2] + 120
+
+
+def test_the_command_tokenizes_in_shards(folder, config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "_CHUNK", 10_000)
+    arguments = ["tokenize", "configs/bert_tiny.py", "--data.source", config.source, "--data.cache-dir", tmp_path,
+                 "--data.vocab-size", "600", "--data.held-out", "0.05", "--data.length", "32"]
+
+    def run(*more):
+        assert main([str(argument) for argument in (*arguments, *more)]) == 0
+        return capsys.readouterr().out
+
+    assert "Shard 1/2 is tokenised." in run("--shard", "1/2")
+    assert "Token store: " not in run("--shard", "0/2")
+    said = run()
+    assert "Tokenising" not in said and "Token store: " in said
+    assert "Tokenising" not in run("--shard", "0/2")
+    for shard in ("2/2", "1", "-1/2", "0/0"):
+        assert main([*map(str, arguments), f"--shard={shard}"]) == 2
+        assert f"--shard is {shard}; give I/N" in capsys.readouterr().err

@@ -14,6 +14,8 @@ import urllib.request
 from collections.abc import Iterator
 from importlib.resources import files
 
+import jax
+import numpy as np
 import pytest
 from etils import epath
 
@@ -24,7 +26,10 @@ from jaxlm.errors import UserError
 from jaxlm.paths import cause
 from jaxlm.runs import lease
 from jaxlm.runs.lease import Lease
-from tests.training.support import metadata, metrics, saved_steps, stopped_after, write_text
+from jaxlm.runs.load import load_run
+from jaxlm.trees import path_string
+from tests.parallel.test_processes import processes
+from tests.training.support import Command, metadata, metrics, saved_steps, stopped_after, write_text
 
 
 def serve(command: list[str], port: int) -> Iterator[str]:
@@ -241,3 +246,64 @@ def test_a_missing_package():
     code = "import sys; sys.modules['gcsfs'] = None; from jaxlm.paths import any_path; any_path('gs://bucket/run')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "cannot be read (Please install gcsfs to access Google Storage); pip install -e" in found.stderr
+
+
+def params_of(run) -> dict[str, np.ndarray]:
+    found = load_run(run).params
+    return {path_string(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]}
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tmp_path):
+    """Killed while both tokenize and after a checkpoint: the parameters are those of one process left alone."""
+    text = write_text(tmp_path / "text.txt").read_text()
+    data = TextData(source=str(tmp_path / "text.txt"), vocab_size=512, cache_dir=str(tmp_path / "small"))
+    data.prepare_tokenizer().save(tmp_path / "tokenizer")
+    (gcs / "text.txt").write_text("\n\n".join(f"{number} {text}" for number in range(40_000_000 // len(text))))
+    flags = ["--data.source", gcs / "text.txt", "--data.tokenizer", tmp_path / "tokenizer",
+             "--train.steps", 100, "--train.checkpoint-every", 25, "--train.log-every", 25,
+             # Adam multiplies rounding by the rate: at the preset's 1e-2, one process and four differ by 5e-6.
+             "--optimizer.learning-rate", 1e-3]
+    arguments = ["pretrain", preset, *flags, "--data.cache-dir", gcs / "cache", "--run-dir", gcs / "run"]
+
+    def chunks() -> list[str]:
+        return [path.name for path in (gcs / "cache").glob("stores/*/*.npz")]
+
+    def kill_both_when(condition, folder) -> None:
+        both = processes(folder, arguments, arguments)
+        both[0].wait_until(condition)
+        for process in both:
+            process.kill()
+        for process in both:
+            assert process.wait() == -signal.SIGKILL, process.output
+        (gcs / "run" / ".lock").unlink()  # rather than wait until it expires
+
+    kill_both_when(chunks, tmp_path / "1")
+    assert 0 < len(chunks()) < 5
+    left = 2 - sum(name < "000002" for name in chunks())  # of the two that process 0 tokenizes
+    kill_both_when(lambda: any((gcs / "run" / "checkpoints").glob("*/commit_success.txt")), tmp_path / "2")
+    output = (tmp_path / "2" / "process0.log").read_text()
+    assert f"{left} of 5 chunks" in output if left else "Tokenising" not in output
+    assert not chunks() and saved_steps(gcs / "run")[-1] < 100
+    four = processes(tmp_path / "4", *[arguments] * 4)
+    for process in four:
+        assert process.wait() == 0, process.output
+    assert "4 cpu devices" in four[0].output and "resumed at step" in four[0].output
+
+    alone = Command(["pretrain", preset, *flags, "--data.cache-dir", tmp_path / "cache", "--run-dir",
+                     tmp_path / "alone"], tmp_path / "alone.log")
+    assert alone.wait() == 0, alone.output
+    ours, theirs = (Store(str(next(folder.glob("stores/*")))) for folder in (gcs / "cache", tmp_path / "cache"))
+    for split in ("train", "held_out"):
+        one, other = getattr(ours, split), getattr(theirs, split)
+        assert one.documents == other.documents and (ours.counts(split) == theirs.counts(split)).all()
+        for name, size in (("tokens", one.num_tokens), ("offsets", one.documents + 1)):
+            assert (getattr(one, name).read(0, size) == getattr(other, name).read(0, size)).all()
+    found, expected = params_of(gcs / "run"), params_of(tmp_path / "alone")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6, err_msg=name)
+    assert main(["export", str(gcs / "run"), str(tmp_path / "out")]) == 0
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert model.config.vocab_size == len(transformers.AutoTokenizer.from_pretrained(tmp_path / "out"))
