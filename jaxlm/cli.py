@@ -40,11 +40,27 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"jaxlm {version('jaxlm')}")
         return 0
-    from jaxlm.errors import UserError
-
     _choose_cpu_without_accelerator()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
+    code, failure = 1, None
+    try:
+        code = _run(arguments)
+    except Exception as error:
+        failure = error
+        raise
+    finally:
+        if code and "jax" in sys.modules:
+            from jaxlm.parallel.hosts import leave
+
+            leave(code, failure)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; print the sentence of a mistake."""
+    from jaxlm.errors import UserError
+
     try:
         if arguments[0] not in COMMANDS:
             raise UserError(f"there is no command {arguments[0]!r}; the commands are {', '.join(COMMANDS)}.")

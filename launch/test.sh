@@ -3,6 +3,7 @@
 #   ./launch/test.sh                     the suite
 #   ./launch/test.sh -m slow             the long checks
 #   ./launch/test.sh -m fuzz             a thousand odd inputs
+#   ./launch/test.sh -m chaos            two hundred faults
 #   ./launch/test.sh tests/data -k gz    a part
 set -euo pipefail
 # shellcheck source=launch/environment.sh
@@ -15,4 +16,4 @@ make_environment .venv-test test,tpu torch==2.13.0
 export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 "$BIN/ruff" check .
 # Neighbours share what they have compiled, so they stay with one worker until the other has nothing left.
-exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" --dist worksteal -m "not slow and not fuzz" "$@"
+exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" --dist worksteal -m "not slow and not fuzz and not chaos" "$@"

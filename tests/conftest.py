@@ -6,9 +6,11 @@ All of it is set in the environment, so that processes which a test starts have 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib.metadata
 import importlib.util
+import operator
 import os
 import shutil
 import tempfile
@@ -108,7 +110,7 @@ def finished(_finished: Path, tmp_path: Path) -> Path:
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How many inputs the fuzzer tried, and what became of them."""
+    """How many inputs the fuzzer tried, and what became of them; the table of faults."""
     ends = [r for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", "") == "teardown"]
     found = [dict(report.user_properties) for report in ends if "fuzzed" in dict(report.user_properties)]
     if found:
@@ -120,3 +122,8 @@ def pytest_terminal_summary(terminalreporter):
             f"{total.total():,} inputs: " + ", ".join(f"{n:,} {k}" for k, n in total.items())
             + f"; {wrong - hangs} tracebacks, {hangs} hangs, {peak:.1f} GiB at most"
         )
+    faults = functools.reduce(operator.iadd, (dict(report.user_properties).get("faults", []) for report in ends), [])
+    if faults:
+        from tests.chaos.report import table
+
+        terminalreporter.write_line(table(faults))

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from jaxlm.errors import UserError
+from jaxlm.paths import without_queries
 
 Result = TypeVar("Result")
 
@@ -38,6 +40,10 @@ WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 """Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
 SAY_SECONDS = 60.0
 """Time between two lines of a process that waits."""
+LEAVE_SECONDS = 30.0
+"""Seconds that a process waits for the others after a mistake."""
+HEARTBEAT_SECONDS = "JAXLM_HEARTBEAT_SECONDS"
+"""Seconds without a sign of life after which jax takes a process as lost and ends the others, 100 by default."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables that jax reads in a step of Slurm. The shell of `salloc` is one process, whatever SLURM_NTASKS says, and
 has no node list of a step."""
@@ -80,7 +86,10 @@ def join_processes() -> None:
         if given:
             _meet(*given, came)
         bind = given[0] if given and _is_loopback(given[0]) else None
-        jax.distributed.initialize(*(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind)
+        jax.distributed.initialize(
+            *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
+            heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),
+        )
     except ValueError as error:
         raise UserError(
             f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
@@ -298,6 +307,33 @@ def _refuse_differences(records: list[dict[str, Any]]) -> None:
             f"the {len(records)} processes of this run differ ({'; '.join(differing[:3])}); start all with the same "
             "installation and command, on machines that share the run folder."
         )
+
+
+def is_true_of_any(here: bool) -> bool:
+    """Return whether `here` is true on any process; all call this at the same time."""
+    return here if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.bool_(here)).any())
+
+
+def leave(code: int, failure: Exception | None = None) -> None:
+    """Make sure that this process of several ends after a mistake or, at once, after `failure`.
+
+    At Python's exit jax waits for five minutes for the other processes, and they may be waiting for this one.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    if failure is None:
+        timer = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+        return
+    traceback.print_exception(failure)
+    cause = without_queries(str(failure).strip().partition("\n")[0])[:300] or type(failure).__name__
+    say(
+        f"this process ends ({cause}): it has failed, or has lost another process of the run, whose output then says "
+        "why. Run the same command on all to go on."
+    )
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def local_rows(sharding: NamedSharding, batch_size: int, length: int) -> slice:

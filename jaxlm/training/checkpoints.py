@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.parallel.hosts import main_first
+from jaxlm.parallel.hosts import is_true_of_any, main_first
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
@@ -126,6 +126,8 @@ class Checkpoints:
                 self.manager.delete(step)
             # Without `force` Orbax skips steps below a damaged one.
             self.manager.save(step, args=args, force=True)
+        except jax.errors.JaxRuntimeError:  # not of the disk: a step has failed, or another process is lost
+            raise
         except Exception as error:
             raise self._write_error(_first_line(error)) from error
 
@@ -133,6 +135,8 @@ class Checkpoints:
         """Block until everything is on disk; UserError where it cannot be written."""
         try:
             self.manager.wait_until_finished()
+        except jax.errors.JaxRuntimeError:
+            raise
         except Exception as error:
             raise self._write_error(_first_line(error)) from error
 
@@ -178,11 +182,17 @@ class Checkpoints:
     ) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Return (step, arrays, metadata) of the first of `steps` that can be read and matches its checksums."""
         for step in steps:
+            found, metadata, failure = {}, {}, ""
             try:
-                return step, *self._read(step, item)
+                found, metadata = self._read(step, item)
             except Exception as error:
                 failure = _first_line(error)
-                report(f"The checkpoint of step {step:,} cannot be read ({failure}); the one before it is tried.")
+            if not is_true_of_any(bool(failure)):
+                failure = _difference(found, metadata)
+                if not failure:
+                    return step, found, metadata
+            failure = failure or "by another process"
+            report(f"The checkpoint of step {step:,} cannot be read ({failure}); the one before it is tried.")
         raise UserError(
             f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "
             f"({failure}); mend that, bring back a copy, or choose another --run-dir to begin anew."
@@ -194,9 +204,9 @@ class Checkpoints:
         metadata = self.manager.restore(step, args=args)["metadata"]
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
-        found = self.manager.restore(step, args=ocp.args.Composite(state=args))["state"]
-        _verify(found, metadata)
-        return found, metadata
+        if metadata["digest"] != digest({name: value for name, value in metadata.items() if name != "digest"}):
+            raise ValueError("its metadata does not match its digest")
+        return self.manager.restore(step, args=ocp.args.Composite(state=args))["state"], metadata
 
     def close(self) -> None:
         """Wait for a save that is under way, and ignore its failure; call `wait` first where the save is needed."""
@@ -228,14 +238,12 @@ def _abstract(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> j
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def _verify(tree: Any, metadata: dict[str, Any]) -> None:
-    """Raise ValueError unless the metadata matches its digest and every array its checksum."""
-    hashed = {name: value for name, value in metadata.items() if name != "digest"}
-    if metadata["digest"] != digest(hashed):
-        raise ValueError("its metadata does not match its digest")
+def _difference(tree: Any, metadata: dict[str, Any]) -> str:
+    """Return which array does not match its checksum, or ""; all processes compute the checksums together."""
     for path, number in checksums(tree)[0].items():
-        if hashed["checksums"].get(path) != number:
-            raise ValueError(f"{path} does not match its checksum")
+        if metadata["checksums"].get(path) != number:
+            return f"{path} does not match its checksum"
+    return ""
 
 
 def digest(metadata: dict[str, Any]) -> str:

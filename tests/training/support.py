@@ -8,7 +8,10 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,9 @@ def stopped_after(step: int, arguments: list[str]) -> int:
         return main(arguments)
 
 
+PRELOAD = ["jaxlm.runs.pretrain", "jaxlm.tasks.resolve", "tests.training.support"]
+
+
 def _command(arguments: list[str], environment: dict[str, str], log: str) -> None:
     os.environ.update(environment)
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -97,23 +103,39 @@ def _command(arguments: list[str], environment: dict[str, str], log: str) -> Non
     os.dup2(handle, 2)
     from jaxlm.cli import main
 
-    code = main(arguments)
+    try:
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     import jax
 
     jax.distributed.shutdown()  # as at Python's exit, which os._exit leaves out
     os._exit(code)
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[bool]:
+    """A new folder, on a disk of its own if this process may mount one; yields whether it may."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    is_mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    yield is_mounted
+    if is_mounted:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 class Command:
     """`jaxlm …` in a process of its own, forked from one that has imported everything already."""
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jaxlm.runs.pretrain", "jaxlm.tasks.resolve", "tests.training.support"])
+    context.set_forkserver_preload(PRELOAD)
+    target = staticmethod(_command)
 
     def __init__(self, arguments: list[Any], log: Path, **environment: str) -> None:
         self.log = log
         words = [str(argument) for argument in arguments]
-        self.process = self.context.Process(target=_command, args=(words, environment, str(log)), daemon=True)
+        self.process = self.context.Process(target=self.target, args=(words, environment, str(log)), daemon=True)
         self.process.start()
 
     @property

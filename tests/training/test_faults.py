@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from jaxlm.training import loop
-from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps, write_preset
+from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps, small_disk, write_preset
 
 
 def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> None:
@@ -109,15 +109,12 @@ def test_a_second_process_is_refused(preset, tmp_path):
     first.process.join()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", disk]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path):
+    with small_disk(tmp_path / "disk", "3m") as is_mounted:
+        if not is_mounted:
+            pytest.skip("needs the right to mount a small disk: root, or `unshare --map-root-user --mount`")
+        yield tmp_path / "disk"
 
 
 def test_a_full_disk(preset, tmp_path, small_disk):
