@@ -80,6 +80,7 @@ def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, pres
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # four processes on two cores; test_meshes.py has the move between meshes in one process
 def test_two_then_four_then_one(finished, preset, tmp_path):
     """A run goes on from its checkpoints on any number of processes."""
     run = tmp_path / "moved"
