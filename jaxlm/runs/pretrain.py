@@ -12,6 +12,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
+from jaxlm.data.base import Data, Source
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
@@ -22,6 +23,7 @@ from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner
 from jaxlm.runs.load import load_teacher
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
 from jaxlm.training.feed import Feed
@@ -83,11 +85,7 @@ def _pretrain(
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
     constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
-    main_first(lambda: data.survey(report), "read the text", everywhere=False)
-    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
-    together(share, "the other processes to tokenize their shares of the text")
-    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
-    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
+    text = _open_text(data, tokenizer, report)
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     feed = Feed(text, objective, t, data.length, mesh)
     samples = sampler(objective, tokenizer, feed.texts(3)) if t.sample_every and jax.process_count() == 1 else None
@@ -128,6 +126,16 @@ def _pretrain(
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """Return the fields that do not belong to one machine, by name."""
     return flatten(experiment, lambda setting: "path" not in setting.marks)
+
+
+def _open_text(data: Data, tokenizer: Tokenizer, report: Report) -> Source:
+    """Open the data, of which each process tokenizes its share."""
+    main_first(lambda: data.survey(report), "read the text", everywhere=False)
+    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
+    together(share, "the other processes to tokenize their shares of the text")
+    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
+    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
+    return text
 
 
 def _metrics_writer(
