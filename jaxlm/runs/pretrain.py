@@ -12,6 +12,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
+from jaxlm.data.base import Data, Source
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
@@ -22,6 +23,7 @@ from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner
 from jaxlm.runs.load import load_teacher
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
 from jaxlm.training.feed import Feed
@@ -83,11 +85,7 @@ def _pretrain(
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
     constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
-    main_first(lambda: data.survey(report), "read the text", everywhere=False)
-    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
-    together(share, "the other processes to tokenize their shares of the text")
-    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
-    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
+    text = _open_text(data, tokenizer, report)
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     feed = Feed(text, objective, t, data.length, mesh)
     samples = sampler(objective, tokenizer, feed.texts(3)) if t.sample_every and jax.process_count() == 1 else None
@@ -136,6 +134,16 @@ def _metrics_writer(
     return contextlib.closing(MetricsWriter(run.path, experiment.train.tracker, first, _settings(experiment)))
 
 
+def _open_text(data: Data, tokenizer: Tokenizer, report: Report) -> Source:
+    """Open the data; each process tokenizes a share of it if that is not done yet."""
+    main_first(lambda: data.survey(report), "read the text", everywhere=False)
+    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
+    together(share, "the other processes to tokenize their shares of the text")
+    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
+    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
+    return text
+
+
 def _description(program: Program, feed: Feed) -> str:
     """Return the line that says what is trained, on what batches and devices."""
     devices = program.mesh.devices
@@ -149,7 +157,7 @@ def initial_state(
     """Return the state to train from, and the sums of metrics that are not logged yet."""
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
-        return restored[0], Totals(restored[1]["unlogged"])
+        return restored[0], Totals(restored[1]["unlogged"], restored[1].get("skipped_in_row", 0))
     if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
