@@ -144,6 +144,16 @@ def _metrics_writer(
     return contextlib.closing(MetricsWriter(run.path, experiment.train.tracker, first, _settings(experiment)))
 
 
+def _open_text(data: Data, tokenizer: Tokenizer, report: Report) -> Source:
+    """Open the data; each process tokenizes a share of it if that is not done yet."""
+    main_first(lambda: data.survey(report), "read the text", everywhere=False)
+    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
+    together(share, "the other processes to tokenize their shares of the text")
+    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
+    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
+    return text
+
+
 def _description(program: Program, feed: Feed) -> str:
     """Return the line that says what is trained, on what batches and devices."""
     devices = program.mesh.devices
