@@ -128,16 +128,6 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return flatten(experiment, lambda setting: "path" not in setting.marks)
 
 
-def _open_text(data: Data, tokenizer: Tokenizer, report: Report) -> Source:
-    """Open the data, of which each process tokenizes its share."""
-    main_first(lambda: data.survey(report), "read the text", everywhere=False)
-    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
-    together(share, "the other processes to tokenize their shares of the text")
-    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
-    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
-    return text
-
-
 def _metrics_writer(
     run: RunFolder, experiment: Experiment, first: int
 ) -> contextlib.AbstractContextManager[MetricsWriter]:
