@@ -26,8 +26,6 @@ from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-TOPOLOGIES = ("v4:2x2x2", "v4:4x4x4", "v5e:2x2", "v5e:4x4", "v5e:16x16", "v5p:2x2x1", "v5p:4x4x4", "v6e:4x4")
-"""Default topologies of `jaxlm plan`."""
 EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v6e:16x16 or, for two slices, 2xv5e:16x16"
 
 ENVIRONMENT = {
@@ -86,7 +84,7 @@ def plan(
     objective = experiment.objective.bind(vocabulary or stand_in_vocabulary(experiment.objective), length)
     program = Program(objective, t, experiment.optimizer, mesh, constant_shapes(objective, load_teacher))
     batch = synthetic_batch(experiment, objective)
-    by_kind, flops = _input_bytes(program, batch), program.step_flops(length, t.batch_size)
+    by_kind, flops = input_bytes(program, batch), program.step_flops(length, t.batch_size)
     start = time.perf_counter()
     compiled, message, used = _compile(program, batch, topology)
     seconds = time.perf_counter() - start
@@ -98,7 +96,7 @@ def plan(
         text = compiled.as_text()
         if hlo is not None:
             hlo.write_text(text)
-        by_kind = _memory(compiled.memory_analysis(), by_kind)
+        by_kind = memory_by_kind(compiled.memory_analysis(), by_kind)
         used, module = sum(by_kind.values()), parse(text)
         e = _estimate(module, topology, devices[0], flops / len(devices))
         totals = traffic(module, collective_timer(mesh.devices.flatten().tolist()))
@@ -160,7 +158,7 @@ def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
     return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
 
 
-def _input_bytes(program: Any, batch: Any) -> dict[str, int]:
+def input_bytes(program: Any, batch: Any) -> dict[str, int]:
     """Return the bytes of the step's inputs on one device, by kind."""
     import jax
 
@@ -181,7 +179,7 @@ def _input_bytes(program: Any, batch: Any) -> dict[str, int]:
     }
 
 
-def _memory(memory: Any, held: dict[str, int]) -> dict[str, int]:
+def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
     """Return HBM of a compiled step by kind: inputs, temporaries at their peak, code, and layout padding."""
     # Arguments and output both count donated buffers.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes

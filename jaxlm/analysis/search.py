@@ -36,7 +36,7 @@ def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None 
         if fitted:
             break
         for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
-            for changed, changes in _variants(experiment, MeshConfig(-1, fsdp, tensor), len(devices)):
+            for changed, changes in variants(experiment, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
                     found = plan(changed, topology, vocabulary)
                 except UserError as error:
@@ -51,7 +51,7 @@ def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None 
         raise refused
 
 
-def _variants(experiment: Experiment, mesh: MeshConfig, devices: int) -> Iterator[tuple[Experiment, dict[str, Any]]]:
+def variants(experiment: Experiment, mesh: MeshConfig, devices: int) -> Iterator[tuple[Experiment, dict[str, Any]]]:
     """Yield the experiment over a mesh, then variants that take less memory and more time."""
     flags = {"mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
     experiment = dataclasses.replace(experiment, mesh=mesh)

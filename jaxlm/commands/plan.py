@@ -1,21 +1,25 @@
-"""Compile the real train step for a TPU topology, on a machine without TPUs.
+"""Compile the real train step for a TPU topology, on a machine without TPUs, or for the devices of this machine.
 
-jaxlm plan CONFIG [--topology v5e:16x16[,2xv5e:16x16 …]] [--search] [--price USD] [--json] [--any.field VALUE …]
+jaxlm plan CONFIG --topology v5e:16x16[,2xv5e:16x16 …] [--search] [--price USD] [--json] [--any.field VALUE …]
+jaxlm plan CONFIG [--json] [--any.field VALUE …]
 
 The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, and the collectives by the
-published bandwidths of the links. Several topologies are printed as one table; without --topology it has a selection of
-v4, v5e, v5p and v6e. --search tries meshes, and what saves memory where they do not fit, and prints the fastest last.
+published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, and what saves
+memory where they do not fit, and prints the fastest last. Without --topology the plan is for the devices here, by their
+peak and bandwidth, with the measured time of the step beside the prediction.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jaxlm.commands.common import config_parser, output_option, parse_options, resolve_config
+from jaxlm.commands.common import config_parser, output_option, parse_options, resolve_config, start_jax
 from jaxlm.paths import check_output
 
 
@@ -23,7 +27,8 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = config_parser("jaxlm plan", __doc__)
     parser.add_argument("--topology", default=None,
-                        help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between")
+                        help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between; "
+                             "without it: the devices of this machine")
     parser.add_argument("--search", action="store_true", help="try meshes on one topology for the fastest that fits")
     parser.add_argument("--price", type=float, default=0.0, metavar="USD", help="price of a chip for an hour")
     output_option(parser, "--hlo", "write the compiled module's text (of one topology)")
@@ -32,10 +37,14 @@ def main(arguments: list[str]) -> int:
     experiment = resolve_config(parser, options, flags).experiment
     from jaxlm.analysis import plan as planning
 
-    topologies = options.topology.split(",") if options.topology else planning.TOPOLOGIES
+    check_output(options.hlo, "--hlo", options.overwrite)
+    if options.topology is None:
+        if options.search or options.price:
+            parser.error(f"--{'search' if options.search else 'price'} needs a --topology")
+        return here(experiment, options)
+    topologies = options.topology.split(",")
     if (options.hlo or options.search) and len(topologies) > 1:
         parser.error(f"--{'hlo' if options.hlo else 'search'} needs one --topology")
-    check_output(options.hlo, "--hlo", options.overwrite)
     planning.require_compiler()
     planning.prepare_environment()
     vocabulary = planning.run_vocabulary(options.config)
@@ -67,6 +76,46 @@ def priced(plan: dict[str, Any], options: Any) -> dict[str, Any]:
     """Return the plan with "cost", the price of all its steps; None without --price."""
     hours = plan.get("chip_hours")
     return plan | {"cost": options.price * hours if options.price and hours else None}
+
+
+def here(experiment: Any, options: Any) -> int:
+    """Print the plan for the devices of this machine and return the exit code."""
+    start_jax()
+    from jaxlm.analysis.local import plan_here
+    from jaxlm.analysis.plan import run_vocabulary
+
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    plan = plan_here(experiment, run_vocabulary(options.config), options.hlo and Path(options.hlo), say)
+    print(json.dumps(plan) if options.json else local_report(plan) + short_rows(experiment))
+    return 0
+
+
+def local_report(plan: dict[str, Any]) -> str:
+    """Return the plan for the devices of this machine as text."""
+    p = SimpleNamespace(**plan)
+    lines = [
+        f"Here: {p.devices} x {p.device_kind}, mesh {', '.join(f'{a} {n}' for a, n in p.mesh.items())}; "
+        f"{p.parameters:,} parameters, batch {p.batch_size} x {p.length}, {p.vocabulary}",
+        "",
+        f"It {'fits' if p.fits else 'does not fit'}: {gib(p.hbm_bytes_per_chip)} of {gib(p.hbm_limit_bytes)} a device.",
+        *(f"  {gib(size):>10}  {kind.replace('_', ' ')}" for kind, size in p.hbm_by_kind.items()),
+        "",
+        f"{si(p.flops_per_step)}FLOPs a step by formula; a device executes {si(p.executed_flops_per_chip)}FLOPs and "
+        f"moves {gib(p.bytes_accessed_per_chip)}.",
+    ]
+    if p.measured_step_seconds:
+        by = [("published", "measured")[flag] for flag in (p.peak_is_measured, p.bandwidth_is_measured)]
+        lines += [
+            f"Predicted: {p.predicted_step_seconds * 1e3:,.2f} ms a step, by {si(p.peak_flops_per_chip)}FLOP/s "
+            f"({by[0]}) and {si(p.bandwidth_per_chip)}B/s ({by[1]}).",
+            f"Measured: {p.measured_step_seconds * 1e3:,.2f} ms, MFU {p.measured_mfu:.1%}; the prediction is "
+            f"{abs(p.relative_error):.0%} too {'long' if p.relative_error > 0 else 'short'}. "
+            f"{si(p.tokens_per_day)}tokens a day"
+            + (f"; {p.steps:,} steps take {p.days:,.2f} days." if p.days else "."),
+        ]
+    return "\n".join(lines + [
+        f"{kind}: {item['count']} of {gib(item['bytes'])} in all." for kind, item in p.collectives.items()
+    ])
 
 
 def search(experiment: Any, topology: str, vocabulary: Any, options: Any) -> int:
@@ -209,8 +258,12 @@ def _collective_lines(p: SimpleNamespace) -> list[str]:
         f"{item['asynchronous_count']:>14}{gib(item['asynchronous_bytes']):>14}"
         for kind, item in p.collectives.items()
     ]
-    return [*lines, f"{p.asynchronous_share:.0%} of these bytes overlap with compute; ms by the links' published "
-                    "bandwidths."]
+    unknown = [kind for kind, item in p.collectives.items() if item["bytes"] and not item["seconds"]]
+    lines.append(f"{p.asynchronous_share:.0%} of these bytes overlap with compute; ms by the links' published "
+                 "bandwidths.")
+    if unknown:
+        lines.append(f"The bandwidth of {p.device_kind} for {', '.join(unknown)} is not known: they count 0 ms.")
+    return lines
 
 
 def gib(size: float) -> str:

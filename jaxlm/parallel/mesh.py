@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 import jax
-from jax.experimental.mesh_utils import create_hybrid_device_mesh
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh
 
 from jaxlm.errors import UserError
@@ -54,17 +54,19 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """
     devices = list(jax.devices() if devices is None else devices)
     data, fsdp, tensor = config.shape(len(devices))
-    types = (AxisType.Auto,) * len(AXES)
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if slices == 1 or devices[0].platform != "tpu":
-        return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=types, devices=devices)
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
     if data % slices:
         raise UserError(
             f"mesh.data is {data}, but the {slices} slices divide it; set --mesh.fsdp and --mesh.tensor so that their "
             f"product divides the {len(devices) // slices} devices of a slice."
         )
-    arranged = create_hybrid_device_mesh((data // slices, fsdp, tensor), (slices, 1, 1), devices)
-    return Mesh(arranged, AXES, axis_types=types)
+    # A physical axis is split where no product of whole ones is an axis of the mesh: 2 x 8 of 4 x 4 chips.
+    sizes, options = (data // slices, fsdp, tensor), {"allow_split_physical_axes": True}
+    if slices == 1:
+        arranged = create_device_mesh(sizes, devices, **options)
+    else:
+        arranged = create_hybrid_device_mesh(sizes, (slices, 1, 1), devices, **options)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +47,10 @@ class TPU:
 # 128 (both cores of a chip). v6e is counted as 4 MXUs of 256, since the compiler's estimate for a large product is
 # already more FLOPs a cycle than 2 of them do. 7x has no entry: neither its clock nor its matrix units are published.
 # Links: Google Cloud's bandwidth of a chip in both directions (v5e 400, v5p 1,200, v6e 800 GB/s) over its 4 or 6 ports;
-# v4's is 2,400 Gbit/s in one direction over 6. Between slices: v5e 6.4 Tbit/s a pod of 256, v5p 50 Gbit/s a chip.
+# v4's is 2,400 Gbit/s in one direction over 6. Between slices: v5e 6.4 and v6e 25.6 Tbit/s a pod of 256 chips, v5p 50
+# Gbit/s a chip.
 TPUS: dict[str, TPU] = {
-    "TPU v6": TPU(1.75e9, 1640e9, 256, 1, 100e9),
+    "TPU v6": TPU(1.75e9, 1640e9, 256, 1, 100e9, 12.5e9),
     "TPU v5p": TPU(1.75e9, 2765e9, 128, 2, 100e9, 6.25e9),
     "TPU v5 lite": TPU(1.5e9, 819e9, 128, 1, 50e9, 3.125e9),
     "TPU v5e": TPU(1.5e9, 819e9, 128, 1, 50e9, 3.125e9),
@@ -81,11 +83,21 @@ def measured_flops(device: jax.Device, dtype: str, size: int | None = None, trie
     """
     size = size or (1024 if device.platform == "cpu" else 8192)
     matrix = jax.device_put(jnp.full((size, size), 0.5, dtype), device)
-    product = jax.jit(jnp.matmul)
-    product(matrix, matrix).block_until_ready()
-    seconds = []
+    return 2.0 * size**3 / _fastest(jnp.matmul, (matrix, matrix), tries)
+
+
+def measured_bandwidth(device: jax.Device, size: int = 2**28, tries: int = 5) -> float:
+    """Return the bytes/s that `device` reads and writes in a copy of `size` bytes, the best of `tries`."""
+    array = jax.device_put(jnp.ones(size // 4, jnp.float32), device)
+    return 2.0 * size / _fastest(jnp.negative, (array,), tries)
+
+
+def _fastest(function: Callable[..., jax.Array], operands: Sequence[jax.Array], tries: int) -> float:
+    """Return the seconds of a jitted function after its first run, the least of `tries`."""
+    jitted, seconds = jax.jit(function), []
+    jitted(*operands).block_until_ready()
     for _ in range(tries):
         start = time.perf_counter()
-        product(matrix, matrix).block_until_ready()
+        jitted(*operands).block_until_ready()
         seconds.append(time.perf_counter() - start)
-    return 2.0 * size**3 / min(seconds)
+    return min(seconds)

@@ -197,7 +197,9 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     assert "40.00" in row and "25.0%" in row and "100" in row and row.endswith("compute")
     assert "Predicted: 40.00 ms a step, MFU 25.0%, bound by compute; collectives make 15.00 ms of it. 8.64 M" in text
     assert "1,000 steps take 2.00 days, 192 chip-hours, 384 USD." in text and "      7.50  " in text
-    assert "No estimate" not in text
+    assert "No estimate" not in text and "not known" not in text
+    free = {kind: item | {"seconds": 0.0} for kind, item in fits["collectives"].items()}
+    assert "of TPU v5 lite for all-reduce is not known" in report(fits | {"collectives": free})
     assert "the clock of TPU v5 lite is not known" in report(fits | {"estimated_step_seconds": None})
     over = fits | dict(
         fits=False, hbm_bytes_per_chip=2**34 + 12345, headroom_bytes=0, bytes_over=12345, estimated_step_seconds=None,
@@ -271,7 +273,7 @@ def test_a_mesh_or_a_batch_that_does_not_suit_the_devices_is_the_users_mistake()
 
 def test_without_the_compiler_one_sentence_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
-    assert main(["plan", "configs/bert_tiny.py"]) == 2
+    assert main(["plan", "configs/bert_tiny.py", "--topology", "v5e:2x2"]) == 2
     assert "`pip install -e '.[tpu]'`" in capsys.readouterr().err
 
 
