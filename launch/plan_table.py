@@ -76,10 +76,10 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     from jaxlm.analysis.outline import outlines
     from jaxlm.analysis.plan import plan, topology_devices
     from jaxlm.analysis.search import variants
-    from jaxlm.config.presets import load_preset
     from jaxlm.errors import UserError
+    from jaxlm.tasks.resolve import resolve
 
-    experiment = load_preset(str(CONFIGS / f"{name}.py"))
+    experiment = resolve(str(CONFIGS / f"{name}.py")).experiment
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
@@ -137,7 +137,8 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
         f"`{plan['preset']}`", f"{plan['batch_size']:,} × {plan['length']:,}", plan["topology"],
         ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1),
         " ".join(f"`--{key} {value}`" for key, value in plan["changes"].items()) or "–",
-        f"{rows:,.0f}", "compiled" if plan["libtpu"] else "formula", f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB",
+        f"{rows:,.0f}", "compiled" if plan["libtpu"] else "formula",
+        f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB" if plan["libtpu"] else "–",
     )
     if not plan["fits"]:
         return (*start, "does not fit", *"––––––")

@@ -96,17 +96,19 @@ def outlines(experiment: Experiment, topology: str) -> list[Outline]:
 def _outline(program: Program, batch: Any, length: int) -> Outline:
     """Return the outline of a step.
 
-    FLOPs take their time at PEAK_SHARE of the peak, four thirds of it with `remat full`, and collectives hide behind
-    compute but for EXPOSED_SHARE of them; without the compiler options for it, none hides.
+    The memory leaves out logits and buffers of collectives. FLOPs take their time at PEAK_SHARE of the peak, four
+    thirds of it with `remat full`, and collectives hide behind compute but for EXPOSED_SHARE of them; without the
+    compiler options for it, none hides.
     """
     mesh, t, model = program.mesh, program.train, program.objective.model
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     device, held = mesh.devices.flat[0], input_bytes(program, batch)
     state = held["parameters"] + held["optimizer_state"]
     rows = t.batch_size // t.accumulate // (mesh.size // tensor)
-    units = rows * length * model.width * getattr(model, "num_layers", 1)
+    layers = getattr(model, "num_layers", 1)
+    units = rows * length * model.width * layers
     is_recomputed = getattr(model, "remat", "") == "full"
-    activations = units * (2 if is_recomputed else ACTIVATION_BYTES / tensor)
+    stored = 2 + ACTIVATION_BYTES / tensor / layers if is_recomputed else ACTIVATION_BYTES / tensor
     flops = program.step_flops(length, t.batch_size)
     executed = flops * (4 / 3 if is_recomputed else 1) / mesh.size
     compute = executed / peak_flops(device) / PEAK_SHARE + STATE_PASSES * state / tpu_generation(device).hbm_bandwidth
@@ -117,7 +119,7 @@ def _outline(program: Program, batch: Any, length: int) -> Outline:
     return Outline(
         has_short_rows=fsdp > 1 and model.width % (8 * fsdp) > 0, seconds=seconds, exposed_seconds=seconds - compute,
         bound=max(times, key=times.__getitem__), flops=flops, num_params=program.num_params,
-        hbm_bytes=sum(held.values()) + held["parameters"] / 2 + activations, mesh=MeshConfig(*mesh.devices.shape),
+        hbm_bytes=sum(held.values()) + held["parameters"] / 2 + units * stored, mesh=MeshConfig(*mesh.devices.shape),
         accumulate=t.accumulate,
     )
 
