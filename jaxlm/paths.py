@@ -124,7 +124,19 @@ def check_output(
 
 
 def write_whole(path: epath.Path, data: bytes) -> None:
-    """Write a file atomically, and create its folder. A bucket has no folders, and its objects are written whole."""
+    """Write a file atomically, and create its folder. A bucket has no folders, and its objects are written whole.
+
+    In a bucket it is tried for about 15 seconds: gcsfs gives up at once if it loses the answer to an upload.
+    """
+    for pause in (1, 2, 4, 8) if in_bucket(path) else ():
+        try:
+            return _write_whole(path, data)
+        except UserError:
+            time.sleep(pause)
+    return _write_whole(path, data)
+
+
+def _write_whole(path: epath.Path, data: bytes) -> None:
     partial = path if in_bucket(path) else path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
     try:
         if not in_bucket(path):
