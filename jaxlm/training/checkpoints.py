@@ -120,30 +120,32 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
         if not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size:
-            raise self._write_error("no space is left")
+            raise self._write_error(OSError("no space is left"))
         try:
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
                 self.manager.delete(step)
             # Without `force` Orbax skips steps below a damaged one.
             self.manager.save(step, args=args, force=True)
-        except jax.errors.JaxRuntimeError:  # not of the disk: a step has failed, or another process is lost
-            raise
         except Exception as error:
-            raise self._write_error(_first_line(error)) from error
+            raise self._write_error(error) from error
 
     def wait(self) -> None:
         """Block until everything is on disk; UserError where it cannot be written."""
         try:
             self.manager.wait_until_finished()
-        except jax.errors.JaxRuntimeError:
-            raise
         except Exception as error:
-            raise self._write_error(_first_line(error)) from error
+            raise self._write_error(error) from error
 
-    def _write_error(self, cause: str) -> UserError:
+    def _write_error(self, error: BaseException) -> BaseException:
+        """Return the error to raise: jax's where that is the cause, since a lost process is no fault of the disk."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, jax.errors.JaxRuntimeError):
+                return cause
+            cause = cause.__cause__ or cause.__context__
         return UserError(
-            f"cannot write a checkpoint in {self.folder} ({cause}); free some space or mend the cause, then run the "
-            "same command to go on."
+            f"cannot write a checkpoint in {self.folder} ({_first_line(error)}); free some space or mend the cause, "
+            "then run the same command to go on."
         )
 
     def restore(
