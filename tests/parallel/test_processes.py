@@ -115,36 +115,16 @@ def test_any_signal_to_any_process_saves(preset, tmp_path, number, targets):
 
 
 @pytest.mark.slow
-def test_what_two_have_saved_one_goes_on_with(preset, tmp_path):
-    """And the other way round; a damaged checkpoint is passed over by both, a signal to one of them ends both."""
-    run = tmp_path / "run"
-    both = pair(tmp_path, ["pretrain", preset, "--run-dir", run])
-    for command in both:
-        assert command.wait() == 0, command.output
-    single = Command(["pretrain", run, "--train.steps", 18], tmp_path / "one.log")
-    assert single.wait() == 0 and "resumed at step 12" in single.output, single.output
-    assert saved_steps(run)[-2:] == [16, 18]
-    metadata = run / "checkpoints" / "18" / "metadata" / "metadata"  # damaged: both go on from the one before
-    metadata.write_bytes(metadata.read_bytes()[:10])
-    for command in pair(tmp_path, ["pretrain", run, "--train.steps", 100_000, "--train.checkpoint-every", 2]):
-        both.append(command)
-    both[2].wait_until(lambda: metrics(run)[-1]["step"] > 20)
-    both[3].kill(signal.SIGTERM)  # one has the signal, both save the same step and end
-    for command in both[2:]:
-        assert command.wait() == 143, command.output
-    assert "Stopped by a signal" in both[2].output
-    assert "checkpoint of step 18 cannot be read" in both[2].output and "resumed at step 16" in both[2].output
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_process_ends_the_other(preset, tmp_path, lost):
-    """So that what has started them can start them again."""
+    """At once, with a sentence, so that what has started them can start them again."""
     run = tmp_path / "run"
     both = pair(tmp_path, ["pretrain", preset, "--run-dir", run, "--train.steps", 1_000_000])
     both[0].wait_until(lambda: (run / "metrics.jsonl").exists() and metrics(run))
     both[lost].kill()
-    assert both[1 - lost].wait(timeout=150) != 0
+    assert both[1 - lost].wait(timeout=60) not in (0, 2)  # jax's own limit is 100 s; 2 would be a user's mistake
+    said = both[1 - lost].output
+    assert "has lost another process" in said or "most likely indicates that another task died" in said, said
 
 
 @pytest.mark.slow  # test_checkpoints.py has it with one process

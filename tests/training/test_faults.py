@@ -75,11 +75,6 @@ def test_killed_with_a_memory(name, tmp_path):
     assert any(path.startswith("memory") for path in metadata(tmp_path / "run", 60)["checksums"])
 
 
-@pytest.mark.slow
-def test_killed_ten_times(preset, tmp_path):
-    killed_and_resumed(preset, tmp_path, steps=240, kills=10)
-
-
 @pytest.mark.parametrize("number", [
     signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
 ])
