@@ -70,7 +70,8 @@ def undisturbed(tmp_path_factory):
         folder = tmp_path_factory.mktemp("undisturbed")
         run = new_run(Place(folder, str(folder)), processes, 0)
         run.start()
-        run.wait_until(lambda: False)
+        while run.wait_for_progress():
+            pass
         assert run.has_finished(), run.output()
         return run.folder
 
