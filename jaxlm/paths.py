@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -101,8 +101,8 @@ class TrainConfig:
     written into the run folder. Choose steps after the first, which compiles. Empty: none."""
     stall_seconds: int = field(600, resumable=True, range="[0, inf)")
     """Seconds without a finished step after which the stacks of all threads are printed; after twice as long the
-    process exits with 1. Compilation, evaluation and saving may take ten times as long, and slow steps twice the
-    longest one. 0: wait forever."""
+    process exits with 1. Compilation, evaluation and saving may take ten times as long, and everything
+    twice as long as the longest phase so far. 0: wait forever."""
     tracker: Literal["tensorboard", "wandb", "trackio", "none"] = field("tensorboard", resumable=True)
     """Where the metrics go besides metrics.jsonl: TensorBoard events in the run folder, Weights & Biases (extra
     `[wandb]`) or trackio (extra `[trackio]`)."""

@@ -24,7 +24,7 @@ CLASSES: dict[str, type] = {
 
 
 DROPPED = {(TrainConfig, "tensorboard")}
-"""Fields of earlier versions that decided nothing about a run's result; files may have them."""
+"""Removed fields, which are ignored in files of earlier versions."""
 
 
 def to_json(value: Any) -> Any:

@@ -118,10 +118,10 @@ class Data:
         raise NotImplementedError
 
     def survey(self, report: Report = print) -> None:
-        """Read the data once, if its preparation needs that, and keep its facts for the other processes."""
+        """Survey the data and cache the result for the other processes, if `open` needs it."""
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
-        """Do a share of the work of `open`, if that can be shared, and keep it in the cache folder.
+        """Tokenize one shard of the text into the cache folder; do nothing for data without shards.
 
         Args:
             tokenizer: as for `open`.
@@ -131,7 +131,7 @@ class Data:
         """
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
-        """Read the data, or its prepared form; what is missing of that is made."""
+        """Open the prepared data, and prepare what is missing."""
         raise NotImplementedError
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Any:

@@ -39,9 +39,9 @@ JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
 WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 """Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
 SAY_SECONDS = 60.0
-"""Time between two lines of a process that waits."""
+"""Seconds between two messages of a waiting process."""
 LEAVE_SECONDS = 30.0
-"""Seconds that a process waits for the others after a mistake."""
+"""Seconds after which a process that has ended with a user's mistake exits without waiting for the others."""
 HEARTBEAT_SECONDS = "JAXLM_HEARTBEAT_SECONDS"
 """Seconds without a sign of life after which jax takes a process as lost and ends the others, 100 by default."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -315,7 +315,7 @@ def is_true_of_any(here: bool) -> bool:
 
 
 def leave(code: int, failure: Exception | None = None) -> None:
-    """Make sure that this process of several ends after a mistake or, at once, after `failure`.
+    """End this process of several: within LEAVE_SECONDS after a user's mistake, at once after `failure`.
 
     At Python's exit jax waits for five minutes for the other processes, and they may be waiting for this one.
     """

@@ -48,7 +48,6 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         Stopped: A signal stopped the run, which has been saved.
     """
     resolved.experiment.validate()
-    require_tracker(resolved.experiment.train.tracker)
     folder, is_main, clock = run_path(run_dir), jax.process_index() == 0, Clock()
     with contextlib.ExitStack() as stack:
         def open_run() -> RunFolder:
@@ -57,6 +56,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
             return run
 
         require_same(_settings(resolved.experiment))
+        main_first(lambda: require_tracker(resolved.experiment.train.tracker), "find the tracker", everywhere=False)
         main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
         require_same({"owner of the run folder": owner(folder)})
         run = main_first(open_run, "check the run folder")
@@ -114,7 +114,8 @@ def _pretrain(
 
     # Steps.
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
-    writer = stack.enter_context(_metrics_writer(run, experiment, first)) if is_main else None
+    open_writer = functools.partial(_metrics_writer, run, experiment, first)
+    writer = main_first(lambda: stack.enter_context(open_writer()), "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
     evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy, samples)

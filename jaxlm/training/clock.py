@@ -17,9 +17,9 @@ import jax
 from jaxlm.parallel.hosts import say
 
 PREFIX = "time_"
-"""What the names of phases begin with in metrics.jsonl."""
+"""Prefix of the names of phases in metrics.jsonl."""
 TICK = 1.0
-"""Seconds between two looks of the watch."""
+"""Seconds between two checks for progress."""
 
 
 class Clock:
@@ -39,6 +39,7 @@ class Clock:
         self.lost_until = 0
         """Last step that an earlier start is known to have computed."""
         self.changes = 0
+        """Number of calls of `switch`: it grows while the run makes progress."""
         self.longest = 0.0
         """Longest uninterrupted phase after the start-up, in seconds."""
         self._since = time.perf_counter()

@@ -21,19 +21,19 @@ SERVICES = ("wandb", "trackio")
 
 
 class Tracker:
-    """Receiver of a run's metrics; this one keeps nothing."""
+    """Base class of trackers, which discards the metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the metrics of a step."""
+        """Record the metrics of a step."""
 
     def text(self, step: int, name: str, lines: list[str]) -> None:
-        """Take lines of text, such as samples."""
+        """Record lines of text, such as samples."""
 
     def flush(self) -> None:
-        """Write to disk what was taken."""
+        """Write buffered metrics to disk."""
 
     def close(self) -> None:
-        """End."""
+        """Close the tracker."""
 
 
 class TensorBoard(Tracker):
