@@ -314,6 +314,16 @@ def is_true_of_any(here: bool) -> bool:
     return here if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.bool_(here)).any())
 
 
+def is_of_processes(error: Exception) -> bool:
+    """Return whether an error comes from jax or a collective: another process may be lost, and no user is to blame.
+
+    jax raises a plain ValueError where a compiled collective fails at once.
+    """
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    is_collective = any(frame.f_code.co_filename == multihost_utils.__file__ for frame in frames)
+    return is_collective or isinstance(error, jax.errors.JaxRuntimeError)
+
+
 def leave(code: int, failure: Exception | None = None) -> None:
     """End this process of several: within LEAVE_SECONDS after a user's mistake, at once after `failure`.
 

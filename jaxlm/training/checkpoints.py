@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.parallel.hosts import is_true_of_any, main_first
+from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
@@ -120,32 +120,30 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
         if not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size:
-            raise self._write_error(OSError("no space is left"))
+            raise self._write_error("no space is left")
         try:
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
                 self.manager.delete(step)
             # Without `force` Orbax skips steps below a damaged one.
             self.manager.save(step, args=args, force=True)
         except Exception as error:
-            raise self._write_error(error) from error
+            if is_of_processes(error):
+                raise
+            raise self._write_error(_first_line(error)) from error
 
     def wait(self) -> None:
         """Block until everything is on disk; UserError where it cannot be written."""
         try:
             self.manager.wait_until_finished()
         except Exception as error:
-            raise self._write_error(error) from error
+            if is_of_processes(error):
+                raise
+            raise self._write_error(_first_line(error)) from error
 
-    def _write_error(self, error: BaseException) -> BaseException:
-        """Return the error to raise: jax's where that is the cause, since a lost process is no fault of the disk."""
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, jax.errors.JaxRuntimeError):
-                return cause
-            cause = cause.__cause__ or cause.__context__
+    def _write_error(self, cause: str) -> UserError:
         return UserError(
-            f"cannot write a checkpoint in {self.folder} ({_first_line(error)}); free some space or mend the cause, "
-            "then run the same command to go on."
+            f"cannot write a checkpoint in {self.folder} ({cause}); free some space or mend the cause, then run the "
+            "same command to go on."
         )
 
     def restore(
