@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import random
@@ -136,7 +137,7 @@ class Run:
 
     def whole(self) -> list[int]:
         """Return the steps of the checkpoints that are complete and undamaged."""
-        return [step for step in self._complete() if self.damaged.get(step) != self._time(step)]
+        return [step for step in self._complete() if self._time(step) not in (0, self.damaged.get(step))]
 
     def newest(self) -> int:
         """Return the step of the newest complete and undamaged checkpoint, or 0."""
@@ -149,8 +150,11 @@ class Run:
         return [step for step in steps if (self.folder / "checkpoints" / str(step) / "commit_success.txt").exists()]
 
     def _time(self, step: int) -> int:
+        """Return when the metadata of a checkpoint was written; 0 while it is being deleted."""
         path = self.folder / "checkpoints" / str(step) / "metadata" / "metadata"
-        return path.stat().st_mtime_ns if path.exists() else 0
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_mtime_ns
+        return 0
 
     def is_saving(self) -> bool:
         """Return whether a checkpoint is being written."""
@@ -257,6 +261,8 @@ class Run:
         sentence = self.sentence()
         if not sentence and not stopped:
             raise Failed(f"it ended with {codes} and without a sentence\n{self.output()}")
+        if self.killed and any(codes[index] == 2 for index in own) and "gave up after" not in sentence:
+            raise Failed(f"a lost process was taken as a mistake\n{self.output()}")
         last = [self.commands[index].output.rstrip().rpartition("\n")[2] for index in own if codes[index] == 2]
         if not all(line.startswith("jaxlm: ") for line in last):  # Orbax's threads may fail after the first of them
             raise Failed(f"it ended with a mistake, but its last line is no sentence\n{self.output()}")
