@@ -57,7 +57,7 @@ def homes(out: Path, seed: int, animals: int) -> dict[str, float]:
     home = {animal: str(draw.choice(places)) for animal in known}
     (out / "graph.tsv").write_text("".join(f"{animal}\tAtLocation\t{place}\n" for animal, place in home.items()))
     for kind, names in (("entity", [*known, *places]), ("relation", ["AtLocation", "PartOf"])):
-        write_vectors(out, kind, Vectors(tuple(names), draw.normal(size=(len(names), 16)).astype(np.float32)))
+        write_vectors(out, kind, Vectors(tuple(names), draw.normal(size=(len(names), 100)).astype(np.float32)))
     for name, chosen in (("train", known[animals // 5:]), ("dev", known[:animals // 5])):
         with (out / f"{name}.jsonl").open("w") as file:
             for number, animal in enumerate(4 * chosen):
@@ -77,7 +77,7 @@ def analogies(model: Path) -> dict[str, float]:
 
     loaded = load_run(model)
     vectors = np.asarray(loaded.objective.model.vectors(loaded.params), np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) + 1e-9
+    vectors = vectors / (np.linalg.norm(vectors, axis=1, keepdims=True) + 1e-9)
     vocabulary: dict[str, int] = {}
     for i, piece in enumerate(loaded.tokenizer.vocabulary.pieces):
         vocabulary.setdefault(piece.lstrip("▁").lower(), i)  # of several spellings the most frequent
