@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,8 @@ class Elmo(HasDtype, Model):
     """Limit of the absolute values of cells and projected states; 0 for none."""
     dropout: float = field(0.1, recipe=True, range="[0, 1)")
     """Dropout rate of the input of each LSTM and of the output of the last."""
+    task_layers: Literal["mix", "top"] = field("mix", recipe=True)
+    """What tasks read: the learnt mix of all layers (Peters et al. 2018, equation 1), or the top layer alone."""
 
     template: ClassVar[Template] = Template()
     """Special symbols around one and two texts: none."""
@@ -235,6 +237,8 @@ class Elmo(HasDtype, Model):
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
         mix = params.get("mix", self._equal_mix)
         layers = self.layers(params, inputs.characters, jnp.sum(mask, axis=1))
+        if self.task_layers == "top":
+            return dropout(layers[-1], self.dropout, key)
         return dropout(scalar_mix(mix["weights"], mix["scale"], layers), self.dropout, key)
 
     def direction_flops(self, length: int, predicted: int) -> float:

@@ -52,6 +52,8 @@ class Distillation(MaskedLM, HasConstants):
     """Weight of the cosine loss of the last hidden states."""
     rarity: float = field(0.7, range="[0, inf)")
     """Exponent of masking: a token with count n is masked in proportion to n^-rarity; 0 masks uniformly."""
+    copy_layers: bool = True
+    """Begin with the teacher's embeddings, head and evenly spaced layers; False: with random weights."""
     input_format: Literal["document", "full-sentences"] = field("document", weights=True)
     """Rows of one segment: text of one document, or full rows across documents, separated by the end symbol."""
     short_rate: float = field(0.0, range="[0, 1]")
@@ -102,7 +104,7 @@ class Distillation(MaskedLM, HasConstants):
 
         Six layers of twelve are 0, 2, 4, 7, 9 and 11, as in the released code.
         """
-        if source is not None:
+        if source is not None or not self.copy_layers:
             return super().initial_params(params, source)
         teacher = self.constants
         last = teacher.objective.model.num_layers - 1

@@ -6,7 +6,7 @@ A generator fills masks; a discriminator detects the tokens that it replaced.
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ class ReplacedTokens(Objective):
     """Weight of the generator's loss."""
     discriminator_weight: float = field(50.0, range="[0, inf)")
     """Weight of the discriminator's loss."""
+    judge: Literal["all", "masked"] = "all"
+    """Tokens that the discriminator judges: all, or only those that the generator predicted ("ELECTRA 15%", section
+    3.4)."""
     temperature: float = field(1.0, range="(0, inf)")
     """Sampling temperature of the generator."""
     two_segments: bool = True
@@ -137,6 +140,9 @@ class ReplacedTokens(Objective):
         hidden = m.discriminator.hidden_states(discriminator_params, inputs._replace(ids=ids), key=key_discriminator)
         logits = m.replaced_head(params["rtd_head"], hidden)[..., 0]
         token_weights = inputs.mask.astype(jnp.float32)
+        if self.judge == "masked":
+            judged = jnp.zeros_like(ids).at[jnp.arange(len(ids))[:, None], positions].max(weights.astype(ids.dtype))
+            token_weights *= judged
         is_suspected = logits > 0
         return {
             "generator_loss": Term(generated.total, jnp.sum(weights), self.generator_weight),

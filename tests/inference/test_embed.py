@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -76,6 +77,12 @@ def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # n
     both = embed(elmo, params, tokenizer, ["cat", "the dog sat on the mat"])
     assert both.shape == (2, 8)
     np.testing.assert_allclose(both[:1], embed(elmo, params, tokenizer, ["cat"]), atol=1e-6)
+    # The top layer is a mix in which the others have no weight.
+    mixed = params | {"mix": {"weights": jnp.array([0.0, 0.0, 99.0]), "scale": jnp.ones(())}}
+    top = dataclasses.replace(elmo, model=dataclasses.replace(model, task_layers="top"))
+    np.testing.assert_allclose(
+        embed(top, params, tokenizer, ["cat sat"]), embed(elmo, mixed, tokenizer, ["cat sat"]), atol=1e-6
+    )
     with pytest.raises(UserError, match="no summary token"):
         embed(elmo, params, tokenizer, ["cat"], "cls")
     with pytest.raises(UserError, match="text 2 has no tokens"):

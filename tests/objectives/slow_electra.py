@@ -98,7 +98,7 @@ def slow_loss(objective: ReplacedTokens, example, samples, params):
     log_p = torch.log_softmax(run(generator, example["input_ids"].astype(np.int64)), -1)
     ids = example["original_ids"].astype(np.int64)
     facts = {"slots": 0, "guessed": 0, "written": set()}
-    generator_terms = []
+    generator_terms, predicted = [], set()
     for r in range(rows):
         for s in range(example["masked_positions"].shape[1]):
             if example["masked_weights"][r, s]:
@@ -106,12 +106,13 @@ def slow_loss(objective: ReplacedTokens, example, samples, params):
                 generator_terms.append(-log_p[r, p, label])
                 facts["guessed"] += int(log_p[r, p].argmax()) == label
                 ids[r, p] = samples[r, s]
+                predicted.add((r, p))
     facts["slots"] = len(generator_terms)
     scores = run(discriminator, ids)
     discriminator_terms, suspected, replaced = [], [], []
     for r in range(rows):
         for p in range(length):
-            if example["attention_mask"][r, p]:
+            if (r, p) in predicted or (objective.judge == "all" and example["attention_mask"][r, p]):
                 fake = int(ids[r, p]) != int(example["original_ids"][r, p])
                 probability = torch.sigmoid(scores[r, p])
                 discriminator_terms.append(-torch.log(probability if fake else 1 - probability))

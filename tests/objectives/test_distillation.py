@@ -149,6 +149,8 @@ def test_the_student_begins_with_layers_of_its_teacher():
             params["encoder"]["layers"], loaded.params["encoder"]["layers"],
         )
     jax.tree.map(np.testing.assert_array_equal, params["mlm_head"], loaded.params["mlm_head"])
+    alone = with_constants(student(layers=3, copy_layers=False), loaded)
+    assert alone.initial_params(fresh, None) is fresh
     # Six of twelve layers, as in the released code; a pretrained model takes precedence over the teacher.
     assert np.linspace(0, 11, 6).round().astype(int).tolist() == [0, 2, 4, 7, 9, 11]
     assert objective.initial_params(fresh, PretrainedModel(objective, fresh)) == fresh

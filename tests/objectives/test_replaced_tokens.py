@@ -94,7 +94,8 @@ def fixed_samples(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("share", "changes"), [(True, {}), (False, {"with_replacement": True, "two_segments": False})]
+    ("share", "changes"),
+    [(True, {}), (False, {"with_replacement": True, "two_segments": False}), (True, {"judge": "masked"})],
 )
 def test_loss_and_gradients_are_the_slow_versions(share, changes, fixed_samples):
     objective = bound(model=dataclasses.replace(TINY, share_embeddings=share), **changes)
@@ -122,6 +123,7 @@ def test_loss_and_gradients_are_the_slow_versions(share, changes, fixed_samples)
     assert terms["discriminator_precision"][:2] == (facts["both"], facts["suspected"])
     assert terms["discriminator_recall"][:2] == (facts["both"], facts["replaced"])
     assert 0 < facts["both"] < min(facts["suspected"], facts["replaced"])  # the figures above differ
+    assert (facts["tokens"] == facts["slots"]) == (objective.judge == "masked")
 
 
 def gradients_of(objective: ReplacedTokens, example):

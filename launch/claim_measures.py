@@ -1,0 +1,150 @@
+"""What the claims in configs/claims make and measure themselves: synthetic texts and questions, and figures of a model.
+
+    python launch/claim_measures.py NAME … --out FOLDER --seed N
+
+prints one JSON object of figures; what it makes lies in FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import string
+from pathlib import Path
+
+import numpy as np
+
+PAIRS = {
+    "capitals": """france paris germany berlin italy rome spain madrid russia moscow japan tokyo china beijing
+        greece athens egypt cairo poland warsaw austria vienna portugal lisbon ireland dublin norway oslo
+        sweden stockholm finland helsinki denmark copenhagen hungary budapest cuba havana iraq baghdad iran tehran""",
+    "plurals": """city cities country countries year years day days river rivers king kings song songs book books
+        film films game games player players church churches school schools child children man men woman women
+        species species war wars town towns village villages bird birds animal animals""",
+    "past": """play played work worked move moved become became begin began take took give gave know knew
+        make made see saw win won lose lost write wrote lead led hold held leave left find found die died
+        live lived include included""",
+    "adverbs": """usual usually final finally general generally original originally recent recently
+        common commonly current currently large largely main mainly direct directly rapid rapidly
+        official officially frequent frequently particular particularly special specially""",
+}
+"""Pairs of words with the same relation."""
+
+
+def copies(out: Path, seed: int, lines: int, length: int) -> dict[str, float]:
+    """Write text.txt: lines in each of which a random word of `length` letters comes twice."""
+    draw = np.random.default_rng(seed)
+    letters = np.array(list(string.ascii_lowercase))
+    with (out / "text.txt").open("w") as file:
+        for _ in range(lines):
+            word = "".join(draw.choice(letters, length))
+            file.write(f"{word}|{word}\n\n")
+    return {"lines": lines}
+
+
+def homes(out: Path, seed: int, animals: int) -> dict[str, float]:
+    """Write a graph of where invented animals live, vectors of its concepts, and questions.
+
+    A fifth of the animals are only in dev.jsonl. The vectors are random, so that they say nothing of the places.
+    """
+    from jaxlm.data.knowledge_graph import Vectors, write_vectors
+
+    draw = np.random.default_rng(seed)
+    places = ["river", "house", "tree", "road", "shop", "bed", "cave", "field", "lake", "garden", "tower", "bridge"]
+    parts = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aiou"]
+    known = sorted({"".join(draw.choice(parts, 3)) + "x" for _ in range(2 * animals)})[:animals]
+    draw.shuffle(known)
+    home = {animal: str(draw.choice(places)) for animal in known}
+    (out / "graph.tsv").write_text("".join(f"{animal}\tAtLocation\t{place}\n" for animal, place in home.items()))
+    for kind, names in (("entity", [*known, *places]), ("relation", ["AtLocation", "PartOf"])):
+        write_vectors(out, kind, Vectors(tuple(names), draw.normal(size=(len(names), 100)).astype(np.float32)))
+    for name, chosen in (("train", known[animals // 5:]), ("dev", known[:animals // 5])):
+        with (out / f"{name}.jsonl").open("w") as file:
+            for number, animal in enumerate(4 * chosen):
+                others = draw.choice([place for place in places if place != home[animal]], 2, replace=False)
+                shown = draw.permutation([home[animal], *others]).tolist()
+                choices = [{"label": label, "text": place} for label, place in zip("ABC", shown, strict=True)]
+                file.write(json.dumps({
+                    "id": f"{name}{number}", "answerKey": "ABC"[shown.index(home[animal])],
+                    "question": {"stem": f"Where does the {animal} live?", "choices": choices},
+                }) + "\n")
+    return {"animals": animals}
+
+
+def analogies(model: Path) -> dict[str, float]:
+    """Accuracy of a : b = c : ? over all pairs of pairs of a relation, by 3CosAdd without the three words."""
+    from jaxlm.runs.load import load_run
+
+    loaded = load_run(model)
+    vectors = np.asarray(loaded.objective.model.vectors(loaded.params), np.float32)
+    vectors = vectors / (np.linalg.norm(vectors, axis=1, keepdims=True) + 1e-9)
+    vocabulary: dict[str, int] = {}
+    for i, piece in enumerate(loaded.tokenizer.vocabulary.pieces):
+        vocabulary.setdefault(piece.lstrip("▁").lower(), i)  # of several spellings the most frequent
+    right, asked, figures = 0, 0, {}
+    for relation, words in PAIRS.items():
+        listed = words.split()
+        pairs = [(vocabulary[a], vocabulary[b]) for a, b in zip(listed[::2], listed[1::2], strict=True)
+                 if a != b and a in vocabulary and b in vocabulary]
+        hits = [answer(vectors, a, b, c) == d for a, b in pairs for c, d in pairs if (a, b) != (c, d)]
+        figures[relation] = float(np.mean(hits)) if hits else 0.0
+        right, asked = right + sum(hits), asked + len(hits)
+    return figures | {"accuracy": right / max(asked, 1), "questions": asked}
+
+
+def answer(vectors: np.ndarray, a: int, b: int, c: int) -> int:
+    """Return the word nearest to b − a + c."""
+    scores = vectors @ (vectors[b] - vectors[a] + vectors[c])
+    scores[[a, b, c]] = -np.inf
+    return int(scores.argmax())
+
+
+def repeats(model: Path, rows: int = 256, length: int = 60) -> dict[str, float]:
+    """Loss of held-out tokens, and of the same tokens when they come a second time, in nats."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxlm.models.base import Inputs
+    from jaxlm.runs.folder import RunFolder
+    from jaxlm.runs.load import load_run
+
+    loaded, run = load_run(model), RunFolder.read(model)
+    text = run.experiment.data.open(loaded.tokenizer, lambda line: None)
+    tokens = np.asarray(text.held_out.tokens[: rows * length]).astype(np.int32).reshape(-1, length)
+    ids = jnp.asarray(np.concatenate([tokens, tokens], axis=1))
+    net, params = loaded.objective.model, loaded.params
+
+    @jax.jit
+    def losses(ids: jax.Array) -> jax.Array:
+        features = net.token_features(params, net.hidden_states(params, Inputs(ids)))
+        table, bias = net.output_matrix(params)
+        logits = features @ table.T if bias is None else features @ table.T + bias
+        log_p = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32))
+        return -jnp.take_along_axis(log_p, ids[:, 1:, None], axis=2)[..., 0]
+
+    found = np.concatenate([np.asarray(losses(part)) for part in np.array_split(ids, max(1, len(ids) // 32))])
+    first, second = float(found[:, : length - 1].mean()), float(found[:, length:].mean())
+    return {"first": first, "second": second, "gain": first - second}
+
+
+def main() -> None:
+    """Run the measure that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=("copies", "homes", "analogies", "repeats"))
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--length", type=int, default=60)
+    parser.add_argument("--animals", type=int, default=400)
+    options = parser.parse_args()
+    print(json.dumps({
+        "copies": lambda: copies(options.out, options.seed, options.lines, options.length),
+        "homes": lambda: homes(options.out, options.seed, options.animals),
+        "analogies": lambda: analogies(options.model),
+        "repeats": lambda: repeats(options.model),
+    }[options.name]()))
+
+
+if __name__ == "__main__":
+    main()

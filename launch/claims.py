@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""Runs the experiments in configs/claims: what the papers said of the lineage, tried again at small scale.
+
+    .venv/bin/python launch/claims.py --list
+    JAXLM_DATA=… .venv/bin/python launch/claims.py replaced_tokens [CLAIM …]
+    JAXLM_DATA=… .venv/bin/python launch/claims.py --all --hours 3
+    .venv/bin/python launch/claims.py --table
+
+A claim is one TOML file (see configs/CLAIMS.md). Every command of it has a run folder named after the command, so a
+finished one is never run again, also where two claims share it, and an interrupted one goes on. A claim whose commands
+are all finished gets its figures, by seed, in configs/claims/results/, and its picture in configs/claims/pictures/;
+--table, or any claim that finishes, writes configs/CLAIMS.md from those figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parent.parent
+CLAIMS = ROOT / "configs" / "claims"
+SCALED = re.compile(r"(--(?:train\.(?:short-)?steps|optimizer\.warmup-steps|objective\.noise-words|rows) )(\d+)")
+"""Flags that --scale multiplies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two arms and one metric: `better` is said to be better than `than` by more than `margin`."""
+
+    metric: str
+    better: str
+    than: str
+    margin: float
+    """A negative margin says "not worse by more than"."""
+    lower: bool = False
+    """Whether the smaller figure is the better one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A file of configs/claims."""
+
+    name: str
+    claim: str
+    """What is tried, in one sentence."""
+    paper: str
+    reported: str
+    """What the paper found at its scale."""
+    equal: str
+    """What the arms have in common."""
+    arms: dict[str, list[str]]
+    """Commands of each arm, in order."""
+    compare: list[Comparison]
+    seeds: int = 3
+    note: str = ""
+    """What was found out afterwards."""
+
+    @classmethod
+    def read(cls, name: str) -> Claim:
+        """Read configs/claims/NAME.toml."""
+        found = tomllib.loads((CLAIMS / f"{name}.toml").read_text())
+        short = tomllib.loads((CLAIMS / "commands.toml").read_text())
+        found["arms"] = {
+            arm: [_expand(command, short) for command in commands] for arm, commands in found["arms"].items()
+        }
+        found["compare"] = [Comparison(**one) for one in found["compare"]]
+        return cls(name=name, **found)
+
+
+def _expand(command: str, short: dict[str, str]) -> str:
+    """Put in what commands.toml names, which may contain names itself."""
+    while (expanded := re.sub(r"\$(\w+)", lambda name: short[name[1]], command)) != command:
+        command = expanded
+    return " ".join(command.split())
+
+
+class Unfinished(Exception):
+    """The time is over, or a command has failed."""
+
+
+class Step(NamedTuple):
+    """A command of an arm."""
+
+    label: str
+    """Its name: later commands call its folder {label}, and its metrics are "label.metric"."""
+    words: list[str]
+    seed: int
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """File of its figures, which exists when it is finished."""
+        return self.folder.with_suffix(".json")
+
+
+class Runner:
+    """Runs commands once, each in a folder of its own."""
+
+    def __init__(self, runs: Path, data: str, scale: float, deadline: float) -> None:
+        self.runs, self.data, self.scale, self.deadline = runs.resolve(), data, scale, deadline
+
+    def plan(self, claim: Claim) -> Iterator[tuple[str, int, Step]]:
+        """Yield (arm, seed, step) in the order in which they run."""
+        for seed in range(claim.seeds):
+            for arm, commands in claim.arms.items():
+                folders: dict[str, str] = {"data": self.data}
+                for command in commands:
+                    step = self.step(command, seed, folders)
+                    folders[step.label] = str(step.folder)
+                    yield arm, seed, step
+
+    def step(self, command: str, seed: int, folders: dict[str, str]) -> Step:
+        """Return the step of a command; its folder is named after its first words and a hash of all of it."""
+        command = SCALED.sub(lambda found: f"{found[1]}{max(2, round(int(found[2]) * self.scale))}", command)
+        label, equals, rest = command.partition(" = ")
+        if not equals:
+            label, rest = "model" if command.startswith("pretrain ") else Path(command.split()[1]).stem, command
+        if fixed := re.search(r"--train\.seed (\d+)", rest):  # such as a teacher that all seeds share
+            seed = int(fixed[1])
+        name = "-".join(Path(word).stem for word in rest.split()[:2])
+        known = {key: Path(folder).name for key, folder in folders.items()} | {"data": "data"}
+        key = hashlib.sha256(f"{rest.format(**known, folder='')} {seed}".encode()).hexdigest()[:10]
+        folder = self.runs / f"{name}-{key}"
+        return Step(label, shlex.split(rest.format(**folders, folder=folder)), seed, folder)
+
+    def run(self, step: Step) -> None:
+        """Run one step, unless it is finished."""
+        folder, words = step.folder, step.words
+        if step.result.exists():
+            return
+        if time.monotonic() > self.deadline:
+            raise Unfinished("the hours are over; the same command goes on.")
+        seed = [] if "--train.seed" in words else ["--train.seed", str(step.seed)]
+        jaxlm = [sys.executable, "-m", "jaxlm.cli", *words]
+        line = {
+            "pretrain": [*jaxlm, "--run-dir", str(folder), *seed],
+            "finetune": [*jaxlm, "--run-dir", str(folder), "--json", *seed],
+            "evaluate": [*jaxlm, "--json"],
+            "export": jaxlm,
+            "measure": [sys.executable, str(ROOT / "launch" / "claim_measures.py"), *words[1:], "--out", str(folder),
+                        "--seed", str(step.seed)],
+        }[words[0]]
+        (folder if words[0] == "measure" else folder.parent).mkdir(parents=True, exist_ok=True)
+        start, log_file = time.monotonic(), folder.with_suffix(".log")
+        with log_file.open("a") as log:
+            done = subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
+            log.write(done.stdout)
+        if done.returncode:
+            raise Unfinished(f"`{' '.join(line[2:])}` ended with {done.returncode}; see {log_file}.")
+        figures = {}
+        if words[0] == "pretrain":
+            figures = pretrained(folder)
+        elif words[0] != "export":
+            figures = json.loads(done.stdout.strip().splitlines()[-1])
+        figures = {name: value for name, value in figures.get("metrics", figures).items() if value == value}
+        step.result.write_text(json.dumps(figures | {"seconds": time.monotonic() - start}))
+
+    def figures(self, claim: Claim) -> dict[str, list[dict[str, float]]]:
+        """Return the figures of each arm by seed, each under "LABEL.METRIC"."""
+        arms: dict[str, list[dict[str, float]]] = {arm: [{} for _ in range(claim.seeds)] for arm in claim.arms}
+        for arm, seed, step in self.plan(claim):
+            values = json.loads(step.result.read_text())
+            arms[arm][seed] |= {f"{step.label}.{name}": value for name, value in values.items()}
+        return arms
+
+
+def pretrained(folder: Path) -> dict[str, float]:
+    """Return the last held-out figures of a run, its parameters, and its training FLOPs as `step_flops` counts them."""
+    import jax
+
+    from jaxlm.objectives.base import step_flops
+    from jaxlm.runs.folder import RunFolder
+    from jaxlm.tokenizers.tokenizer import Tokenizer
+    from jaxlm.training.metrics import last_evaluation
+
+    run = RunFolder.read(folder)
+    t, data = run.experiment.train, run.experiment.data
+    objective = run.experiment.objective.bind(Tokenizer.load(run.tokenizer_folder).vocabulary, data.length)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    figures = dict(last_evaluation(run.path)[1])
+    figures["parameters"] = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    if not getattr(objective, "teacher", ""):  # a teacher's FLOPs need its parameters
+        short, rows = t.short_steps, t.batch_size
+        long = step_flops(objective, data.length, rows)
+        figures["flops"] = long * (t.steps - short)
+        if short:
+            more = rows * data.length // t.short_length
+            figures["flops"] += short * step_flops(objective, t.short_length, more)
+    return figures
+
+
+def difference(one: Comparison, arms: dict[str, list[dict[str, float]]]) -> tuple[float, float, float]:
+    """Return (difference of the means, lower and upper end of its 95 % interval); positive: `better` is better.
+
+    The interval is Welch's, for independent seeds of unequal variance.
+    """
+    a, b = ([values[one.metric] for values in arms[arm]] for arm in (one.better, one.than))
+    sign = -1.0 if one.lower else 1.0
+    gap = sign * (statistics.fmean(a) - statistics.fmean(b))
+    if min(len(a), len(b)) < 2 or len({*a}) == len({*b}) == 1:
+        return gap, (-math.inf if len(a) < 2 else gap), (math.inf if len(a) < 2 else gap)
+    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    low, high = sorted((sign * float(interval.low), sign * float(interval.high)))
+    return gap, low, high
+
+
+def verdict(one: Comparison, low: float, high: float) -> str:
+    """Return what an interval says of the margin."""
+    if low > one.margin:
+        return "holds"
+    return "does not hold" if high < one.margin else "not separable"
+
+
+def verdict_of_all(verdicts: list[str]) -> str:
+    """A claim holds if all its comparisons do, and does not if one does not."""
+    for worst in ("does not hold", "not separable"):
+        if worst in verdicts:
+            return worst
+    return "holds"
+
+
+def machine() -> str:
+    """Name of the processor and number of cores."""
+    names = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()) if os.name == "posix" else []
+    return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.processor()}"
+
+
+def picture(claim: Claim, arms: dict[str, list[dict[str, float]]]) -> None:
+    """Draw each metric: the mean and deviation of every arm, and its seeds as dots."""
+    from matplotlib.figure import Figure
+
+    metrics = list(dict.fromkeys(one.metric for one in claim.compare))
+    figure = Figure(figsize=(1.2 + 3.4 * len(metrics), 1.3 + 0.35 * len(arms)), layout="constrained")
+    axes = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
+    for axis, metric in zip(axes, metrics, strict=True):
+        found = {arm: [seed[metric] for seed in seeds if metric in seed] for arm, seeds in arms.items()}
+        for row, values in enumerate(reversed(found.values())):
+            if values:
+                deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+                axis.errorbar(statistics.fmean(values), row, xerr=deviation, fmt="|", color="black", capsize=4, ms=14)
+                axis.plot(values, [row] * len(values), "o", alpha=0.6)
+        axis.set_yticks(range(len(found)), list(found)[::-1])
+        axis.set_ylim(-0.6, len(found) - 0.4)
+        axis.set_xlabel(metric.replace(".", " ").replace("_", " "))
+        axis.grid(axis="x", alpha=0.3)
+    figure.suptitle(claim.claim, fontsize=9, wrap=True)
+    (CLAIMS / "pictures").mkdir(exist_ok=True)
+    figure.savefig(CLAIMS / "pictures" / f"{claim.name}.png", dpi=110)
+
+
+def record(claim: Claim, arms: dict[str, list[dict[str, float]]]) -> None:
+    """Write the figures of a finished claim."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    seconds = sum(value for seeds in arms.values() for one in seeds for name, value in one.items()
+                  if name.endswith(".seconds"))
+    facts = {"commit": commit, "machine": machine(), "hours": round(seconds / 3600, 2), "arms": arms}
+    (CLAIMS / "results").mkdir(exist_ok=True)
+    (CLAIMS / "results" / f"{claim.name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def table() -> str:
+    """Return configs/CLAIMS.md."""
+    lines = [(CLAIMS / "heading.md").read_text().rstrip(), "", "| claim | verdict | compared | difference [95 %] |",
+             "|---|---|---|---|"]
+    details = []
+    for name in names():
+        claim, file = Claim.read(name), CLAIMS / "results" / f"{name}.json"
+        if not file.exists():
+            lines.append(f"| [{claim.claim}](#{name}) | not run | | |")
+            details += detail(claim, None)
+            continue
+        facts = json.loads(file.read_text())
+        found = [(one, *difference(one, facts["arms"])) for one in claim.compare]
+        whole = verdict_of_all([verdict(one, low, high) for one, _, low, high in found])
+        lines += [
+            f"| {f'[{claim.claim}](#{name})' if not i else ''} | {f'**{whole}**' if not i else ''} "
+            f"| {one.metric}: {one.better} − {one.than} > {one.margin:g} "
+            f"| {gap:+.4f} [{low:+.4f}, {high:+.4f}] |"
+            for i, (one, gap, low, high) in enumerate(found)
+        ]
+        details += detail(claim, facts)
+    return "\n".join([*lines, *details]) + "\n"
+
+
+def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
+    """Return the section of one claim."""
+    lines = ["", f"## {claim.name}", "", f"{claim.claim} {claim.paper}; there: {claim.reported} Equal: {claim.equal}"]
+    if facts:
+        lines += ["", f"![{claim.name}](claims/pictures/{claim.name}.png)", ""]
+        metrics = list(dict.fromkeys(one.metric for one in claim.compare))
+        extra = [name for name in ("model.flops", "model.parameters") if any(name in one for seeds in
+                 facts["arms"].values() for one in seeds)]
+        lines += [f"| arm | {' | '.join(metrics + extra)} |", "|---" * (1 + len(metrics + extra)) + "|"]
+        for arm, seeds in facts["arms"].items():
+            cells = [spread([one[name] for one in seeds if name in one]) for name in metrics + extra]
+            lines.append(f"| {arm} | {' | '.join(cells)} |")
+        lines += ["", f"{claim.seeds} seeds, {facts['hours']} hours on {facts['machine']}, commit {facts['commit']}."]
+    return [*lines, *(["", claim.note.strip()] if claim.note else [])]
+
+
+def spread(values: list[float]) -> str:
+    """Return mean ± deviation."""
+    if not values:
+        return "–"
+    mean = statistics.fmean(values)
+    shown = f"{mean:.4f}" if abs(mean) < 1000 else f"{mean:.4g}"
+    return shown + (f" ± {statistics.stdev(values):.4f}" if len(set(values)) > 1 and abs(mean) < 1000 else "")
+
+
+def names() -> list[str]:
+    """Names of all claims, in the order of the alphabet."""
+    return sorted(path.stem for path in CLAIMS.glob("*.toml") if path.stem != "commands")
+
+
+def main() -> int:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claims", nargs="*", metavar="CLAIM")
+    parser.add_argument("--list", action="store_true", help="print the claims and end")
+    parser.add_argument("--all", action="store_true", help="run every claim")
+    parser.add_argument("--table", action="store_true", help="write configs/CLAIMS.md and the pictures and end")
+    parser.add_argument("--hours", type=float, default=math.inf, help="begin no further command after so many hours")
+    parser.add_argument("--runs", type=Path, default=Path("runs/claims"), help="folder of the run folders")
+    parser.add_argument("--data", default=os.environ.get("JAXLM_DATA", ""), help="folder of texts and tasks")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the steps: 0.01 shows that a claim runs")
+    options = parser.parse_args()
+    if options.list:
+        for name in names():
+            print(f"{name:20} {Claim.read(name).claim}")
+        return 0
+    if options.table:
+        for name in names():
+            if (file := CLAIMS / "results" / f"{name}.json").exists():
+                picture(Claim.read(name), json.loads(file.read_text())["arms"])
+        (ROOT / "configs" / "CLAIMS.md").write_text(table())
+        return 0
+    chosen = names() if options.all else options.claims
+    if not chosen or (unknown := set(chosen) - set(names())):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; see --list" if chosen else "name a claim, or --all")
+    if not options.data:
+        parser.error("--data, or JAXLM_DATA, must name the folder of texts and tasks")
+    runner = Runner(options.runs, options.data, options.scale, time.monotonic() + 3600 * options.hours)
+    return run_all(runner, [Claim.read(name) for name in chosen])
+
+
+def run_all(runner: Runner, claims: list[Claim]) -> int:
+    """Run the commands of all claims; return 0 if all are finished."""
+    plans = {claim.name: list(runner.plan(claim)) for claim in claims}
+    failed = False
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn(elapsed_when_finished=True))
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=sum(map(len, plans.values())))
+        for claim in claims:
+            try:
+                for arm, seed, step in plans[claim.name]:
+                    bar.update(task, description=f"{claim.name}: {arm}, seed {seed}, {step.label}")
+                    runner.run(step)
+                    bar.advance(task)
+            except Unfinished as error:
+                bar.console.print(f"{claim.name}: {error}", markup=False, soft_wrap=True)
+                failed = True
+                continue
+            arms = runner.figures(claim)
+            for one in claim.compare:
+                gap, low, high = difference(one, arms)
+                bar.console.print(
+                    f"{claim.name}: {one.metric} {one.better} − {one.than} = {gap:+.4f} [{low:+.4f}, {high:+.4f}], "
+                    f"margin {one.margin:g}: {verdict(one, low, high)}", markup=False, soft_wrap=True,
+                )
+            if runner.scale == 1.0:
+                record(claim, arms)
+                picture(claim, arms)
+                (ROOT / "configs" / "CLAIMS.md").write_text(table())
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
