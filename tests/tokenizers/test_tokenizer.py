@@ -117,7 +117,7 @@ def published(request, tmp_path_factory) -> Tokenizer:
 
 
 def _has_symbol(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a symbol is spelled out in the text; [UNK] too, which Transformers reads as the symbol and jaxlm as text."""
+    """Whether a symbol is spelled out in the text; [UNK] too, which Transformers reads as the symbol, jaxlm as text."""
     v = tokenizer.vocabulary
     return any(tokenizer.piece(i) in text for i in [*np.flatnonzero(v.special), *([v.unk] if v.unk >= 0 else [])])
 
