@@ -129,7 +129,7 @@ class Runner:
 
     def step(self, command: str, seed: int, folders: dict[str, str]) -> Step:
         """Return the step of a command; its folder is named after its first words and a hash of all of it."""
-        command = SCALED.sub(lambda found: f"{found[1]}{max(2, round(int(found[2]) * self.scale))}", command)
+        command = SCALED.sub(lambda found: found[1] + self.scaled(int(found[2])), command)
         label, equals, rest = command.partition(" = ")
         if not equals:
             label, rest = "model" if command.startswith("pretrain ") else Path(command.split()[1]).stem, command
@@ -140,6 +140,10 @@ class Runner:
         key = hashlib.sha256(f"{rest.format(**known, folder='')} {seed}".encode()).hexdigest()[:10]
         folder = self.runs / f"{name}-{key}"
         return Step(label, shlex.split(rest.format(**folders, folder=folder)), seed, folder)
+
+    def scaled(self, number: int) -> str:
+        """Return a number times the scale, at least 2 unless it is smaller itself."""
+        return str(max(min(2, number), round(number * self.scale)))
 
     def run(self, step: Step) -> None:
         """Run one step, unless it is finished."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 from scipy import stats
 
+from jaxlm.tasks.resolve import resolve
 from tests.launch.test_tpu_pod import LAUNCH
 
 spec = importlib.util.spec_from_file_location("claims", LAUNCH / "claims.py")
@@ -26,6 +29,15 @@ def test_every_claim_names_its_arms_and_metrics(name, tmp_path):
     for one in claim.compare:
         assert {one.better, one.than} <= set(claim.arms)
         assert one.metric.partition(".")[0] in labels
+
+
+@pytest.mark.parametrize("name", claims.names())
+def test_the_flags_of_every_command_are_fields(name, tmp_path):
+    plan = claims.Runner(tmp_path, "data", 1.0, 0.0).plan(claims.Claim.read(name))
+    for words in (step.words for _, seed, step in plan if seed == 0 and step.words[0] in ("pretrain", "finetune")):
+        flags = re.sub(r"--(init-from|objective\.model\.task-layers) \S+", "", shlex.join(words[2:]))  # of a model
+        t = resolve(words[1], shlex.split(flags)).experiment.train
+        assert t.short_steps <= t.steps or not t.steps
 
 
 def test_arms_share_the_runs_of_equal_commands(tmp_path):
