@@ -221,11 +221,13 @@ def together(action: Callable[[], Result], reason: str) -> Result:
     except Exception as error:
         failure = error
     wait_for_all(reason)
-    has_failed = multihost_utils.process_allgather(np.bool_(failure is not None))
+    kind = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
+    kinds = multihost_utils.process_allgather(np.int32(kind))
     if failure is not None:
         raise failure
-    if has_failed.any():
-        raise UserError(f"process {np.argmax(has_failed)} stopped; its output says why.")
+    if kinds.any():  # the same exit code as that process, by which launchers decide whether to start again
+        error = UserError if kinds.max() == 1 else RuntimeError
+        raise error(f"process {np.argmax(kinds)} stopped; its output says why.")
     return result
 
 

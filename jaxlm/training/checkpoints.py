@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -182,31 +182,30 @@ class Checkpoints:
     ) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Return (step, arrays, metadata) of the first of `steps` that can be read and matches its checksums."""
         for step in steps:
-            found, metadata, failure = {}, {}, ""
-            try:
-                found, metadata = self._read(step, item)
-            except Exception as error:
-                failure = _first_line(error)
-            if not is_true_of_any(bool(failure)):
-                failure = _difference(found, metadata)
-                if not failure:
-                    return step, found, metadata
-            failure = failure or "by another process"
+            metadata, failure = _attempt(lambda step=step: self._metadata(step))
+            if not failure:
+                found, failure = _attempt(lambda step=step: self._arrays(step, item))
+            failure = failure or _difference(found, metadata)
+            if not failure:
+                return step, found, metadata
             report(f"The checkpoint of step {step:,} cannot be read ({failure}); the one before it is tried.")
         raise UserError(
             f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "
             f"({failure}); mend that, bring back a copy, or choose another --run-dir to begin anew."
         )
 
-    def _read(self, step: int, item: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arrays that `item` names, and the metadata."""
+    def _metadata(self, step: int) -> dict[str, Any]:
         args = ocp.args.Composite(metadata=ocp.args.JsonRestore())
         metadata = self.manager.restore(step, args=args)["metadata"]
-        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-        args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
         if metadata["digest"] != digest({name: value for name, value in metadata.items() if name != "digest"}):
             raise ValueError("its metadata does not match its digest")
-        return self.manager.restore(step, args=ocp.args.Composite(state=args))["state"], metadata
+        return metadata
+
+    def _arrays(self, step: int, item: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays that `item` names."""
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
+        return self.manager.restore(step, args=ocp.args.Composite(state=args))["state"]
 
     def close(self) -> None:
         """Wait for a save that is under way, and ignore its failure; call `wait` first where the save is needed."""
@@ -236,6 +235,16 @@ def _item(state: TrainState) -> dict[str, Any]:
 
 def _abstract(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+
+def _attempt(action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Return (result, "") of an action that all processes run, or ({}, cause) if it fails on any of them."""
+    result, failure = {}, ""
+    try:
+        result = action()
+    except Exception as error:
+        failure = _first_line(error)
+    return ({}, failure or "by another process") if is_true_of_any(bool(failure)) else (result, "")
 
 
 def _difference(tree: Any, metadata: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 from etils import epath
 
+from jaxlm.errors import UserError
 from jaxlm.paths import write_whole
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
@@ -27,9 +28,16 @@ def profiled(steps: str, folder: epath.Path, report: Report) -> Iterator[Callabl
 
     def start() -> None:
         local = trace.enter_context(tempfile.TemporaryDirectory())
-        trace.callback(_copy, Path(local), folder)
+        trace.callback(copy, Path(local))
         trace.enter_context(jax.profiler.trace(local))
         trace.callback(report, f"Steps {first:,} to {last:,} are profiled: tensorboard --logdir {folder}")
+
+    def copy(local: Path) -> None:
+        try:
+            for file in filter(Path.is_file, local.rglob("*")):
+                write_whole(folder / file.relative_to(local).as_posix(), file.read_bytes())
+        except UserError as error:  # a profile is not worth a run
+            report(f"The profile is lost: {error}")
 
     def before(step: int, state: TrainState) -> None:
         if jax.process_index() == 0 and step in (first, last + 1):
@@ -38,9 +46,3 @@ def profiled(steps: str, folder: epath.Path, report: Report) -> Iterator[Callabl
 
     with trace:
         yield before
-
-
-def _copy(local: Path, folder: epath.Path) -> None:
-    for file in local.rglob("*"):
-        if file.is_file():
-            write_whole(folder / file.relative_to(local).as_posix(), file.read_bytes())
