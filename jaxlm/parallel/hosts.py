@@ -41,7 +41,7 @@ WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 SAY_SECONDS = 60.0
 """Seconds between two messages of a waiting process."""
 LEAVE_SECONDS = 30.0
-"""Seconds after which a process that has ended with a user's mistake exits without waiting for the others."""
+"""Seconds that a process of several waits for the others at its end, once for a save and once to exit."""
 HEARTBEAT_SECONDS = "JAXLM_HEARTBEAT_SECONDS"
 """Seconds without a sign of life after which jax takes a process as lost and ends the others, 100 by default."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -324,6 +324,19 @@ def is_of_processes(error: Exception) -> bool:
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     is_collective = any(frame.f_code.co_filename == multihost_utils.__file__ for frame in frames)
     return is_collective or isinstance(error, jax.errors.JaxRuntimeError)
+
+
+def briefly(action: Callable[[], None]) -> None:
+    """Run `action`; if this process is one of several, do not wait for it for more than LEAVE_SECONDS.
+
+    It may wait for a process that has failed, as Orbax does for ten minutes at a save that has filled the disk.
+    """
+    if jax.process_count() == 1:
+        return action()
+    thread = threading.Thread(target=action, name="jaxlm-end", daemon=True)
+    thread.start()
+    thread.join(LEAVE_SECONDS)
+    return None
 
 
 def leave(code: int, failure: Exception | None = None) -> None:

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first
+from jaxlm.parallel.hosts import briefly, is_of_processes, is_true_of_any, main_first
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
@@ -209,8 +209,12 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for a save that is under way, and ignore its failure; call `wait` first where the save is needed."""
-        with contextlib.suppress(Exception):
-            self.manager.close()
+
+        def close() -> None:
+            with contextlib.suppress(Exception):
+                self.manager.close()
+
+        briefly(close)
 
 
 def require_layout(folder: epath.Path) -> None:
