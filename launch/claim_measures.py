@@ -8,9 +8,16 @@ prints one JSON object of figures; what it makes lies in FOLDER.
 from __future__ import annotations
 
 import argparse
+import collections
+import functools
+import gzip
 import json
+import lzma
+import re
 import string
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +36,9 @@ PAIRS = {
         official officially frequent frequently particular particularly special specially""",
 }
 """Pairs of words with the same relation."""
+
+TYPES = {"mammal", "bird", "fish", "arthropod", "reptile", "produce", "beverage", "meat", "dish", "baked goods"}
+"""Classes of Open English WordNet below animal and food that are types of words."""
 
 
 def copies(out: Path, seed: int, lines: int, length: int) -> dict[str, float]:
@@ -69,6 +79,105 @@ def homes(out: Path, seed: int, animals: int) -> dict[str, float]:
                     "question": {"stem": f"Where does the {animal} live?", "choices": choices},
                 }) + "\n")
     return {"animals": animals}
+
+
+def words(out: Path, seed: int, data: Path) -> dict[str, float]:
+    """Write names of ConceptNet-100K, and sentences of Wikipedia with words of it that are animals or foods.
+
+    names.tsv, the names that come more than once, is what `--data.entity-names` reads. A row of train.json or dev.json
+    has a sentence, the place of a word, its types by WordNet's hypernyms, and the word as its entity. A quarter of the
+    words are only in dev.json. Words that come fewer than 3 times are left out, of others 12 sentences at most are
+    taken.
+    """
+    with gzip.open(data / "conceptnet100k" / "train.txt.gz", "rt") as file:
+        concepts = collections.Counter(concept for line in file for concept in line.rstrip("\n").split("\t")[::2])
+    (out / "names.tsv").write_text("".join(f"{name}\t{name}\n" for name, n in sorted(concepts.items()) if n > 1))
+    types = word_types(data / "oewn", set(concepts))
+    longest_first = sorted(map(re.escape, types), key=len, reverse=True)
+    pattern = re.compile(rf"\b({'|'.join(longest_first)})s?\b")
+    found: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    with lzma.open(data / "pretrain" / "wiki_en.jsonl.xz", "rt") as file:
+        for line in file:
+            for sentence in re.split(r"(?<=[.!?]) |\n", json.loads(line)["text"]):
+                for match in pattern.finditer(sentence) if 40 < len(sentence) < 220 else ():
+                    word, start, end = match[1], *match.span(1)
+                    if len(found[word]) < 12:
+                        found[word].append({
+                            "id": f"{word}-{len(found[word])}", "sent": sentence, "start": start, "end": end,
+                            "labels": sorted(types[word]), "ents": [[word, start, end, 0.9]],
+                        })
+    draw = np.random.default_rng(seed)
+    known = draw.permutation(sorted(word for word, rows in found.items() if len(rows) >= 3)).tolist()
+    for name, chosen in (("dev", known[: len(known) // 4]), ("train", known[len(known) // 4:])):
+        rows = [row for word in chosen for row in found[word]]
+        (out / f"{name}.json").write_text(json.dumps([rows[i] for i in draw.permutation(len(rows))]))
+    return {"words": len(known)}
+
+
+def word_types(wordnet: Path, words: set[str]) -> dict[str, set[str]]:
+    """Return the types of those words that are animals or foods, of all their senses."""
+    import yaml
+
+    senses: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    for kind in ("animal", "food"):
+        with gzip.open(wordnet / f"noun.{kind}.yaml.gz") as file:
+            found = yaml.safe_load(file)
+        senses |= found
+        kinds |= dict.fromkeys(found, kind)
+
+    @functools.cache
+    def above(sense: str) -> frozenset[str]:
+        names = {senses[sense]["members"][0]}
+        return frozenset(names.union(*(above(h) for h in senses[sense].get("hypernym", []) if h in senses)))
+
+    types: dict[str, set[str]] = collections.defaultdict(set)
+    for sense, entry in senses.items():
+        for member in entry["members"]:
+            word = member.lower().replace("_", " ")
+            if word in words and above(sense) & TYPES:
+                types[word] |= (above(sense) & TYPES) | {kinds[sense]}
+    return types
+
+
+def reversible(seed: int, stored: bool) -> dict[str, float]:
+    """Difference of the gradient from that with stored activations, and memory for each layer more."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxlm.models import reformer
+    from jaxlm.models.base import Inputs
+    from jaxlm.models.layers.stack import reversible_forward
+
+    recomputed = reformer.run_reversible
+
+    def with_stored(layers: Any, params: Any, state: Any, inputs: Any, shared: Any, *, repeats: int, loop: bool) -> Any:
+        return reversible_forward(tuple(layers), repeats, loop, tuple(params), state, tuple(inputs), shared)[0]
+
+    def gradient(layers: int, run: Callable[..., Any]) -> tuple[jax.Array, int]:
+        """Return the gradient as one vector, and the bytes that computing it takes."""
+        reformer.run_reversible = run
+        model = reformer.Reformer(
+            hidden_size=128, num_layers=layers, num_heads=2, head_dim=64, intermediate_size=512, axial_shape=(16, 16),
+            axial_widths=(64, 64), local_chunk_size=32, lsh_chunk_size=32, num_hashes=2, buckets=(16,), dropout=0.1,
+            attention_types=("local", "lsh"),
+        )
+        keys = jax.random.split(jax.random.key(seed), 4)
+        ids = jax.random.randint(keys[0], (16, 256), 0, model.vocab_size)
+        cotangent = jax.random.normal(keys[1], (16, 256, 256))
+        loss = lambda params, ids: jnp.sum(model.hidden_states(params, Inputs(ids), key=keys[2]) * cotangent)  # noqa: E731
+        params = model.init(keys[3])
+        compiled = jax.jit(jax.grad(loss)).lower(params, ids).compile()
+        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(compiled(params, ids))])
+        return flat, compiled.memory_analysis().temp_size_in_bytes
+
+    run = with_stored if stored else recomputed
+    (few, few_bytes), (_, many_bytes) = gradient(2, run), gradient(10, run)
+    expected, _ = gradient(2, with_stored)
+    return {
+        "error": float(jnp.linalg.norm(few - expected) / jnp.linalg.norm(expected)),
+        "megabytes_a_layer": (many_bytes - few_bytes) / 8 / 1e6,
+    }
 
 
 def analogies(model: Path) -> dict[str, float]:
@@ -130,17 +239,21 @@ def repeats(model: Path, rows: int = 256, length: int = 60) -> dict[str, float]:
 def main() -> None:
     """Run the measure that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("copies", "homes", "analogies", "repeats"))
+    parser.add_argument("name", choices=("copies", "homes", "words", "reversible", "analogies", "repeats"))
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--animals", type=int, default=400)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--stored", action="store_true")
     options = parser.parse_args()
     print(json.dumps({
         "copies": lambda: copies(options.out, options.seed, options.lines, options.length),
         "homes": lambda: homes(options.out, options.seed, options.animals),
+        "words": lambda: words(options.out, options.seed, options.data),
+        "reversible": lambda: reversible(options.seed, options.stored),
         "analogies": lambda: analogies(options.model),
         "repeats": lambda: repeats(options.model),
     }[options.name]()))

@@ -135,7 +135,7 @@ class Runner:
             label, rest = "model" if command.startswith("pretrain ") else Path(command.split()[1]).stem, command
         if fixed := re.search(r"--train\.seed (\d+)", rest):  # such as a teacher that all seeds share
             seed = int(fixed[1])
-        name = "-".join(Path(word).stem for word in rest.split()[:2])
+        name = "-".join(Path(word).stem.strip("{}") for word in rest.split()[:2])
         known = {key: Path(folder).name for key, folder in folders.items()} | {"data": "data"}
         key = hashlib.sha256(f"{rest.format(**known, folder='')} {seed}".encode()).hexdigest()[:10]
         folder = self.runs / f"{name}-{key}"
