@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     tokenizer = pretrained.tokenizer.with_symbols(symbols) if pretrained else data.prepare_tokenizer(symbols=symbols)
     if options.shard:
         data.tokenize(tokenizer, int(match[1]), int(match[2]))
-        print(f"Shard {options.shard} is tokenised.")
+        print(f"Shard {options.shard} is stored.")
     else:
         print(data.open(tokenizer).summary)
     return 0

@@ -87,7 +87,7 @@ class Service(Tracker):
         else:
             name = f"{folder.name}-{uuid.uuid4().hex[:8]}"
             write_whole(path, json.dumps({"name": name}).encode())
-        self._package = importlib.import_module(package)
+        self._package, self._has_failed = importlib.import_module(package), False
         by_id = {"id": name} if package == "wandb" else {}  # trackio resumes by name
         try:
             self._package.init(project="jaxlm", name=name, config=dict(config), resume="allow", **by_id)
@@ -98,13 +98,24 @@ class Service(Tracker):
             ) from error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._package.log(dict(values), step=step)
+        self._try("log", dict(values), step=step)
 
     def text(self, step: int, name: str, lines: list[str]) -> None:
-        self._package.log({name: "\n".join(lines)}, step=step)
+        self._try("log", {name: "\n".join(lines)}, step=step)
 
     def close(self) -> None:
-        self._package.finish()
+        self._try("finish")
+
+    def _try(self, function: str, *args: Any, **kwargs: Any) -> None:
+        """Call a function of the package until one fails: a run does not end for that, metrics.jsonl has all of it."""
+        if self._has_failed:
+            return
+        try:
+            getattr(self._package, function)(*args, **kwargs)
+        except Exception as error:  # each package has exceptions of its own
+            self._has_failed = True
+            print(f"{self._package.__name__} gets no further metrics ({cause(error)}); see metrics.jsonl.",
+                  file=sys.stderr, flush=True)
 
 
 def require_tracker(kind: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def place(request, tmp_path) -> Iterator[Place]:
         yield Place(files / str(number), f"gs://bucket/{number}", proxy)
     else:
         with small_disk(tmp_path / "disk", "64m") as is_small:
+            if not is_small:
+                warnings.warn("No small disk can be mounted here: no fault fills it.", stacklevel=1)
             yield Place(tmp_path / "disk", str(tmp_path / "disk"), is_small=is_small)
 
 

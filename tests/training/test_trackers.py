@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import sys
+import types
 
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.training.metrics import read_metrics
 from tests.training.support import stopped_after
 
 
@@ -46,6 +49,22 @@ def test_trackio_on_this_machine(preset, tmp_path, monkeypatch):
     assert [row[:2] for row in rows] == [(name, step) for step in (1, 3, 6, 9, 12)]
     assert all({"loss", "grad_norm"} <= set(json.loads(row[2])) for row in rows)
     assert json.loads(config)["train.checkpoint_every"] == 4
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(preset, tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def log(values, step):
+        calls.append(step)
+        if step > 3:
+            raise ConnectionError("no route to host")
+
+    package = types.SimpleNamespace(__name__="wandb", __spec__=object(), init=lambda **kwargs: None, log=log)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), "--train.tracker", "wandb"]) == 0
+    assert calls == [1, 3, 6]
+    assert capsys.readouterr().err.count("wandb gets no further metrics (no route to host)") == 1
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 12
 
 
 def test_a_missing_package_is_told_before_anything_else(preset, tmp_path, monkeypatch, capsys):
