@@ -28,6 +28,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,8 +222,10 @@ def difference(one: Comparison, arms: dict[str, list[dict[str, float]]]) -> tupl
     gap = sign * (statistics.fmean(a) - statistics.fmean(b))
     if min(len(a), len(b)) < 2 or len({*a}) == len({*b}) == 1:
         return gap, (-math.inf if len(a) < 2 else gap), (math.inf if len(a) < 2 else gap)
-    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
-    low, high = sorted((sign * float(interval.low), sign * float(interval.high)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy warns of an arm whose seeds are all equal
+        ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    low, high = sorted((sign * float(ends.low), sign * float(ends.high)))
     return gap, low, high
 
 
@@ -244,7 +247,8 @@ def verdict_of_all(verdicts: list[str]) -> str:
 def machine() -> str:
     """Name of the processor and number of cores."""
     names = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()) if os.name == "posix" else []
-    return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.processor()}"
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else platform.processor()}"
 
 
 def picture(claim: Claim, arms: dict[str, list[dict[str, float]]]) -> None:
@@ -298,7 +302,7 @@ def table() -> str:
         lines += [
             f"| {f'[{claim.claim}](#{name})' if not i else ''} | {f'**{whole}**' if not i else ''} "
             f"| {one.metric}: {one.better} − {one.than} > {one.margin:g} "
-            f"| {gap:+.4f} [{low:+.4f}, {high:+.4f}] |"
+            f"| {interval(gap, low, high)} |"
             for i, (one, gap, low, high) in enumerate(found)
         ]
         details += detail(claim, facts)
@@ -307,7 +311,8 @@ def table() -> str:
 
 def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
     """Return the section of one claim."""
-    lines = ["", f"## {claim.name}", "", f"{claim.claim} {claim.paper}; there: {claim.reported} Equal: {claim.equal}"]
+    told = f"{claim.claim} {claim.paper.rstrip('.')}; there: {claim.reported} Equal: {claim.equal}"
+    lines = ["", f"## {claim.name}", "", told]
     if facts:
         lines += ["", f"![{claim.name}](claims/pictures/{claim.name}.png)", ""]
         metrics = list(dict.fromkeys(one.metric for one in claim.compare))
@@ -325,9 +330,17 @@ def spread(values: list[float]) -> str:
     """Return mean ± deviation."""
     if not values:
         return "–"
-    mean = statistics.fmean(values)
-    shown = f"{mean:.4f}" if abs(mean) < 1000 else f"{mean:.4g}"
-    return shown + (f" ± {statistics.stdev(values):.4f}" if len(set(values)) > 1 and abs(mean) < 1000 else "")
+    return short(statistics.fmean(values)) + (f" ± {short(statistics.stdev(values))}" if len(set(values)) > 1 else "")
+
+
+def interval(gap: float, low: float, high: float) -> str:
+    """Return a difference and the ends of its interval."""
+    return f"{short(gap, '+')} [{short(low, '+')}, {short(high, '+')}]"
+
+
+def short(value: float, sign: str = "") -> str:
+    """Return a number with four decimals, or in scientific notation if that would hide it or be long."""
+    return f"{value:{sign}.4f}" if not value or 1e-3 <= abs(value) < 1000 else f"{value:{sign}.4g}"
 
 
 def names() -> list[str]:
@@ -388,7 +401,7 @@ def run_all(runner: Runner, claims: list[Claim]) -> int:
             for one in claim.compare:
                 gap, low, high = difference(one, arms)
                 bar.console.print(
-                    f"{claim.name}: {one.metric} {one.better} − {one.than} = {gap:+.4f} [{low:+.4f}, {high:+.4f}], "
+                    f"{claim.name}: {one.metric} {one.better} − {one.than} = {interval(gap, low, high)}, "
                     f"margin {one.margin:g}: {verdict(one, low, high)}", markup=False, soft_wrap=True,
                 )
             if runner.scale == 1.0:
