@@ -219,7 +219,7 @@ def repeats(model: Path, rows: int = 256, length: int = 60) -> dict[str, float]:
 
     loaded, run = load_run(model), RunFolder.read(model)
     text = run.experiment.data.open(loaded.tokenizer, lambda line: None)
-    tokens = np.asarray(text.held_out.tokens[: rows * length]).astype(np.int32).reshape(-1, length)
+    tokens = text.held_out.tokens.read(0, rows * length).astype(np.int32).reshape(-1, length)
     ids = jnp.asarray(np.concatenate([tokens, tokens], axis=1))
     net, params = loaded.objective.model, loaded.params
 
