@@ -71,10 +71,12 @@ def table(model: Reformer) -> Table:
     entries += [
         *norm("final_norm", "reformer.encoder.layer_norm"),
         Entry(("lm_head/kernel",), "lm_head.decoder.weight", transpose=True),
+        # Transformers adds the decoder's bias since 5.24, neither in 5.0 to 5.23, and in 4 the one tensor of both names.
+        Entry(("lm_head/bias",), "lm_head.decoder.bias"),
         Entry(("lm_head/bias",), "lm_head.bias"),
     ]
     return Table(
-        entries=tuple(entries), prefix="reformer.", ties={"lm_head.decoder.bias": "lm_head.bias"},
+        entries=tuple(entries), prefix="reformer.", copies={"lm_head.decoder.bias": "lm_head.bias"},
         # Constants, stored in older files.
         ignored=tuple(f"reformer.encoder.layers.{i}.attention.self_attention.{name}"
                       for i in range(model.num_layers) for name in BUFFERS),

@@ -106,6 +106,11 @@ class Table:
 
     A file may hold either, or both with equal values; an export has the first.
     """
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Entry → another entry of the same parameter.
+
+    An export has both. A file may lack either; of a file with both the first is read.
+    """
     ignored: tuple[str, ...] = ()
     """Names of buffers and untrained tensors."""
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -181,6 +186,9 @@ class Table:
             name = self._current_name(original, known)
             if name not in self.ignored:
                 found.setdefault(self.ties.get(name, name), []).append(original)
+        for first, second in self.copies.items():
+            if held := found.get(first, found.get(second)):
+                found |= {first: held, second: held}
         if unknown := [original for name in found.keys() - wanted.keys() for original in found[name]]:
             raise UserError(
                 f"{where} has {listed(sorted(unknown))}, which this model lacks; remove tensors that are not part of "

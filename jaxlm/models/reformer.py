@@ -210,7 +210,7 @@ class Reformer(TransformerConfig, Writer):
         return Norm("layer", self.norm_eps, self.dtype)
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab features"], Float[Array, " vocab"]]:
-        """Return the output matrix, and its bias, which is not trained because Transformers 5 ignores it."""
+        """Return the output matrix, and its bias, which is not trained: Transformers 5.0 to 5.23 would not add it."""
         return params["lm_head"]["kernel"].T, jax.lax.stop_gradient(params["lm_head"]["bias"])
 
     def prefill(
