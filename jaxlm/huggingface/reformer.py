@@ -71,7 +71,7 @@ def table(model: Reformer) -> Table:
     entries += [
         *norm("final_norm", "reformer.encoder.layer_norm"),
         Entry(("lm_head/kernel",), "lm_head.decoder.weight", transpose=True),
-        # Transformers adds the decoder's bias since 5.24, neither in 5.0 to 5.23, and in 4 the one tensor of both names.
+        # Transformers 5.24 adds the bias of the decoder, 5.0 to 5.23 none, 4 the one tensor of both names.
         Entry(("lm_head/bias",), "lm_head.decoder.bias"),
         Entry(("lm_head/bias",), "lm_head.bias"),
     ]
