@@ -82,7 +82,8 @@ def _run(arguments: list[str]) -> int:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         what = str(error).partition("\n")[0][:200]
-        print(f"jaxlm: memory does not suffice ({what}); lower --train.batch-size or a size.", file=sys.stderr)
+        advice = "lower --train.batch-size or the model's size, or raise --train.accumulate"
+        print(f"jaxlm: out of memory ({what}); {advice}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxlm: interrupted.", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""What the claims in configs/claims make and measure themselves: synthetic texts and questions, and figures of a model.
+"""Synthetic datasets and model measurements for the claims in configs/claims.
 
     python launch/claim_measures.py NAME … --out FOLDER --seed N
 
-prints one JSON object of figures; what it makes lies in FOLDER.
+Prints one JSON object of metrics. Generated files go to FOLDER.
 """
 
 from __future__ import annotations
@@ -81,13 +81,35 @@ def homes(out: Path, seed: int, animals: int) -> dict[str, float]:
     return {"animals": animals}
 
 
+def stories(out: Path, seed: int, documents: int) -> dict[str, float]:
+    """Write text.txt: documents of invented words, in which both a topic and an order of sentences can be recognized.
+
+    Each document has one of 20 topics, whose 30 words make up most of its sentences, and each sentence names a time of
+    day, which never goes back within a document. So topics tell consecutive sentences from those of another document,
+    and times tell the order of two consecutive parts.
+    """
+    draw = np.random.default_rng(seed)
+    parts = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
+    invented = sorted({"".join(draw.choice(parts, 2)) for _ in range(3000)})
+    topics = draw.permutation(invented)[:600].reshape(20, 30)
+    times = ["dawn", "morning", "noon", "afternoon", "evening", "dusk", "night", "midnight"]
+    with (out / "text.txt").open("w") as file:
+        for _ in range(documents):
+            topic, hours = draw.choice(topics), np.sort(draw.integers(len(times), size=8))
+            for hour in hours:
+                sentence = [*draw.choice(topic, 4), times[hour]]
+                file.write(" ".join(draw.permutation(sentence)) + ".\n")
+            file.write("\n")
+    return {"documents": documents}
+
+
 def words(out: Path, seed: int, data: Path) -> dict[str, float]:
     """Write names of ConceptNet-100K, and sentences of Wikipedia with words of it that are animals or foods.
 
     names.tsv, the names that come more than once, is what `--data.entity-names` reads. A row of train.json or dev.json
     has a sentence, the place of a word, its types by WordNet's hypernyms, and the word as its entity. A quarter of the
-    words are only in dev.json. Words that come fewer than 3 times are left out, of others 12 sentences at most are
-    taken.
+    words are only in dev.json. Words with fewer than 3 sentences are dropped; each word contributes at most 12
+    sentences.
     """
     with gzip.open(data / "conceptnet100k" / "train.txt.gz", "rt") as file:
         concepts = collections.Counter(concept for line in file for concept in line.rstrip("\n").split("\t")[::2])
@@ -141,7 +163,7 @@ def word_types(wordnet: Path, words: set[str]) -> dict[str, set[str]]:
 
 
 def reversible(seed: int, stored: bool) -> dict[str, float]:
-    """Difference of the gradient from that with stored activations, and memory for each layer more."""
+    """Return the relative gradient error against stored activations, and the memory per additional layer in MB."""
     import jax
     import jax.numpy as jnp
 
@@ -209,7 +231,10 @@ def answer(vectors: np.ndarray, a: int, b: int, c: int) -> int:
 
 
 def repeats(model: Path, rows: int = 256, length: int = 60) -> dict[str, float]:
-    """Loss of held-out tokens, and of the same tokens when they come a second time, in nats."""
+    """Loss of held-out tokens after other tokens, and after the same tokens, in nats.
+
+    Both times `length` tokens of context precede them, so that the gain is that of the repetition alone.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -220,7 +245,7 @@ def repeats(model: Path, rows: int = 256, length: int = 60) -> dict[str, float]:
     loaded, run = load_run(model), RunFolder.read(model)
     text = run.experiment.data.open(loaded.tokenizer, lambda line: None)
     tokens = text.held_out.tokens.read(0, rows * length).astype(np.int32).reshape(-1, length)
-    ids = jnp.asarray(np.concatenate([tokens, tokens], axis=1))
+    others = np.roll(tokens, 1, axis=0)
     net, params = loaded.objective.model, loaded.params
 
     @jax.jit
@@ -231,27 +256,33 @@ def repeats(model: Path, rows: int = 256, length: int = 60) -> dict[str, float]:
         log_p = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32))
         return -jnp.take_along_axis(log_p, ids[:, 1:, None], axis=2)[..., 0]
 
-    found = np.concatenate([np.asarray(losses(part)) for part in np.array_split(ids, max(1, len(ids) // 32))])
-    first, second = float(found[:, : length - 1].mean()), float(found[:, length:].mean())
+    def mean_loss(context: np.ndarray) -> float:
+        ids = jnp.asarray(np.concatenate([context, tokens], axis=1))
+        parts = np.array_split(ids, max(1, len(ids) // 32))
+        return float(np.concatenate([np.asarray(losses(part))[:, length:] for part in parts]).mean())
+
+    first, second = mean_loss(others), mean_loss(tokens)
     return {"first": first, "second": second, "gain": first - second}
 
 
 def main() -> None:
     """Run the measure that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("copies", "homes", "words", "reversible", "analogies", "repeats"))
+    parser.add_argument("name", choices=("copies", "homes", "stories", "words", "reversible", "analogies", "repeats"))
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--animals", type=int, default=400)
+    parser.add_argument("--documents", type=int, default=20000)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--stored", action="store_true")
     options = parser.parse_args()
     print(json.dumps({
         "copies": lambda: copies(options.out, options.seed, options.lines, options.length),
         "homes": lambda: homes(options.out, options.seed, options.animals),
+        "stories": lambda: stories(options.out, options.seed, options.documents),
         "words": lambda: words(options.out, options.seed, options.data),
         "reversible": lambda: reversible(options.seed, options.stored),
         "analogies": lambda: analogies(options.model),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the experiments in configs/claims: what the papers said of the lineage, tried again at small scale.
+"""Run the experiments in configs/claims: small-scale replications of published claims.
 
     .venv/bin/python launch/claims.py --list
     JAXLM_DATA=… .venv/bin/python launch/claims.py replaced_tokens [CLAIM …]
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -28,7 +30,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,13 +39,13 @@ from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "configs" / "claims"
-SCALED = re.compile(r"(--(?:train\.(?:short-)?steps|optimizer\.warmup-steps|objective\.noise-words|rows) )(\d+)")
+SCALED = re.compile(r"(--(?:train\.(?:short-)?steps|optimizer\.warmup-steps) )(\d+)")
 """Flags that --scale multiplies."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two arms and one metric: `better` is said to be better than `than` by more than `margin`."""
+    """Two arms and one metric: the claim is that `better` is better than `than` by more than `margin`."""
 
     metric: str
     better: str
@@ -52,7 +53,13 @@ class Comparison:
     margin: float
     """A negative margin says "not worse by more than"."""
     lower: bool = False
-    """Whether the smaller figure is the better one."""
+    """Whether the smaller value is the better one."""
+
+    @property
+    def label(self) -> str:
+        """The difference that is compared with the margin."""
+        pair = (self.than, self.better) if self.lower else (self.better, self.than)
+        return f"{self.metric}: {pair[0]} − {pair[1]} > {self.margin:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +68,18 @@ class Claim:
 
     name: str
     claim: str
-    """What is tried, in one sentence."""
+    """Statement under test, in one sentence."""
     paper: str
     reported: str
-    """What the paper found at its scale."""
+    """Result reported in the paper."""
     equal: str
-    """What the arms have in common."""
+    """Variables held constant across arms."""
     arms: dict[str, list[str]]
     """Commands of each arm, in order."""
     compare: list[Comparison]
     seeds: int = 3
     note: str = ""
-    """What was found out afterwards."""
+    """Remarks added after the run."""
 
     @classmethod
     def read(cls, name: str) -> Claim:
@@ -87,14 +94,18 @@ class Claim:
 
 
 def _expand(command: str, short: dict[str, str]) -> str:
-    """Put in what commands.toml names, which may contain names itself."""
+    """Expand $NAME from commands.toml, recursively."""
     while (expanded := re.sub(r"\$(\w+)", lambda name: short[name[1]], command)) != command:
         command = expanded
     return " ".join(command.split())
 
 
 class Unfinished(Exception):
-    """The time is over, or a command has failed."""
+    """A command failed."""
+
+
+class OutOfTime(Exception):
+    """The time limit was reached."""
 
 
 class Step(NamedTuple):
@@ -152,13 +163,12 @@ class Runner:
         if step.result.exists():
             return
         if time.monotonic() > self.deadline:
-            raise Unfinished("the hours are over; the same command goes on.")
+            raise OutOfTime("the time limit (--hours) was reached; run the same command to continue.")
         seed = [] if "--train.seed" in words else ["--train.seed", str(step.seed)]
         jaxlm = [sys.executable, "-m", "jaxlm.cli", *words]
         line = {
             "pretrain": [*jaxlm, "--run-dir", str(folder), *seed],
             "finetune": [*jaxlm, "--run-dir", str(folder), "--json", *seed],
-            "evaluate": [*jaxlm, "--json"],
             "export": jaxlm,
             "measure": [sys.executable, str(ROOT / "launch" / "claim_measures.py"), *words[1:], "--out", str(folder),
                         "--seed", str(step.seed)],
@@ -175,8 +185,8 @@ class Runner:
             figures = pretrained(folder)
         elif words[0] != "export":
             figures = json.loads(done.stdout.strip().splitlines()[-1])
-        figures = {name: value for name, value in figures.get("metrics", figures).items() if value == value}
-        step.result.write_text(json.dumps(figures | {"seconds": time.monotonic() - start}))
+        figures = figures.get("metrics", figures) | {"seconds": time.monotonic() - start}
+        step.result.write_text(json.dumps({"commit": commit()} | figures))
 
     def figures(self, claim: Claim) -> dict[str, list[dict[str, float]]]:
         """Return the figures of each arm by seed, each under "LABEL.METRIC"."""
@@ -184,6 +194,10 @@ class Runner:
         for arm, seed, step in self.plan(claim):
             values = json.loads(step.result.read_text())
             arms[arm][seed] |= {f"{step.label}.{name}": value for name, value in values.items()}
+        for one in claim.compare:
+            for arm in (one.better, one.than):
+                if not all(math.isfinite(values.get(one.metric, math.nan)) for values in arms[arm]):
+                    raise Unfinished(f"{one.metric} of the arm {arm!r} is not a finite number for every seed.")
         return arms
 
 
@@ -215,22 +229,17 @@ def pretrained(folder: Path) -> dict[str, float]:
 def difference(one: Comparison, arms: dict[str, list[dict[str, float]]]) -> tuple[float, float, float]:
     """Return (difference of the means, lower and upper end of its 95 % interval); positive: `better` is better.
 
-    The interval is Welch's, for independent seeds of unequal variance.
+    The interval is that of the paired t-test: the arms share their seeds, and with them the order of the text, the
+    masks and generated data.
     """
-    a, b = ([values[one.metric] for values in arms[arm]] for arm in (one.better, one.than))
     sign = -1.0 if one.lower else 1.0
-    gap = sign * (statistics.fmean(a) - statistics.fmean(b))
-    if min(len(a), len(b)) < 2 or len({*a}) == len({*b}) == 1:
-        return gap, (-math.inf if len(a) < 2 else gap), (math.inf if len(a) < 2 else gap)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # scipy warns of an arm whose seeds are all equal
-        ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
-    low, high = sorted((sign * float(ends.low), sign * float(ends.high)))
-    return gap, low, high
+    gaps = [sign * (a[one.metric] - b[one.metric]) for a, b in zip(arms[one.better], arms[one.than], strict=True)]
+    half = stats.t.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    return statistics.fmean(gaps), statistics.fmean(gaps) - half, statistics.fmean(gaps) + half
 
 
 def verdict(one: Comparison, low: float, high: float) -> str:
-    """Return what an interval says of the margin."""
+    """Return the verdict: where the interval lies relative to the margin."""
     if low > one.margin:
         return "holds"
     return "does not hold" if high < one.margin else "not separable"
@@ -246,9 +255,19 @@ def verdict_of_all(verdicts: list[str]) -> str:
 
 def machine() -> str:
     """Name of the processor and number of cores."""
-    names = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()) if os.name == "posix" else []
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else platform.processor()}"
+    file = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.*)", file.read_text()) if file.exists() else []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} core{'s' * (cores != 1)} of {names[0] if names else platform.processor()}"
+
+
+@functools.cache
+def commit() -> str:
+    """Return the commit of the checkout; a + stands for changes that are not committed."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain", "jaxlm", "configs/*.py"], capture_output=True, text=True)
+    return head + "+" * bool(changed.stdout)
 
 
 def picture(claim: Claim, arms: dict[str, list[dict[str, float]]]) -> None:
@@ -274,21 +293,19 @@ def picture(claim: Claim, arms: dict[str, list[dict[str, float]]]) -> None:
     figure.savefig(CLAIMS / "pictures" / f"{claim.name}.png", dpi=110)
 
 
-def record(claim: Claim, arms: dict[str, list[dict[str, float]]]) -> None:
+def record(claim: Claim, arms: dict[str, list[dict[str, Any]]]) -> None:
     """Write the figures of a finished claim."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    seconds = sum(value for seeds in arms.values() for one in seeds for name, value in one.items()
-                  if name.endswith(".seconds"))
-    facts = {"commit": commit, "machine": machine(), "hours": round(seconds / 3600, 2), "arms": arms}
+    commits = sorted({values.pop(name) for values in itertools.chain(*arms.values()) for name in [*values]
+                      if name.endswith(".commit")})
+    facts = {"commit": ", ".join(commits), "machine": machine(), "arms": arms}
     (CLAIMS / "results").mkdir(exist_ok=True)
     (CLAIMS / "results" / f"{claim.name}.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def table() -> str:
     """Return configs/CLAIMS.md."""
-    lines = [(CLAIMS / "heading.md").read_text().rstrip(), "", "| claim | verdict | compared | difference [95 %] |",
-             "|---|---|---|---|"]
+    heading = (CLAIMS / "heading.md").read_text().rstrip()
+    lines = [heading, "", "| claim | verdict | comparison | difference [95 % CI] |", "|---|---|---|---|"]
     details = []
     for name in names():
         claim, file = Claim.read(name), CLAIMS / "results" / f"{name}.json"
@@ -301,8 +318,7 @@ def table() -> str:
         whole = verdict_of_all([verdict(one, low, high) for one, _, low, high in found])
         lines += [
             f"| {f'[{claim.claim}](#{name})' if not i else ''} | {f'**{whole}**' if not i else ''} "
-            f"| {one.metric}: {one.better} − {one.than} > {one.margin:g} "
-            f"| {interval(gap, low, high)} |"
+            f"| {one.label} | {interval(gap, low, high)} |"
             for i, (one, gap, low, high) in enumerate(found)
         ]
         details += detail(claim, facts)
@@ -311,18 +327,22 @@ def table() -> str:
 
 def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
     """Return the section of one claim."""
-    told = f"{claim.claim} {claim.paper.rstrip('.')}; there: {claim.reported} Equal: {claim.equal}"
-    lines = ["", f"## {claim.name}", "", told]
+    summary = f"{claim.claim} {claim.paper} Reported: {claim.reported} Held constant: {claim.equal}"
+    lines = ["", f"## {claim.name}", "", summary]
     if facts:
         lines += ["", f"![{claim.name}](claims/pictures/{claim.name}.png)", ""]
-        metrics = list(dict.fromkeys(one.metric for one in claim.compare))
-        extra = [name for name in ("model.flops", "model.parameters") if any(name in one for seeds in
-                 facts["arms"].values() for one in seeds)]
-        lines += [f"| arm | {' | '.join(metrics + extra)} |", "|---" * (1 + len(metrics + extra)) + "|"]
+        runs = [*itertools.chain(*facts["arms"].values())]
+        compared = [one.metric for one in claim.compare]
+        metrics = [*dict.fromkeys([*compared, "model.flops", "model.parameters"])]
+        metrics = [name for name in metrics if any(name in values for values in runs)]
+        lines += [f"| arm | {' | '.join(metrics)} |", "|---" * (1 + len(metrics)) + "|"]
         for arm, seeds in facts["arms"].items():
-            cells = [spread([one[name] for one in seeds if name in one]) for name in metrics + extra]
+            cells = [spread([one[name] for one in seeds if name in one]) for name in metrics]
             lines.append(f"| {arm} | {' | '.join(cells)} |")
-        lines += ["", f"{claim.seeds} seeds, {facts['hours']} hours on {facts['machine']}, commit {facts['commit']}."]
+        # Arms share runs, whose seconds are then equal to the last digit.
+        distinct = {item for values in runs for item in values.items() if item[0].endswith(".seconds")}
+        hours = sum(seconds for _, seconds in distinct) / 3600
+        lines += ["", f"{claim.seeds} seeds, {hours:.1f} hours on {facts['machine']}, commit {facts['commit']}."]
     return [*lines, *(["", claim.note.strip()] if claim.note else [])]
 
 
@@ -355,10 +375,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the claims and end")
     parser.add_argument("--all", action="store_true", help="run every claim")
     parser.add_argument("--table", action="store_true", help="write configs/CLAIMS.md and the pictures and end")
-    parser.add_argument("--hours", type=float, default=math.inf, help="begin no further command after so many hours")
+    parser.add_argument("--hours", type=float, default=math.inf, help="start no new command after this many hours")
     parser.add_argument("--runs", type=Path, default=Path("runs/claims"), help="folder of the run folders")
     parser.add_argument("--data", default=os.environ.get("JAXLM_DATA", ""), help="folder of texts and tasks")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the steps: 0.01 shows that a claim runs")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the steps; 0.01 for a smoke test")
     options = parser.parse_args()
     if options.list:
         for name in names():
@@ -393,16 +413,19 @@ def run_all(runner: Runner, claims: list[Claim]) -> int:
                     bar.update(task, description=f"{claim.name}: {arm}, seed {seed}, {step.label}")
                     runner.run(step)
                     bar.advance(task)
+                arms = runner.figures(claim)
+            except OutOfTime as error:
+                bar.console.print(f"{claim.name}: {error}", markup=False, soft_wrap=True)
+                return 1
             except Unfinished as error:
                 bar.console.print(f"{claim.name}: {error}", markup=False, soft_wrap=True)
                 failed = True
                 continue
-            arms = runner.figures(claim)
             for one in claim.compare:
                 gap, low, high = difference(one, arms)
                 bar.console.print(
-                    f"{claim.name}: {one.metric} {one.better} − {one.than} = {interval(gap, low, high)}, "
-                    f"margin {one.margin:g}: {verdict(one, low, high)}", markup=False, soft_wrap=True,
+                    f"{claim.name}: {one.label}: {interval(gap, low, high)}, {verdict(one, low, high)}",
+                    markup=False, soft_wrap=True,
                 )
             if runner.scale == 1.0:
                 record(claim, arms)

@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     parser.add_argument("--outline", action="store_true", help="outline the presets that the file lacks")
-    parser.add_argument("--plan", action="store_true", help="compile the presets that it has no compiled plan of")
+    parser.add_argument("--plan", action="store_true", help="compile the presets without a compiled plan in the file")
     parser.add_argument("--only", default="", help="names of presets, with commas between")
     parser.add_argument("--plans", type=Path, default=CONFIGS / "plans.jsonl", help="file of the plans")
     options = parser.parse_args()
@@ -111,7 +111,7 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
 
 
 def outlined(experiment: Any, outline: Any, topology: str) -> dict[str, Any]:
-    """Return the figures of an outlined step, as those of a compiled one are called."""
+    """Return the figures of an outlined step under the keys of a compiled plan."""
     from jaxlm.analysis.plan import topology_devices
     from jaxlm.parallel.mesh import AXES
     from jaxlm.parallel.peaks import peak_flops

@@ -183,7 +183,7 @@ def test_memory_that_does_not_suffice_is_one_sentence(error, preset, capsys, mon
         return
     assert main(["show", str(preset)]) == 2
     said = capsys.readouterr().err
-    assert "memory does not suffice" in said and "no room" in said and said.count("\n") == 1
+    assert "out of memory" in said and "no room" in said and said.count("\n") == 1
 
 
 def test_ctrl_c_ends_at_once_and_leaves_what_was_printed():

@@ -192,7 +192,7 @@ def _timed(sides: list[Side], unit: str, step_units: int, steps: int, report: Re
 
 
 def _facts(experiment: Experiment, objective: Objective) -> dict[str, Any]:
-    """Return what every benchmark states of its configuration."""
+    """Return the configuration entries that all benchmarks report."""
     return {
         "objective": type(objective).__name__, "device": jax.devices()[0].device_kind, "dtype": objective.model.dtype,
         "batch_size": experiment.train.batch_size, "length": experiment.data.length,

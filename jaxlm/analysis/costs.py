@@ -160,7 +160,7 @@ def _is_bitcast(computations: Computations, instruction: Instruction) -> bool:
 
 
 def _written(computations: Computations, body: list[Instruction], shape: str) -> int:
-    """Return the bytes that a fusion writes: updates only, of results that update an operand in place."""
+    """Return the bytes that a fusion writes. Of a result that updates an operand in place, only the update counts."""
     definitions = {one.name: one for one in body}
 
     def source(name: str) -> Instruction:

@@ -140,8 +140,9 @@ def kernel_cost(
 def computed_share(kernel: Instruction, computation: list[Instruction]) -> float:
     """Return the share of a kernel's conditional work that runs.
 
-    Splash attention skips the blocks that its mask (operand 1) has as 0. A mask that the module does not show is
-    taken for that of its name scope: causal, or one that skips nothing. Other kernels count all conditional work.
+    Splash attention skips the blocks that its mask (operand 1) has as 0. If the mask is not in the
+    module's text, it is assumed causal in a name scope with "causal", and full otherwise. Other kernels count all
+    conditional work.
     """
     if "splash" not in kernel.name:
         return 1.0

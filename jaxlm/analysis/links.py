@@ -16,9 +16,9 @@ class Prediction(NamedTuple):
     """Time of a step with its collectives.
 
     Attributes:
-        seconds: Compute, the collectives that do not overlap with it, and what the others take longer than compute.
+        seconds: Step time: compute plus exposed collectives.
         collective_seconds: Part of `seconds` that is not compute.
-        bound: What takes most of the step: "compute", "links" or "network between slices".
+        bound: Bottleneck: "compute", "links" or "network between slices".
     """
 
     seconds: float
@@ -36,9 +36,9 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
     are left out.
 
     The TPU compiler divides a collective over several slices into one inside each slice and a transfer between them.
-    Of the B bytes that a chip gives to a transfer between s slices, it sends (s - 1) / s in a reduce-scatter or
-    all-to-all, twice that in an all-reduce, all to each other slice in an all-gather, and all once in a permutation. A
-    group of undivided chips of several slices takes the time of both parts.
+    For a transfer of B bytes per chip between s slices, a chip sends B (s - 1) / s in a reduce-scatter or all-to-all,
+    2 B (s - 1) / s in an all-reduce, B (s - 1) in an all-gather and B in a permutation. A collective that the compiler
+    has not divided takes the sum of both parts.
 
     Args:
         devices: Devices in the order of the program's partition ids, slice by slice.

@@ -28,8 +28,9 @@ def plan_here(
     """Compile a train step for the devices of this machine, predict its time, and measure it if it fits.
 
     The prediction is the time of the matrix products at the peak and of the memory traffic at the bandwidth, one after
-    the other. The peak is the published one, or that of a large product measured now; the bandwidth likewise, or that
-    of a large copy. FLOPs are the formula's, or those of the compiled products where these are more.
+    the other. Peak and bandwidth are the published ones if known; otherwise they are measured with a
+    large matrix product and a large copy. FLOPs are those of the formula or of the compiled products, whichever are
+    more.
 
     Args:
         experiment: The preset or run.

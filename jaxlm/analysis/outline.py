@@ -1,4 +1,4 @@
-"""Outline of a train step on a mesh: its memory and time by formula, without a compilation.
+"""Analytic estimate of a train step's memory and time on a mesh, without compilation.
 
 It orders the meshes of a large topology, so that only the best need be compiled.
 """
@@ -17,7 +17,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import constant_shapes
 from jaxlm.parallel.compiler import OVERLAP_OPTIONS, compiler_options
-from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.mesh import MeshConfig, make_mesh, num_slices
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
 from jaxlm.runs.load import load_teacher
 from jaxlm.training.program import Program
@@ -25,11 +25,11 @@ from jaxlm.training.program import Program
 PEAK_SHARE = 0.5
 """Assumed share of the peak that the formula's FLOPs reach."""
 STATE_PASSES = 2.5
-"""Times that an update reads or writes the bytes of parameters and optimizer state, the gradients included."""
+"""HBM traffic of an update, gradients included, in units of the bytes of parameters and optimizer state."""
 ACTIVATION_BYTES = 34
 """Bytes of activations for a token, a layer and a unit of its width (Korthikanti et al. 2022, without the scores)."""
 EXPOSED_SHARE = 0.1
-"""Share of the time of collectives that compute does not hide, where the compiler lets it hide any."""
+"""Share of collective time that stays exposed with the overlap compiler options."""
 FILLED = 0.95
 """Share of HBM that an outlined step may take."""
 TENSOR_SIZES = (1, 2, 4, 8)
@@ -39,10 +39,10 @@ class Outline(NamedTuple):
     """Outlined step on one mesh.
 
     Attributes:
-        has_short_rows: Whether a chip holds a number of rows of a matrix that is no multiple of a tile's 8.
+        has_short_rows: Whether the matrix rows per chip are not a multiple of 8, the height of a tile.
         seconds: Time of a step.
         exposed_seconds: Part of `seconds` that is not compute.
-        bound: What takes longest, as in `jaxlm.analysis.links.Prediction`.
+        bound: Bottleneck, as in `jaxlm.analysis.links.Prediction`.
         hbm_bytes: HBM of a chip.
         flops: The formula's FLOPs of a step.
         num_params: Number of parameters.
@@ -72,7 +72,7 @@ def outlines(experiment: Experiment, topology: str) -> list[Outline]:
     devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
     if tpu_generation(devices[0]) is None:
         raise UserError(f"the clock of {devices[0].device_kind} is not known, so that {topology} cannot be outlined.")
-    chips = len(devices) // len({getattr(device, "slice_index", 0) for device in devices})  # of one slice
+    chips = len(devices) // num_slices(devices)  # of one slice
     limit = hbm_limit(devices[0])
     objective = experiment.objective.bind(stand_in_vocabulary(experiment.objective), length)
     batch, constants, found = synthetic_batch(experiment, objective), constant_shapes(objective, load_teacher), []
@@ -138,7 +138,7 @@ def collective_seconds(mesh: Any, num_params: int, accumulate: int, activation_b
     """
     devices = mesh.devices.flatten().tolist()
     seconds, ids = collective_timer(devices), np.arange(len(devices)).reshape(mesh.devices.shape)
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = num_slices(devices)
     data, fsdp, tensor = mesh.devices.shape
     share = 2 * num_params / tensor
 

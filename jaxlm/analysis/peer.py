@@ -1,4 +1,4 @@
-"""What `jaxlm bench --peer huggingface` times beside ours: Transformers models of the same sizes on PyTorch."""
+"""Transformers models of the same sizes on PyTorch, timed by `jaxlm bench --peer huggingface`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def torch_device() -> str:
 
     platform = jax.default_backend()
     if platform == "gpu" and not torch.cuda.is_available():
-        raise UserError("this PyTorch sees no GPU, so it cannot stand beside jax here; install its CUDA build.")
+        raise UserError("PyTorch finds no GPU, but jax uses one; install PyTorch with CUDA, or leave --peer out.")
     if platform not in ("cpu", "gpu") or jax.device_count() > 1:
         raise UserError(
             f"--peer huggingface compares on one CPU or one GPU; jax has {jax.device_count()} {platform} devices."

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from jaxlm.analysis.outline import TENSOR_SIZES
 from jaxlm.analysis.plan import plan, topology_devices
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
-from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.parallel.mesh import MeshConfig, num_slices
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
@@ -30,9 +31,9 @@ def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None 
         UserError: The topology does not exist, or no mesh divides the batch.
     """
     devices = topology_devices(topology)
-    chips = len(devices) // len({getattr(device, "slice_index", 0) for device in devices})  # of one slice
+    chips = len(devices) // num_slices(devices)  # of one slice
     tried = fitted = False
-    for tensor in (1, 2, 4, 8):
+    for tensor in TENSOR_SIZES:
         if fitted:
             break
         for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):

@@ -22,9 +22,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("texts", nargs="*", metavar="TEXT")
     parser.add_argument("--data.source", dest="source", default=None, help="file with a text a line")
     parser.add_argument("--pooling", choices=("cls", "mean", "last"), default=None, help=(
-        "the vector of the token that stands for a text, the mean of all tokens, or the last token's; by default as a "
+        "cls: vector of the summary token; mean: mean over all tokens; last: vector of the last token; by default as a "
         "folder of sentence-transformers says, else mean"))
-    parser.add_argument("--normalize", action="store_true", help="make vectors as long as 1")
+    parser.add_argument("--normalize", action="store_true", help="scale vectors to unit length")
     parser.add_argument("--length", type=int, default=None, help="longest text in tokens; the rest is cut")
     output_option(parser, "--out", "file for the vectors, in numpy's format")
     options = parser.parse_args(arguments or ["--help"])

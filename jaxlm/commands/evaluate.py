@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             if options.bootstrap or options.against:
                 raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
             if rest:
-                raise UserError(f"{rest[0]} has no meaning beside --task, whose file says everything.")
+                raise UserError(f"{rest[0]} cannot be combined with --task; set it in the task file.")
             if options.limit < 0:
                 raise UserError(f"--limit is {options.limit}; give a number of rows, or 0 for all.")
             from jaxlm.tasks.in_context import run
@@ -123,7 +123,7 @@ def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[in
     from rich.table import Table
 
     shows_confusion = len(classes) <= 10
-    print("of each class:" if not shows_confusion else "of each class, and what its rows are predicted as:")
+    print("Per class:" if not shows_confusion else "Per class, with the confusion matrix:")
     table = Table(box=None)
     table.add_column("class", max_width=30)
     for name in ("precision", "recall", "f1", "rows", *(list(classes) if shows_confusion else ())):

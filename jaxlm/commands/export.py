@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sentence-transformers", choices=("cls", "mean", "last", "none"), default=None, help=(
         "pooling of the vectors that sentence-transformers computes from the folder, those of `jaxlm embed`; by "
         "default mean for a pretrained encoder, else none"))
-    parser.add_argument("--normalize", action="store_true", help="of these vectors, with length 1")
+    parser.add_argument("--normalize", action="store_true", help="scale these vectors to unit length")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder

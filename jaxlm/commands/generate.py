@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--top-k", type=int, default=0, help="sample from the k most likely tokens; 0: from all")
     parser.add_argument("--top-p", type=float, default=0.95, help="nucleus sampling probability (0.95)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--beams", type=int, default=1, help="beam search with so many beams (1: none)")
+    parser.add_argument("--beams", type=int, default=1, help="number of beams; 1 means no beam search (1)")
     parser.add_argument("--length-penalty", type=float, default=1.0,
                         help="beams are compared by log-probability / length ** this (1.0)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",

@@ -4,9 +4,9 @@ jaxlm plan CONFIG --topology v5e:16x16[,2xv5e:16x16 …] [--search] [--price USD
 jaxlm plan CONFIG [--json] [--any.field VALUE …]
 
 The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, and the collectives by the
-published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, and what saves
-memory where they do not fit, and prints the fastest last. Without --topology the plan is for the devices here, by their
-peak and bandwidth, with the measured time of the step beside the prediction.
+published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, with more
+microbatches or remat where a step does not fit, and prints the fastest last. Without --topology the plan is for the
+devices here, by their peak and bandwidth, with the measured time of the step beside the prediction.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def short_rows(experiment: Any) -> str:
     """Return a note that the first steps of a schedule with short rows are not in the plan; "" without such steps."""
     t, length = experiment.train, experiment.data.length
     return (
-        f"\nPlanned are the steps over rows of {length}; the first {t.short_steps:,} read rows of {t.short_length}."
+        f"\nThis plan is for steps with rows of {length} tokens; the first {t.short_steps:,} steps use rows of "
+        f"{t.short_length}."
         if t.short_steps else ""
     )
 
@@ -240,7 +241,7 @@ def _estimate_lines(p: SimpleNamespace) -> list[str]:
         by = [f"{p.counted_kernels} counted by the compiler's schedule"] if p.counted_kernels else []
         by += [f"{p.charged_kernels} charged by their FLOPs at {p.kernel_peak_share:.0%} of the peak"] \
             if p.charged_kernels else []
-        lines.append(f"Of it, kernels: {p.estimated_kernel_seconds * 1e3:,.2f} ms; {', '.join(by)}.")
+        lines.append(f"Pallas kernels take {p.estimated_kernel_seconds * 1e3:,.2f} ms of it: {', '.join(by)}.")
     lines += ["", f"{'ms':>10}{'share':>8}{'times':>7}  operation"]
     return lines + [
         f"{op['seconds'] * 1e3:>10,.2f}{op['share']:>8.1%}{op['executions']:>7}  {op['name']}"

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
 
     config = any_path(options.config)
     if isinstance(resolved.experiment.data, LabelledData):
-        raise UserError(f"{config} is of a task; use `jaxlm finetune`.")
+        raise UserError(f"{config} is a task's configuration; use `jaxlm finetune`.")
     run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
     if config.is_dir() and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(

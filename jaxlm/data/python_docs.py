@@ -23,7 +23,7 @@ def documents() -> tuple[str, ...]:
     """
     found = (*_topics(), *_modules(sysconfig.get_path("stdlib")))
     if not found:
-        raise UserError("This Python carries no topics and no source of its library; give --data.source a file.")
+        raise UserError("this Python has neither pydoc topics nor library sources; give --data.source a file.")
     return found
 
 

@@ -57,7 +57,7 @@ def write(
     if any(not text for text in stop):
         raise UserError("a stop string is empty; give the text that ends a continuation.")
     if on_text and (len(prompts) != 1 or settings.beams > 1):
-        raise UserError("text can be shown as it grows for one prompt without beams only.")
+        raise UserError("streaming needs one prompt and no beam search; pass one prompt with 1 beam.")
     v = tokenizer.vocabulary
     symbols = [v.symbols[text] for text in stop if text in v.symbols]
     strings = [text for text in stop if text not in v.symbols]

@@ -103,7 +103,7 @@ class PretrainedModel:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What a model learns: how a batch becomes an example, and the loss on it.
+    """Base class of objectives: how a batch becomes an example, and the loss on it.
 
     A subclass is a frozen dataclass whose fields are a `model` (see `jaxlm.models.base`) and rates. It implements
     `corrupt` and `loss`, and often `row_format` and `bind`. `init`, `corrupt` and `loss` are pure and jittable with

@@ -86,7 +86,7 @@ class Distillation(MaskedLM, HasConstants):
         return load_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
-        """Yield what keeps the student from beginning with layers of the teacher."""
+        """Yield the size mismatches that prevent initialization from the teacher's layers."""
         theirs, ours = teacher.model, self.model
         yield from size_mismatches(theirs, ours.for_vocabulary(teacher.vocabulary), "vocab_size")
         yield from size_mismatches(theirs, ours, "hidden_size", "num_heads", "intermediate_size")

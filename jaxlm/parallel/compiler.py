@@ -27,8 +27,8 @@ OVERLAP_OPTIONS: dict[str, bool | int] = {
 """Further options on v5e, which let all-reduces overlap with compute; analysis/README.md has what they change.
 
 The compiler supports the fusion of all-reduces on no other generation: it warns of wrong results and refuses to
-compile, and its older versions ran out of VMEM on v4. Without the fusion nothing overlaps, so that smaller all-reduces
-would only be more of them."""
+compile, and its older versions ran out of VMEM on v4. Without the fusion nothing overlaps, and smaller all-reduces
+would only add latency."""
 
 FSDP_OPTIONS: dict[str, bool | int] = {
     # Reduces each gradient whole, asynchronously. By default the product that makes it is cut into as many small

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import socket
 import sys
 import threading
@@ -43,7 +44,7 @@ SAY_SECONDS = 60.0
 LEAVE_SECONDS = 30.0
 """Seconds that a process of several waits for the others at its end, once for a save and once to exit."""
 HEARTBEAT_SECONDS = "JAXLM_HEARTBEAT_SECONDS"
-"""Seconds without a sign of life after which jax takes a process as lost and ends the others, 100 by default."""
+"""Heartbeat timeout in seconds, after which jax considers a process lost and ends the others; 100 by default."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables that jax reads in a step of Slurm. The shell of `salloc` is one process, whatever SLURM_NTASKS says, and
 has no node list of a step."""
@@ -70,9 +71,9 @@ def join_processes() -> None:
             return "this process waits for the others of its cluster"
         address, count, index = given
         if index > 0:
-            return f"process {index} of {count} asks process 0 at {address} whether all have come"
+            return f"process {index} of {count} waits for process 0 at {address}"
         missing = ", ".join(str(other) for other in range(count) if other not in came)
-        return f"{len(came)} of {count} processes have come to {address} (missing: {missing or 'none'})"
+        return f"{len(came)} of {count} processes have joined at {address} (missing: {missing or 'none'})"
 
     def give_up() -> None:  # jax's own timeout aborts with a C++ stack
         say(f"{state()}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
@@ -133,13 +134,14 @@ def _is_loopback(address: str) -> bool:
 def _meet(address: str, count: int, index: int, came: set[int]) -> None:
     """Wait at the coordinator's port, before jax listens there, until all processes have joined.
 
-    Every other process sends its index to process 0, which adds it to `came` and answers when all have joined.
+    Every other process sends its index to process 0, which adds it to `came` and answers when all have joined. A random
+    number beside the index tells a process that connects again from another one with its index.
     """
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, nonce = host.strip("[]"), secrets.token_hex(8)
     while index > 0:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5) as connection:
-            connection.sendall(b"jaxlm %d" % index)
+            connection.sendall(f"jaxlm {index} {nonce}".encode())
             connection.settimeout(None)
             if connection.recv(5) == b"jaxlm":
                 return
@@ -154,16 +156,16 @@ def _meet(address: str, count: int, index: int, came: set[int]) -> None:
             f"process 0 cannot listen at {address} ({error.strerror.partition(' (')[0]}); give each process a "
             "JAX_PROCESS_ID of its own, and JAX_COORDINATOR_ADDRESS a port that is free."
         ) from error
-    connections = []
+    connections, nonces = [], {0: nonce}
     with server:
         while len(came) < count:
             connections.append(server.accept()[0])
             connections[-1].settimeout(5)
             with contextlib.suppress(OSError, ValueError):  # not one of ours
-                other = int(connections[-1].recv(20).removeprefix(b"jaxlm "))
-                if other in came:
+                other, token = connections[-1].recv(40).decode().removeprefix("jaxlm ").split()
+                if nonces.setdefault(int(other), token) != token:
                     raise UserError(f"two processes have JAX_PROCESS_ID={other}; give each its own.")
-                came.add(other)
+                came.add(int(other))
     for connection in connections:
         with contextlib.suppress(OSError), connection:
             connection.sendall(b"jaxlm")
@@ -273,7 +275,8 @@ def require_same(facts: Mapping[str, Any]) -> None:
     for device in jax.devices():
         devices[device.process_index][device.device_kind] += 1
     kinds = [" and ".join(f"{count} {kind}" for kind, count in own.items()) or "none" for own in devices]
-    # Before any collective, since each process must bring as many devices. jax tells the devices but not the hosts.
+    # Checked before any collective, which needs the same number of devices in every process. jax knows the other
+    # processes' devices, but not their host names.
     _refuse_differences([
         {"host": host if process == index else "", "devices": kind} for process, kind in enumerate(kinds)
     ])
@@ -332,15 +335,15 @@ def briefly(action: Callable[[], None]) -> None:
     It may wait for a process that has failed, as Orbax does for ten minutes at a save that has filled the disk.
     """
     if jax.process_count() == 1:
-        return action()
+        action()
+        return
     thread = threading.Thread(target=action, name="jaxlm-end", daemon=True)
     thread.start()
     thread.join(LEAVE_SECONDS)
-    return None
 
 
 def leave(code: int, failure: Exception | None = None) -> None:
-    """End this process of several: within LEAVE_SECONDS after a user's mistake, at once after `failure`.
+    """Exit this process of a multi-process run: within LEAVE_SECONDS after a UserError, at once after `failure`.
 
     At Python's exit jax waits for five minutes for the other processes, and they may be waiting for this one.
     """

@@ -46,6 +46,11 @@ class MeshConfig:
         return tuple(sizes.values())  # type: ignore[return-value]
 
 
+def num_slices(devices: Sequence[jax.Device]) -> int:
+    """Return the number of TPU slices that the devices belong to; 1 for other platforms."""
+    return len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh over all devices, or over `devices` in topology order.
 
@@ -54,11 +59,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """
     devices = list(jax.devices() if devices is None else devices)
     data, fsdp, tensor = config.shape(len(devices))
-    slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
+    slices = num_slices(devices)
     if data % slices:
         raise UserError(
-            f"mesh.data is {data}, but the {slices} slices divide it; set --mesh.fsdp and --mesh.tensor so that their "
-            f"product divides the {len(devices) // slices} devices of a slice."
+            f"mesh.data {data} is not divisible by the {slices} slices; set --mesh.fsdp and --mesh.tensor so that "
+            f"their product divides the {len(devices) // slices} devices of a slice."
         )
     # A physical axis is split where no product of whole ones is an axis of the mesh: 2 x 8 of 4 x 4 chips.
     sizes, options = (data // slices, fsdp, tensor), {"allow_split_physical_axes": True}

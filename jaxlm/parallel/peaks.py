@@ -1,4 +1,4 @@
-"""Peak arithmetic of known chips, the denominator of model FLOPs utilisation (MFU)."""
+"""Peak FLOP/s, clocks and bandwidths of known chips; peak FLOP/s is the denominator of MFU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 # Dense bfloat16 FLOP/s of one device as jax counts devices, from the makers' data sheets (TPU v2, v3 and 7x: one core).
 PEAKS: tuple[tuple[str, float], ...] = (
-    ("TPU7x", 1153.5e12), ("TPU v6", 918e12), ("TPU v5p", 459e12), ("TPU v5 lite", 197e12), ("TPU v5e", 197e12),
-    ("TPU v5", 459e12), ("TPU v4", 275e12), ("TPU v3", 61.5e12), ("TPU v2", 23e12),
+    ("TPU7x", 1153.5e12), ("TPU v6", 918e12), ("TPU v6e", 918e12), ("TPU v5p", 459e12), ("TPU v5 lite", 197e12),
+    ("TPU v5e", 197e12), ("TPU v5", 459e12), ("TPU v4", 275e12), ("TPU v3", 61.5e12), ("TPU v2", 23e12),
     ("GH200", 989e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("B200", 2250e12),
     ("A100", 312e12), ("L40S", 362e12), ("L4", 121e12), ("A10", 125e12), ("V100", 125e12), ("T4", 65e12),
     ("RTX 4090", 165e12),

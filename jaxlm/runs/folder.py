@@ -89,7 +89,7 @@ def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
         except KeyError:  # an older run has no digest
             continue
         except (OSError, ValueError, TypeError, RecursionError):
-            print(f"{path} is damaged; what it held is taken from a checkpoint, where there is one.", file=sys.stderr)
+            print(f"{path} is damaged; using the copy in a checkpoint, if there is one.", file=sys.stderr)
     return {}
 
 
@@ -165,7 +165,7 @@ def lock(folder: epath.Path) -> TextIO:
 
 
 def owner(folder: epath.Path) -> str:
-    """Return who holds the lock of the folder, by which the processes of a run see that they share one folder."""
+    """Return the owner of the folder's lock. The processes of a run compare it to check that they share the folder."""
     path = folder / ".lock"
     try:
         for _ in range(30):  # a network filesystem may show a new file only seconds later

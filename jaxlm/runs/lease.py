@@ -29,8 +29,8 @@ class Lease:
     """Exclusive right to write in a folder of a bucket, held for the duration of a `with` block.
 
     Every write is conditional on the generation of the object that was read before, so of several processes that find
-    a lease expired only one gets it. A lease has expired once it has stood unchanged for `SECONDS`, by the clock of
-    the process that watches it, or if its time is `OLD` seconds ago, more than clocks differ. A process that loses its
+    a lease expired only one gets it. A lease has expired if a watching process sees it unchanged for `SECONDS`, or if
+    its timestamp is more than `OLD` seconds old, which exceeds any clock skew. A process that loses its
     lease exits at its next renewal, within `SECONDS` / 6.
     """
 
@@ -76,16 +76,16 @@ class Lease:
             lease, generation = self._read()
             if lease.get("id") == self._owner["id"]:  # the answer to a write was lost
                 return
+            if lease and watched not in (None, generation):
+                raise UserError(
+                    f"{self._folder} is in use by another process ({lease.get('owner')}); wait for it or choose "
+                    "another --run-dir."
+                )
             has_expired = time.time() - lease.get("time", 0) > OLD or time.monotonic() - start > SECONDS
             if (not lease or has_expired) and self._write(generation):
                 return
             if not lease:
                 continue
-            if watched not in (None, generation):
-                raise UserError(
-                    f"{self._folder} is in use by another process ({lease.get('owner')}); wait for it or choose "
-                    "another --run-dir."
-                )
             if watched is None:
                 say(f"{self._folder} belongs to {lease.get('owner')}; waiting to see whether that is still running.")
             watched = generation

@@ -46,7 +46,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     folder = run_path(path)
     experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
     if run.tokenizer_folder is None:
-        raise UserError(f"{folder} has no checkpoint and tokenizer: the run has not got as far as its first step.")
+        raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
     tokenizer = Tokenizer.load(run.tokenizer_folder)
     if run.is_imported:  # `bind` may refuse it for training: a T5 without sentinels can only generate
         objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)

@@ -107,7 +107,7 @@ def _pretrain(
     report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
     if first >= t.steps or is_spent(evaluations(run.path, t.criterion, first), t):
         more = "steps" if first >= t.steps else "patience"
-        report(f"Finished: {first:,} steps are done; a higher --train.{more} trains on. Run: {run.path}")
+        report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return last_evaluation(run.path)[1]
     for line in [*remarks, "Compiling the step; its first figures follow."]:
         report(line)
@@ -182,6 +182,6 @@ def unshared(params: Params, source: PretrainedModel) -> str:
     theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
     lacking, unused = listed(subtrees(ours - theirs, ours)), listed(subtrees(theirs - ours, theirs))
     return (
-        (f"; not in it, so from random weights: {lacking}" if lacking else "")
-        + (f"; left out, without a place here: {unused}" if unused else "")
+        (f"; randomly initialized: {lacking}" if lacking else "")
+        + (f"; unused weights: {unused}" if unused else "")
     )

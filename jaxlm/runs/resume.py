@@ -39,7 +39,9 @@ def _check_source(run: RunFolder, resolved: Resolved) -> None:
     command = "finetune" if isinstance(resolved.experiment.data, LabelledData) else "pretrain"
     source = run.metadata.get("imported_from")
     if init_from is None and source is not None and not run.steps:
-        raise UserError(f"{run.path} has not got as far as its first parameters; pass --init-from {source} again.")
+        raise UserError(
+            f"{run.path} was started from {source} but has saved no checkpoint; pass --init-from {source} again."
+        )
     if command == "finetune" and run.steps and source is None:
         raise UserError(f"{run.path} is a run of pretraining; choose another --run-dir.")
     if init_from is not None and run.steps and (source is None or real_path(source) != real_path(init_from)):

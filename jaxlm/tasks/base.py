@@ -162,7 +162,7 @@ class Task(Objective):
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         if not self.outputs:
             raise UserError(
-                "this task has no labels, or no model that can do it; pass --init-from RUN_OR_HF_DIR with "
+                "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
                 "--data.source FILE, or give a fine-tuned run."
             )
         if positions := self.model.max_length:

@@ -139,7 +139,9 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
     cuts = [max(text.rfind(space) for space in (" ", "\n", "\t")) for text in texts]
     for example, cut in zip(examples, cuts, strict=True):
         if cut < 1:
-            raise UserError(f"{example.place}: the text has no last word after others.")
+            raise UserError(
+                f"{example.place}: the text needs two words or more, since the last one is predicted; remove the row."
+            )
     found = score(objective, params, [
         encode_pair(objective, tokenizer, text[:cut], text[cut:], sentinel)
         for text, cut in zip(texts, cuts, strict=True)

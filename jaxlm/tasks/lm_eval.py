@@ -111,7 +111,9 @@ def _settings(options: dict[str, Any]) -> Settings:
     temperature = options.pop("temperature", 1.0 if samples else 0.0)
     names = {"max_gen_toks": "max_new_tokens", "num_beams": "beams", "top_k": "top_k", "top_p": "top_p"}
     if unknown := options.keys() - names.keys():
-        raise UserError(f"a task asks for {sorted(unknown)[0]} while generating, which jaxlm does not have.")
+        raise UserError(
+            f"a task sets the generation option {sorted(unknown)[0]}, which jaxlm does not support; choose another."
+        )
     given = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
     return Settings(temperature=0.0 if samples is False else float(temperature), **given)
 

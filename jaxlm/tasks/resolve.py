@@ -196,7 +196,7 @@ def require_task(experiment: Experiment) -> None:
 def _as_text(task: Objective, max_target: int | None = None) -> TextToText:
     """Return the text-to-text form of a task, whose answers have at most `max_target` tokens."""
     if not isinstance(task, Task):
-        raise UserError("a model writes the answers of tasks only; choose a preset of configs/tasks.")
+        raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
     longest = min(task.longest_text, max_target or task.longest_text)
     return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=longest)
 

@@ -96,7 +96,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
         UserError: The file cannot be read, or a column is missing.
     """
     if "" in columns:
-        raise UserError(f"{path} cannot be read by a column without a name; name that of the texts, and the others.")
+        raise UserError(f"{path}: the name of a column is empty; set --data.text-field and the other column flags.")
     if path.startswith("tfds:"):
         yield from (TableRow(*row) for row in tfds_source.read_rows(path, columns))
         return

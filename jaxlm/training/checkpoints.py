@@ -33,7 +33,10 @@ def _to_stderr(line: str) -> None:
 
 
 class _NewestAndBest:
-    """Preservation policy for Orbax, whose own keeps figures in files and cannot start where one is damaged."""
+    """Orbax preservation policy: keep the newest checkpoints and the best one.
+
+    Orbax's own policy reads metrics from the checkpoints and fails if one is damaged.
+    """
 
     def __init__(self, keep: int, criterion: str) -> None:
         self.keep, self.criterion = keep, criterion
@@ -142,8 +145,8 @@ class Checkpoints:
 
     def _write_error(self, cause: str) -> UserError:
         return UserError(
-            f"cannot write a checkpoint in {self.folder} ({cause}); free some space or mend the cause, then run the "
-            "same command to go on."
+            f"cannot write a checkpoint in {self.folder} ({cause}); free disk space or fix the cause, then run the "
+            "same command to resume."
         )
 
     def restore(
@@ -188,10 +191,10 @@ class Checkpoints:
             failure = failure or _difference(found, metadata)
             if not failure:
                 return step, found, metadata
-            report(f"The checkpoint of step {step:,} cannot be read ({failure}); the one before it is tried.")
+            report(f"The checkpoint of step {step:,} cannot be read ({failure}); trying the previous one.")
         raise UserError(
             f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "
-            f"({failure}); mend that, bring back a copy, or choose another --run-dir to begin anew."
+            f"({failure}); fix the cause, restore a backup, or choose another --run-dir to start over."
         )
 
     def _metadata(self, step: int) -> dict[str, Any]:

@@ -90,12 +90,12 @@ class Clock:
 
 @contextlib.contextmanager
 def watched(clock: Clock, seconds: float) -> Iterator[None]:
-    """Report when no phase of the clock ends for long during the block, and end the process when none ever does.
+    """Watchdog for the block: dump the stacks, then exit, if no phase of the clock ends within the limit.
 
     The limit is `seconds` for a step, ten times as long for compilation, evaluation and saving, and at least twice the
     longest phase so far. After it, the stacks of all threads are written to standard error; after twice the limit the
-    process exits with 1, so that what has started it can start it again: a pod that hangs costs as much as one that
-    trains. Time in which the process itself was stopped does not count. With `seconds` 0 nothing is watched.
+    process exits with 1, so that the launcher can restart it. Time in which the process itself was stopped does not
+    count. With `seconds` 0 nothing is watched.
     """
     ended = threading.Event()
 

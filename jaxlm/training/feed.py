@@ -22,7 +22,7 @@ from jaxlm.types import TokenBatch
 
 
 class Stage(NamedTuple):
-    """Consecutive steps with batches of one shape: after `first`, up to and including `last`, or without end."""
+    """Range of steps with one batch shape: first + 1 to last; `last` is None for the final stage."""
 
     first: int
     last: int | None
@@ -130,7 +130,7 @@ class Feed:
         batches = self._held_out if self.has_held_out else self._stages[-1].batches
         batch = next(batches.evaluation(self._train.batch_size, 1))
         if not isinstance(batch, TokenBatch):
-            raise UserError("samples are made of pretraining text; leave train.sample_every at 0.")
+            raise UserError("train.sample_every needs pretraining text; set it to 0 for a task.")
         rows = zip(batch.tokens[:count], batch.segment_ids[:count], strict=True)
         return [tokens[segments > 0] for tokens, segments in rows]
 

@@ -55,7 +55,10 @@ def train(
     first, evaluation = int(state.step), {}
     best = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
     if t.uses_best and not feed.has_held_out:
-        raise UserError("train.best_by and train.patience choose by held-out data, and nothing is held out.")
+        raise UserError(
+            "train.best_by and train.patience need held-out data, and there is none; set --data.held-out above 0, or "
+            "leave them out."
+        )
     if t.best_by and first not in best:  # finds a name that is no figure, before the steps
         log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
     with (

@@ -124,7 +124,9 @@ class MetricsWriter:
         self.tracker.text(step, name, lines)
 
     def _error(self, error: OSError) -> UserError:
-        return UserError(f"cannot write {self.path}: {error.strerror}; mend that and run the same command to go on.")
+        return UserError(
+            f"cannot write {self.path}: {error.strerror}; fix the cause, then run the same command to resume."
+        )
 
     def close(self) -> None:
         """Close the file and the tracker, and copy what a bucket keeps."""

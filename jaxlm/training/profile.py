@@ -23,7 +23,7 @@ def profiled(steps: str, folder: epath.Path, report: Report) -> Iterator[Callabl
     It traces the steps FIRST:LAST on process 0, and writes the profile into the run's plugins/profile/, where
     TensorBoard's profile plugin looks for it, also in a bucket.
     """
-    first, last = map(int, (steps or "0:0").split(":"))
+    first, last = map(int, (steps or "0:-1").split(":"))  # no step is 0
     trace = contextlib.ExitStack()
 
     def start() -> None:

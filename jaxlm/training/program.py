@@ -128,7 +128,7 @@ class Program:
 
     @property
     def size(self) -> str:
-        """Number of parameters, with that of the frozen ones if there are any."""
+        """Parameter count as text, with the count of frozen parameters if there are any."""
         leaves = jax.tree_util.tree_leaves_with_path(self.shapes.params)
         frozen = [leaf for path, leaf in leaves if matches_patterns(path_string(path), self.frozen_params)]
         count = sum(math.prod(leaf.shape) for leaf in frozen)

@@ -107,7 +107,7 @@ class Service(Tracker):
         self._try("finish")
 
     def _try(self, function: str, *args: Any, **kwargs: Any) -> None:
-        """Call a function of the package until one fails: a run does not end for that, metrics.jsonl has all of it."""
+        """Call a function of the package; after a failure, call no more: metrics.jsonl is complete without them."""
         if self._has_failed:
             return
         try:

@@ -122,7 +122,7 @@ def test_slices_divide_the_batch_and_reduce_gradients_over_their_network():
     assert 2 * n / 4 <= between["bytes"] <= 2 * 4 * n
     assert between["seconds"] == pytest.approx(between["bytes"] / 3.125e9)  # half of it twice
     assert result["predicted_step_seconds"] >= result["estimated_step_seconds"] + between["seconds"] / 2
-    with pytest.raises(UserError, match="the 2 slices divide it"):
+    with pytest.raises(UserError, match=r"mesh\.data 1 is not divisible by the 2 slices"):
         planning.plan(on(MeshConfig(data=1, fsdp=8)), "2xv5e:2x2")
 
 

@@ -49,18 +49,21 @@ def test_arms_share_the_runs_of_equal_commands(tmp_path):
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.0, "holds"), (0.2, "not separable"), (0.5, "does not hold")])
-def test_a_verdict_is_where_welchs_interval_lies(margin, expected):
-    arms = {"a": [{"m": value} for value in (0.80, 0.84, 0.82)], "b": [{"m": value} for value in (0.6, 0.64, 0.61)]}
+def test_a_verdict_is_where_the_interval_of_the_paired_t_test_lies(margin, expected):
+    a, b = (0.80, 0.84, 0.82), (0.61, 0.64, 0.60)
+    arms = {"a": [{"m": value} for value in a], "b": [{"m": value} for value in b]}
     one = claims.Comparison("m", "a", "b", margin)
     gap, low, high = claims.difference(one, arms)
-    # Welch (1947): t with the Welch-Satterthwaite degrees of freedom, variances 0.0004 and 0.000433.
-    squares = 0.0004 / 3, 0.00043333 / 3
-    freedom = sum(squares) ** 2 / sum(square**2 / 2 for square in squares)
-    half = stats.t.ppf(0.975, freedom) * sum(squares) ** 0.5
-    assert (gap, low, high) == pytest.approx((0.20333, 0.20333 - half, 0.20333 + half), abs=1e-4)
-    assert claims.verdict(one, low, high) == expected
+    interval = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert (gap, low, high) == pytest.approx((0.61 / 3, interval.low, interval.high))
+    assert claims.verdict(one, low, high) == expected and one.label == f"m: a − b > {margin:g}"
     lower = claims.Comparison("m", "b", "a", margin, lower=True)
-    assert claims.difference(lower, arms) == pytest.approx((gap, low, high))
+    assert claims.difference(lower, arms) == pytest.approx((gap, low, high)) and lower.label == one.label
+
+
+def test_arms_whose_seeds_agree_have_an_interval_of_width_0():
+    arms = {"a": [{"m": 2.0}] * 3, "b": [{"m": 1.0}] * 3}
+    assert claims.difference(claims.Comparison("m", "a", "b", 0.0), arms) == (1.0, 1.0, 1.0)
 
 
 def run(name, tmp_path):

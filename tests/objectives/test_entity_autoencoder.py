@@ -192,7 +192,7 @@ def test_a_bert_gives_the_token_side_and_the_heads(graph):
     params = objective.initial_params(fresh, source)
     for name, tree in source.params.items():
         jax.tree.map(np.testing.assert_array_equal, params[name], tree)
-    assert unshared(fresh, source) == "; not in it, so from random weights: entity_encoder, entity_head"
+    assert unshared(fresh, source) == "; randomly initialized: entity_encoder, entity_head"
     small = PretrainedModel(MaskedLM(model=Bert(**SIZES, num_layers=2)), {}, path="bert")
     with pytest.raises(UserError, match="num_text_layers 1 leaves fewer than two of the 2 layers"):
         objective.with_pretrained_model(small)

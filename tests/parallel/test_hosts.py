@@ -166,7 +166,8 @@ def test_two_processes_with_the_same_index_are_a_mistake():
         where = probe.getsockname()
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
         first = pool.submit(hosts._meet, "{}:{}".format(*where), 3, 0, {0})
-        for text in (b"GET / HTTP/1.1", b"jaxlm 1", b"jaxlm 1"):
+        # Not one of ours, a process, the same one over a new connection, another one.
+        for text in (b"GET / HTTP/1.1", b"jaxlm 1 f00d", b"jaxlm 1 f00d", b"jaxlm 1 beef"):
             while True:
                 with contextlib.suppress(ConnectionRefusedError):  # it does not listen yet
                     connection = stack.enter_context(socket.create_connection(where))
@@ -183,8 +184,8 @@ def test_a_port_that_is_taken_is_a_mistake():
 
 
 @pytest.mark.parametrize(("index", "said"), [
-    (0, "1 of 2 processes have come to {address} (missing: 1)"),
-    (1, "process 1 of 2 asks process 0 at {address} whether all have come"),
+    (0, "1 of 2 processes have joined at {address} (missing: 1)"),
+    (1, "process 1 of 2 waits for process 0 at {address}"),
 ])
 def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -73,7 +73,7 @@ def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, pres
     first, second = train_to(preset, whole, tmp_path / "3", last, "--train.eval-every", 4)
     assert "2 cpu devices" in first and "1 of 2 processes have come" in first
     told = [line for line in second.splitlines() if not line.startswith("[Gloo]")]
-    assert len(told) == 1 and told[0].startswith("jaxlm: process 1 of 2 asks process 0")
+    assert len(told) == 1 and told[0].startswith("jaxlm: process 1 of 2 waits for process 0")
     assert metadata(stopped, last)["checksums"] == metadata(whole, last)["checksums"]
     for ours, theirs in zip(metrics(whole), metrics(alone), strict=False):
         assert set(ours) == set(theirs)

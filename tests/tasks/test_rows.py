@@ -154,12 +154,12 @@ def test_a_long_field(tmp_path):
 
 
 MISTAKES = {
-    "text": (TextRows(text_field=""), "x.tsv", "text\tlabel\na\tb\n", "a column without a name"),
-    "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "a column without a name"),
+    "text": (TextRows(text_field=""), "x.tsv", "text\tlabel\na\tb\n", "the name of a column is empty"),
+    "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "the name of a column is empty"),
     "same choices": (ChoiceRows(), "x.jsonl", json.dumps(CHOICE | {"choices": [{"label": "A", "text": "b"}] * 2}),
                      "two choices have the same label"),
     "names": (TextRows(), "x.txt", json.dumps({"a": "b" * 999}), r"it has .{300}\. Choose"),
-    "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "a column without a name"),
+    "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "the name of a column is empty"),
     "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word_column is 0"),
     "ids": (TagRows(has_ids=True), "x.conllu", "#c\n1-2\ta\n1\tX\n1.1\tb\nred\tX\n", "line 5 begins with 'red'"),
     "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "x.json cannot be read"),

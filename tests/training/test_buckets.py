@@ -126,6 +126,20 @@ def test_a_process_ends_that_has_lost_its_lease(gcs, monkeypatch):
     assert (gcs / ".lock").exists(), "it is the other's"
 
 
+def test_a_lease_that_is_renewed_at_the_last_moment_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 0.5)
+    sleep = time.sleep
+
+    def renew(_):
+        sleep(1)
+        (tmp_path / ".lock").write_text(json.dumps({"owner": "process 1", "time": time.time()}))
+
+    renew(0)
+    monkeypatch.setattr(lease.time, "sleep", renew)
+    with pytest.raises(UserError, match="in use by another process"), Lease(tmp_path):
+        pass
+
+
 def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
     """On a disk, whose TensorStore driver compares generations; the emulator ignores them."""
     monkeypatch.setattr(lease, "SECONDS", 3.0)

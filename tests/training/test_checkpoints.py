@@ -92,7 +92,7 @@ def test_any_damaged_file(saved, tmp_path, damage):
             fallen_back += 1
             assert step == 1 and len(said) == 1
             assert said[0].startswith("The checkpoint of step 2 cannot be read (")
-            assert said[0].endswith("; the one before it is tried.")
+            assert said[0].endswith("; trying the previous one.")
         assert files_of(folder) == before
     assert fallen_back >= 2
 
@@ -137,7 +137,7 @@ def test_when_none_can_be_read_nothing_is_touched(saved, tmp_path):
     for step in (1, 2):
         truncate(folder / str(step) / "metadata" / "metadata")
     before = files_of(folder)
-    with pytest.raises(UserError, match=r"no checkpoint of step 2, 1 in .* can be read \(.*\); .* to begin anew\."):
+    with pytest.raises(UserError, match=r"no checkpoint of step 2, 1 in .* can be read \(.*\); .* to start over\."):
         restore(folder)
     assert files_of(folder) == before
 

@@ -103,6 +103,6 @@ def test_a_run_begins_with_a_bert(linked, tmp_path, capsys):
     capsys.readouterr()
     assert main(["pretrain", str(linked), *flags]) == 0
     said = capsys.readouterr().out
-    assert "not in it, so from random weights: entity_encoder, entity_head\n" in said
+    assert "randomly initialized: entity_encoder, entity_head\n" in said
     fill = ["fill-mask", str(run), "ba [MASK] ki"]
     assert main(fill) == 0

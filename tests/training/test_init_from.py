@@ -177,9 +177,9 @@ def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path, capsys):
     assert set(ours) - set(theirs) == {"pooler", "nsp_head"}
     assert_same_arrays({name: ours[name] for name in theirs}, theirs)
     said = capsys.readouterr().out
-    assert f"tokenizer of {plain}; not in it, so from random weights: nsp_head, pooler\n" in said
+    assert f"tokenizer of {plain}; randomly initialized: nsp_head, pooler\n" in said
     back = tmp_path / "back"
     assert begin(preset, back, run, *flags, "document") == 0
     assert set(first_params(back)) == set(theirs)
     said = capsys.readouterr().out
-    assert f"tokenizer of {run}; left out, without a place here: nsp_head, pooler\n" in said
+    assert f"tokenizer of {run}; unused weights: nsp_head, pooler\n" in said
