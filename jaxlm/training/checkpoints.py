@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -124,20 +124,22 @@ class Checkpoints:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
         if not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size:
             raise self._write_error("no space is left")
-        try:
+        with self._writing():
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
                 self.manager.delete(step)
             # Without `force` Orbax skips steps below a damaged one.
             self.manager.save(step, args=args, force=True)
-        except Exception as error:
-            if is_of_processes(error):
-                raise
-            raise self._write_error(_first_line(error)) from error
 
     def wait(self) -> None:
         """Block until everything is on disk; UserError where it cannot be written."""
-        try:
+        with self._writing():
             self.manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn the block's errors into UserErrors, except those of other processes."""
+        try:
+            yield
         except Exception as error:
             if is_of_processes(error):
                 raise

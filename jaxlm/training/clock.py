@@ -51,9 +51,9 @@ class Clock:
             found = {name: value for name, value in lines[-1].items() if name.startswith(PREFIX)}
             self.seconds.update({name.removeprefix(PREFIX): value for name, value in found.items()})
 
-    def switch(self, phase: str) -> str:
-        """Begin a phase and return the one that has ended."""
-        now, before = time.perf_counter(), self.phase
+    def switch(self, phase: str, ended: str | None = None) -> str:
+        """Begin a phase and return the one that has ended, whose time counts as `ended` if that is given."""
+        now, before = time.perf_counter(), ended or self.phase
         self.seconds[before] += now - self._since
         if before != "startup":
             self.longest = max(self.longest, now - self._since)

@@ -55,10 +55,7 @@ def train(
     first, evaluation = int(state.step), {}
     best = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
     if t.uses_best and not feed.has_held_out:
-        raise UserError(
-            "train.best_by and train.patience need held-out data, and there is none; set --data.held-out above 0, or "
-            "leave them out."
-        )
+        raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
     if t.best_by and first not in best:  # finds a name that is no figure, before the steps
         log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
     with (
@@ -230,9 +227,8 @@ class StepLog:
         """Return the next batch; the wait counts as `data` if the device had finished the newest step meanwhile."""
         before = self.clock.switch("data")
         batch = next(batches)
-        if self._pending is not None and not self._pending[1]["loss"].total.is_ready():
-            self.clock.phase = before
-        self.clock.switch(before)
+        is_busy = self._pending is not None and not self._pending[1]["loss"].total.is_ready()
+        self.clock.switch(before, ended=before if is_busy else None)
         return batch
 
     def write(self, step: int, evaluation: dict[str, float]) -> None:

@@ -16,7 +16,8 @@ from tests.analysis.test_plan import EXPERIMENT, needs_compiler, on
 def mesh(data: int, fsdp: int, tensor: int, slices: int = 1) -> SimpleNamespace:
     """Mesh of v5e chips whose slices are rows of 4 chips each."""
     places = itertools.product(range(slices), range(data * fsdp * tensor // slices // 4), range(4))
-    chips = [SimpleNamespace(device_kind="TPU v5 lite", slice_index=s, coords=(x, y, 0)) for s, x, y in places]
+    chips = [SimpleNamespace(platform="tpu", device_kind="TPU v5 lite", slice_index=s, coords=(x, y, 0))
+             for s, x, y in places]
     return SimpleNamespace(devices=np.array(chips).reshape(data, fsdp, tensor))
 
 

@@ -189,7 +189,7 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     assert "vocabulary of 512: the run's own" in text and "3.91 KiB  optimizer state" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
     assert "25.00 ms a step, MFU 40.0%" in text and "(50.0% by the 1.25 TFLOPs" in text and "20.00 ms" in text
-    assert "kernels: 5.00 ms; 2 counted by the compiler's schedule.\n" in text
+    assert "kernels take 5.00 ms of it: 2 counted by the compiler's schedule.\n" in text
     assert "schedule, 1 charged by their FLOPs at 50% of the peak." in report(fits | {"charged_kernels": 1})
     assert "50.0%     24  jit(step)/dot_general" in text and "50% of these bytes overlap" in text
     assert "4 TFLOPs a step by formula, 1 TFLOPs a chip" in text

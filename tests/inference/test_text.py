@@ -130,7 +130,7 @@ def test_beams_end_at_tokens_that_hold_a_stop_string(bytes_tokenizer):
 def test_mistakes_are_refused(bytes_tokenizer):
     with pytest.raises(UserError, match="a stop string is empty"):
         say(bytes_tokenizer, "a", [""])
-    with pytest.raises(UserError, match="one prompt without beams"):
+    with pytest.raises(UserError, match="needs one prompt and no beam search"):
         say(bytes_tokenizer, "a", [], print, beams=2)
 
 
