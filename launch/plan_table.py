@@ -141,7 +141,7 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
         f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB" if plan["libtpu"] else "–",
     )
     if not plan["fits"]:
-        return (*start, "does not fit", *"––––––")
+        return (*start, "does not fit", *["–"] * (len(COLUMNS) - len(start) - 1))
     step, exposed = plan["predicted_step_seconds"], plan["exposed_collective_seconds"]
     return (
         *start, f"{step * 1e3:,.1f} ms", f"{exposed / step:.0%}", plan["predicted_bound"],
