@@ -25,6 +25,7 @@ def preset(tmp_path_factory):
     [
         (["--train.stepz", "3"], "there is no field --train.stepz; did you mean --train.steps?"),
         (["--steps", "3"], "did you mean --train.steps?"),
+        (["--lr", "3"], "did you mean --optimizer.learning-rate?"),
         (["--objective.vocabulary", "3"], "there is no field --objective.vocabulary"),
         (["--train.steps", "many"], "error parsing --train.steps: no type matching {None}|INT could be"),
         (["--optimizer.learning-rate", "x"], "error parsing --optimizer.learning-rate: could not convert"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import jax
 import numpy as np
@@ -44,7 +45,7 @@ def show(
     """
     if not isinstance(experiment.objective, Describes):
         raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
     run, data = RunFolder.read(folder), experiment.data
     if run.tokenizer_folder:
         data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))

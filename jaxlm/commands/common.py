@@ -33,7 +33,7 @@ def config_parser(program: str, description: str | None) -> Parser:
     """Return a parser of `PROGRAM CONFIG [options] [--any.field VALUE …]`, for `resolve_config`."""
     fields = f"Every field of the configuration is a flag: {program} CONFIG --help lists them."
     parser = Parser(program, description, add_help=False, epilog=fields)
-    parser.add_argument("config", help="a preset (configs/bert_tiny.py) or a run folder")
+    parser.add_argument("config", help="a preset (a file of configs/, or for tasks of configs/tasks/) or a run folder")
     return parser
 
 

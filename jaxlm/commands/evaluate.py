@@ -22,6 +22,7 @@ from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
 RESAMPLES = 1000
+MAX_CLASSES = 50  # in a table
 """Resamples of a comparison."""
 
 
@@ -109,7 +110,8 @@ def print_result(result: dict[str, Any]) -> None:
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"
-    for name, remark in (("unlabelled", "without a label and not scored"),
+    for name, remark in (("skipped", "left out since they cannot be read"),
+                         ("unlabelled", "without a label and not scored"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     print(f"{result['task']}, {counts}{seeds}: {figures or 'nothing to score'}")
@@ -118,17 +120,28 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[int]]) -> None:
-    """Print a table with the figures of each class, and up to ten classes' numbers of predictions as each of them."""
+    """Print a table with the figures of the most frequent classes, and the confusion matrix of up to ten classes."""
     from rich.console import Console
     from rich.table import Table
 
+    from jaxlm.tasks.remarks import quoted
+
     shows_confusion = len(classes) <= 10
+    shown = sorted(classes, key=lambda name: -classes[name]["rows"])[:MAX_CLASSES]
+    predicted = [name for name, *counts in zip(classes, *confusion, strict=False) if any(counts)]
     print("Per class:" if not shows_confusion else "Per class, with the confusion matrix:")
     table = Table(box=None)
     table.add_column("class", max_width=30)
-    for name in ("precision", "recall", "f1", "rows", *(list(classes) if shows_confusion else ())):
+    for name in ("precision", "recall", "f1", "rows", *(map(quoted, classes) if shows_confusion else ())):
         table.add_column(name, justify="right", max_width=12)
     for (name, figures), row in zip(classes.items(), confusion, strict=True):
+        if name not in shown:
+            continue
         cells = [f"{figures[figure]:.3f}" for figure in ("precision", "recall", "f1")]
-        table.add_row(name, *cells, f"{figures['rows']:,}", *([f"{n:,}" for n in row] if shows_confusion else ()))
+        predictions = [f"{n:,}" for n in row] if shows_confusion else ()
+        table.add_row(quoted(name), *cells, f"{figures['rows']:,}", *predictions)
     Console(soft_wrap=False).print(table)
+    if len(shown) < len(classes):
+        print(f"and {len(classes) - len(shown):,} less frequent classes (--json has all)")
+    if len(predicted) == 1 < len(classes):
+        print(f"All rows are predicted as {predicted[0]!r}: the model does not tell the classes apart.")

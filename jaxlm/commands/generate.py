@@ -42,16 +42,21 @@ def main(arguments: list[str]) -> int:
     )
     loaded = jaxlm.load(options.path, to_answer=True)
     prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
-    streams = sys.stdout.isatty() and len(prompts) == 1 and options.beams == 1
+    is_terminal = sys.stdout.isatty()
+    # A continuation follows its prompt, which is bold in a terminal; an answer has a line of its own.
+    shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in options.prompts]
+    if loaded.objective.model.writes_answers:
+        shown = [f"{prompt}\n" for prompt in shown]
+    streams = is_terminal and len(prompts) == 1 and options.beams == 1
     if streams:
-        _show(f"{options.prompts[0]}|")
+        _show(shown[0])
     answers = write(
         loaded.objective, loaded.params, loaded.tokenizer, prompts, settings, options.stop, _show if streams else None
     )
-    for number, (text, answer) in enumerate(zip(options.prompts, answers, strict=True), 1):
+    for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")
-        print("" if streams else f"{text}|{answer.text}")
+        print("" if streams else f"{prompt}{answer.text}")
         if options.logprobs:
             for piece, log_prob in zip(loaded.tokenizer.pieces(answer.ids), answer.log_probs, strict=True):
                 print(f"{log_prob:10.4f}  {piece}")

@@ -97,8 +97,11 @@ def _unknown_field(argument: str, names: list[str]) -> str:
     if not argument.startswith("--"):
         return f"{argument} belongs to no field; fields are given as in --train.steps 100."
     name = argument.split("=", 1)[0].removeprefix("--").replace("-", "_")
-    # First a field of another group, as in --steps for --train.steps.
-    close = [other for other in names if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    # First a field of another group, as in --steps for --train.steps, or one with these initials, as in --lr.
+    last = name.rsplit(".", 1)[-1]
+    fields = {other: other.rsplit(".", 1)[-1] for other in names}
+    close = [other for other, field in fields.items() if field == last]
+    close = close or [other for other, field in fields.items() if "".join(w[0] for w in field.split("_") if w) == last]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean --{close[0].replace('_', '-')}?" if close else "--help lists the fields."
     return f"there is no field {argument.split('=', 1)[0]}; {hint}"

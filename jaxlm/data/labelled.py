@@ -33,6 +33,10 @@ Arrays = dict[str, np.ndarray]
 Row = TypeVar("Row")
 
 
+ANSWERS = ("label", "labels", "tags", "answers", "targets")
+"""Names of the values that hold the right answer; one that is None has none."""
+
+
 class Record(NamedTuple):
     """A row of a task."""
 
@@ -46,6 +50,11 @@ class Record(NamedTuple):
     """One or more texts that other rows may share; see `group_rows`."""
     document: str = ""
     """Document of the row, which is held out as a whole; empty if the file has no documents."""
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the right answer is known."""
+        return all(self.values.get(name, "") is not None for name in ANSWERS)
 
 
 class Example(NamedTuple):
@@ -104,7 +113,8 @@ class LabelledData(Data):
     """Batch rows of similar length and pad them to one of a few lengths; otherwise pad all rows to `length`."""
 
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be read, and report their number; otherwise they are an error."""
+    """Leave out rows that cannot be read, and training rows without a label, and report their number; otherwise they
+    are an error."""
 
     def read(self, path: str) -> Iterator[Record | UserError]:
         """Read the rows of a file, with an error, which names file and line, in place of one that cannot be read.
@@ -141,7 +151,7 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     data.validate()
     if not data.source and not data.dev:
         raise UserError("--data.source is empty; give a file of rows.")
-    train, bad_train = good_rows(data, data.source)
+    train, bad_train = good_rows(data, data.source, needs_labels=True)
     held_out, bad_held_out = good_rows(data, data.dev)
     division = ""
     if train and not data.dev and data.held_out:
@@ -171,8 +181,10 @@ def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
         return error
 
 
-def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
+def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tuple[list[Record], int]:
     """Return the rows of a file, none if it has no name, and the number of bad rows that were left out.
+
+    With `needs_labels`, as in training, a row without a label is a bad one.
 
     Raises:
         UserError: There are bad rows, and `data.skip_bad_rows` is off or there are no others.
@@ -184,7 +196,12 @@ def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
     rows: list[Record] = []
     errors: list[UserError] = []
     for row in data.read(path) if path else ():
-        (errors if isinstance(row, UserError) else rows).append(row)
+        if isinstance(row, UserError):
+            errors.append(row)
+        elif needs_labels and not row.is_labelled:
+            errors.append(UserError(f"{row.place} has no label; fill it in, or name the column that has it."))
+        else:
+            rows.append(row)
     if errors and not rows:
         raise errors[0]
     if errors and not data.skip_bad_rows:
@@ -193,7 +210,7 @@ def good_rows(data: LabelledData, path: str) -> tuple[list[Record], int]:
         shown = "".join(f"\n  {str(error).removeprefix(f'{path}, ')}" for error in errors[:_SHOWN_ERRORS])
         more = f"\n  and {len(errors) - _SHOWN_ERRORS:,} more" if len(errors) > _SHOWN_ERRORS else ""
         raise UserError(
-            f"{path}: {len(errors):,} of {len(rows) + len(errors):,} rows cannot be read; mend them, or leave them out "
+            f"{path}: {len(errors):,} of {len(rows) + len(errors):,} rows cannot be used; fix them, or leave them out "
             f"with --data.skip-bad-rows True.{shown}{more}"
         )
     return rows, len(errors)
@@ -210,6 +227,7 @@ class LabelledSource:
     Attributes:
         records: the records of each split.
         tokenizer: the tokenizer.
+        num_bad: number of rows that were left out.
         remark: a remark on how the files are read, or "".
     """
 
@@ -224,11 +242,11 @@ class LabelledSource:
             records: The records of each split.
             buckets: See `LabelledData.buckets`.
             division: How the held-out rows were drawn, for the summary.
-            num_bad: Number of rows that were left out, for the summary.
+            num_bad: Number of rows that were left out.
             remark: A remark on how the files are read, or "".
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
-        self._division, self._num_bad, self.remark = division, num_bad, remark
+        self._division, self.num_bad, self.remark = division, num_bad, remark
         self._encoded: dict[Any, list[Example]] = {}
 
     @functools.cached_property
@@ -244,7 +262,7 @@ class LabelledSource:
         """Sizes of both splits, in one line."""
         how = f" ({self._division})" if self._division else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
-        bad = f"; {self._num_bad:,} that cannot be read are left out" if self._num_bad else ""
+        bad = f"; {self.num_bad:,} that cannot be used are left out" if self.num_bad else ""
         return f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
 
     @property

@@ -183,10 +183,12 @@ def read_columns(
     if all(name.isdecimal() for name in columns):  # there is no line of names
         names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
     if missing := [name for name in columns if name not in names]:
+        close = [name for name in names if name.casefold() == missing[0].casefold()]
+        hint = f"perhaps {close[0]!r} is meant; " if close else ""
         raise UserError(
-            f"{path}, line 1: there is no column {missing[0]!r}; it has {', '.join(map(repr, names)):.300}. Choose "
-            "columns with --data.text-field, --data.label-field ('' where there are no labels) and so on, or in the "
-            "prompt file."
+            f"{path}, line 1: there is no column {missing[0]!r}; {hint}it has {', '.join(map(repr, names)):.300}. "
+            "Choose columns with --data.text-field, --data.label-field ('' where there are no labels) and so on, or in "
+            "the prompt file."
         )
     for place, values in lines:
         if isinstance(values, UserError):
@@ -196,7 +198,7 @@ def read_columns(
             yield place, {name: row[name] for name in columns}
         else:
             has = f"{len(values)} column" + "s" * (len(values) != 1)
-            yield UserError(f"{place} has {has} instead of {len(names)}; mend or remove the line.")
+            yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
 
 
 def _split_lines(path: str, encoding: str) -> Iterator[tuple[str, list[str] | UserError]]:
@@ -409,7 +411,7 @@ def text_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBER
     if type(value) in others:  # a bool is also an int
         return str(value)
     raise UserError(
-        f"{place}: the field {name!r} is {_KINDS.get(type(value), type(value).__name__)}, not text; mend or remove the "
+        f"{place}: the field {name!r} is {_KINDS.get(type(value), type(value).__name__)}, not text; fix or remove the "
         "row, or choose a field of texts."
     )
 
@@ -445,7 +447,7 @@ def row_of(schema: type[Row], value: Any, place: str) -> Row:
         except typeguard.TypeCheckError:
             has = _KINDS.get(type(item), "text")
             wants = "a whole number" if hint is int else _KINDS[typing.get_origin(hint) or hint]
-            raise UserError(f"{place}: the field {name!r} is {has}, not {wants}; mend or remove the row.") from None
+            raise UserError(f"{place}: the field {name!r} is {has}, not {wants}; fix or remove the row.") from None
     return schema(**found)
 
 

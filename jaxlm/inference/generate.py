@@ -308,8 +308,10 @@ def _stops(vocabulary: Vocabulary, stop_ids: Sequence[int] | None) -> np.ndarray
 def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:
     for number, prompt in enumerate(prompts, start=1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
-        if not 0 < len(prompt) <= MAX_TOKENS:
-            raise UserError(f"{which} has {len(prompt)} tokens; give at least one, and at most {MAX_TOKENS}.")
+        if not prompt:
+            raise UserError(f"{which} is empty; give at least one token.")
+        if len(prompt) > MAX_TOKENS:
+            raise UserError(f"{which} has {len(prompt)} tokens; give at most {MAX_TOKENS}.")
         _check_ids(vocabulary, prompt, which)
 
 

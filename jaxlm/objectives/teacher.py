@@ -63,7 +63,7 @@ def load_teacher(
 
 
 def require_fit(path: str, mismatches: Sequence[Mismatch]) -> None:
-    """Raise one UserError for all mismatches of the teacher at `path`, with the flags that mend them."""
+    """Raise one UserError for all mismatches of the teacher at `path`, with the flags that resolve them."""
     if not mismatches:
         return
     flags = [mismatch.flags for mismatch in mismatches]

@@ -101,7 +101,7 @@ def _pretrain(
     # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
     stack.callback(checkpoints.close)
-    with clock.during("restore"):
+    with clock.during("restore" if checkpoints.steps() else "startup"):
         state, totals = initial_state(program, checkpoints, metadata, source, report)
         first = int(state.step)
     report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))

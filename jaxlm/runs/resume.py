@@ -70,8 +70,8 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
         return remarks
     if t.short_steps >= t.steps:
         remarks.append(
-            f"All {t.steps:,} steps read rows of {t.short_length} tokens and learn nothing of longer texts; if that is "
-            "not meant, choose more train.steps or fewer train.short_steps."
+            f"All {t.steps:,} steps read rows of {t.short_length} tokens (--train.short-steps {t.short_steps:,}), none "
+            f"reads longer ones; to divide the steps, add for example --train.short-steps {t.steps // 2}"
         )
     if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
         remarks.append(

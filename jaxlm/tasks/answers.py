@@ -146,7 +146,7 @@ def _record(
     """
     if kind == "span" and (start < 0 or not passage.startswith(text, start)):
         raise UserError(
-            f"{place}: the answer {text[:60]!r} does not stand at character {start} of its passage; mend its "
+            f"{place}: the answer {text[:60]!r} does not stand at character {start} of its passage; fix its "
             "answer_start or remove the question."
         )
     values = {"question": question, "passage": passage, "answers": golds, "start": start, "text": text, "kind": kind}

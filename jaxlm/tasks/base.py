@@ -140,8 +140,16 @@ class Task(Objective):
         Args:
             records: The training rows.
             names: Labels to put first, in this order; others follow, sorted.
+
+        Raises:
+            UserError: Most rows have a label of their own, so that another column must be meant.
         """
         found = {label for record in records for label in self.label_names(record)}
+        if len(found) > max(100, len(records) / 2):
+            raise UserError(
+                f"{len(records):,} rows have {len(found):,} different labels, such as {min(found)!r:.60}; name the "
+                "column that has the labels, as with --data.label-field."
+            )
         ordered = (*(name for name in names if name in found), *sorted(found.difference(names)))
         return dataclasses.replace(self, labels=self.labels or ordered)
 
@@ -149,8 +157,8 @@ class Task(Objective):
         """Return the number of a record's label; raise UserError unless training rows have it."""
         if label not in self.labels:
             raise UserError(
-                f"{record.place}: the label {label!r} is not one of the training rows' ({', '.join(self.labels)}); "
-                "mend or remove the row."
+                f"{record.place}: the label {label!r:.60} is not one of the training rows' "
+                f"({', '.join(self.labels):.300}); fix or remove the row."
             )
         return self.labels.index(label)
 

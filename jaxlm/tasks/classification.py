@@ -133,7 +133,7 @@ class Classification(PooledTask):
                 return number
         except ValueError:
             pass
-        raise UserError(f"{record.place}: the label {label!r} is no number; mend or remove the line.")
+        raise UserError(f"{record.place}: the label {label!r} is no number; fix or remove the line.")
 
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         predictions = [answer.prediction for answer in answers]

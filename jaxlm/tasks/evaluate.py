@@ -34,6 +34,8 @@ class Answers(NamedTuple):
     answers: Sequence[Answer]
     unseen: int
     """Number of rows with a label that training had not seen."""
+    skipped: int = 0
+    """Number of rows that were left out since they cannot be read."""
 
     def scored(self) -> tuple[list[Any], list[Answer]]:
         """Return the right answers and the model's, of the rows that have a label."""
@@ -72,7 +74,7 @@ def evaluate(
     metrics, details = (task.score(golds, answers), task.details(golds, answers)) if golds else ({}, {})
     if golds and resamples:
         details |= {"intervals": intervals(task, golds, answers, resamples)}
-    counts = {"unlabelled": len(found.records) - len(golds), "unseen": found.unseen}
+    counts = {"skipped": found.skipped, "unlabelled": len(found.records) - len(golds), "unseen": found.unseen}
     return {"task": task.name, "metrics": _rounded(metrics), "examples": len(found.records)} | {
         name: count for name, count in counts.items() if count
     } | details
@@ -131,7 +133,7 @@ def answer_rows(
 ) -> Answers:
     """Return the answers of a fine-tuned model to the held-out rows of `data`; see `evaluate`."""
     source = data.open(tokenizer, report)
-    records = source.records["held_out"]
+    records, skipped = source.records["held_out"], source.num_bad
     if source.remark and jax.process_index() == 0:
         report(source.remark)
     if not records:
@@ -143,7 +145,7 @@ def answer_rows(
     unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
     if unseen:
         source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
-    return Answers(task, records, golds, task.answers(params, source, data.length, batch_size), unseen)
+    return Answers(task, records, golds, task.answers(params, source, data.length, batch_size), unseen, skipped)
 
 
 def _rounded(metrics: dict[str, float]) -> dict[str, float]:

@@ -89,7 +89,7 @@ def span_of(start: Any, end: Any, text: str, place: str) -> Span:
     """Return a span, which may be empty; raise UserError if it is not one of the text."""
     if not (type(start) is type(end) is int and 0 <= start <= end <= len(text)):
         raise UserError(
-            f"{place}: {start!r} to {end!r} is no span of its text of {len(text):,} characters; mend or remove the row."
+            f"{place}: {start!r} to {end!r} is no span of its text of {len(text):,} characters; fix or remove the row."
         )
     return start, end
 

@@ -41,10 +41,10 @@ class RelationRows(MarkedRows):
     def record(self, row: Any, place: str) -> tuple[dict[str, Any], str] | None:
         text, ends, label, linked = row_of(_Row, row, place)
         if len(ends) != 2:
-            raise UserError(f"{place}: the field 'ents' is not a list of head and tail; mend or remove the row.")
+            raise UserError(f"{place}: the field 'ents' is not a list of head and tail; fix or remove the row.")
         spans = [linked_entity(item, text, place, "ents")[1] for item in ends]
         if any(start == end for start, end in spans):
-            raise UserError(f"{place}: the head or the tail is empty; mend or remove the row.")
+            raise UserError(f"{place}: the head or the tail is empty; fix or remove the row.")
         # Head and tail are given, not found by a linker.
         linked = [item[:3] for item in ends] if linked is None else linked
         return {

@@ -26,28 +26,33 @@ def row_remarks(task: Task, records: Sequence[Record], examples: Sequence[Exampl
     counts = collections.Counter(label for record in records for label in kind.label_names(record))
     lines = label_remarks(kind.labels, counts) if kind.labels else []
     if empty := [record for record in records if not all(text.strip() for text in record.texts)]:
-        lines.append(f"{_rows(len(empty))} with an empty text, the first at {empty[0].place}")
+        lines.append(f"{_rows(len(empty))} with an empty text (kept), the first at {empty[0].place}")
     name = next(iter(task.padding))
     num_full = int(np.sum([example.arrays[name].shape[-1] >= length for example in examples]))
     if num_full and len(examples) == len(records):  # otherwise the task reads long texts in windows
         lines.append(
-            f"{num_full:,} of {len(records):,} rows fill the {length} tokens of --data.length, so what is longer is cut"
+            f"{num_full:,} of {len(records):,} rows reach --data.length {length}; longer texts are cut there"
         )
     return lines
 
 
 def label_remarks(labels: Sequence[str], counts: collections.Counter[str]) -> list[str]:
     """Return the counts of the labels, those that occur once, and those that differ only in form."""
-    shown = ", ".join(f"{label:.40} ({counts[label]:,})" for label in labels[:_SHOWN])
+    shown = ", ".join(f"{quoted(label):.40} ({counts[label]:,})" for label in labels[:_SHOWN])
     lines = [f"Labels ({len(labels):,}): {shown}{', …' if len(labels) > _SHOWN else ''}"]
     if rare := [repr(label) for label in labels if counts[label] == 1]:
         lines.append(f"Labels of a single row: {', '.join(rare[:_SHOWN])}{', …' if len(rare) > _SHOWN else ''}")
     forms = collections.defaultdict(list)
     for label in labels:
         forms[_plain(label)].append(repr(label))
-    lines += [f"Different labels, although only their form differs: {', '.join(same)}"
-              for same in forms.values() if len(same) > 1]
+    lines += [f"Labels that differ in form only, and are classes of their own unless the file is corrected: "
+              f"{', '.join(same)}" for same in forms.values() if len(same) > 1]
     return lines
+
+
+def quoted(label: str) -> str:
+    """Return a label, in quotes if spaces around it would be overlooked."""
+    return label if label == label.strip() else repr(label)
 
 
 def _plain(label: str) -> str:

@@ -105,10 +105,8 @@ def with_rows(
     rows, error = main_first(lambda: _open_rows(data, tokenizer, report), "prepare the rows")
     if not rows.records["train"]:
         raise UserError("--data.source is empty; give a file of rows to train on.")
-    if unlabelled := next((row for split in rows.records.values() for row in split if task.gold(row) is None), None):
-        raise UserError(
-            f"{unlabelled.place} has no label to learn; fill it in, leave the row out, or name the column that has it."
-        )
+    if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
+        raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
     labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
     task = task.with_labels(labelled, data.class_names())
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)

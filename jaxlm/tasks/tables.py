@@ -131,5 +131,5 @@ def _field(row: dict[str, Any], name: str, place: str) -> Any:
             raise UserError(f"{place}: there is no column {name!r}; it has {', '.join(map(repr, row))}.")
         value = value[part]
     if value is None:
-        raise UserError(f"{place}: the column {name!r} is null; mend or remove the line.")
+        raise UserError(f"{place}: the column {name!r} is null; fix or remove the line.")
     return value

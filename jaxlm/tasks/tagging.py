@@ -76,7 +76,7 @@ class TagRows(LabelledData):
             if re.fullmatch(r"#.*|[0-9]+[-.][0-9]+", columns[0]):
                 return []
             raise UserError(
-                f"{place} begins with {columns[0]!r}, not with a word's number as in CoNLL-U; mend the line, or give "
+                f"{place} begins with {columns[0]!r}, not with a word's number as in CoNLL-U; fix the line, or give "
                 "--data.has-ids False and the columns of the word and its tag."
             )
         if len(columns) < max(self.word_column, self.tag_column):

@@ -53,7 +53,7 @@ class PairRows(TableData):
         if self.target_field and row.values[self.target_field] is not None:
             targets = row.labels(self.target_field)
             if not targets:
-                raise UserError(f"{row.place}: {self.target_field!r} is an empty list; mend or remove the line.")
+                raise UserError(f"{row.place}: {self.target_field!r} is an empty list; fix or remove the line.")
         return {"source": source, "targets": targets}, (source, *(targets or ()))
 
 

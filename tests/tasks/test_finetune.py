@@ -376,7 +376,9 @@ def test_other_mistakes(models, rows, tmp_path, capsys):
     for path, text in ((answers, "would replace the file that is read"), (str(tmp_path / "no" / "x"), "no folder")):
         refused(finetune("classify", answers, models("bert"), tmp_path / "b", "--predictions", path), text)
     (tmp_path / "bare.tsv").write_text("text\tlabel\na\tx\nb\t\nc\ty\nd\ty\n")
-    refused(finetune("classify", tmp_path / "bare.tsv", models("bert"), tmp_path / "b"), "line 3 has no label to learn")
+    refused(finetune("classify", tmp_path / "bare.tsv", models("bert"), tmp_path / "b"), "line 3 has no label")
+    (tmp_path / "wrong.tsv").write_text("text\tlabel\n" + "".join(f"a\ttext {i}\n" for i in range(200)))
+    refused(finetune("classify", tmp_path / "wrong.tsv", models("bert"), tmp_path / "b"), "180 different labels")
     refused(main(["pretrain", "configs/tasks/classify.py", "--init-from", models("bert")]), "use `jaxlm finetune`")
     refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "not of a task")
     refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",

@@ -312,6 +312,8 @@ BAD_ROWS = {
          "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
     # Line 4 would swallow line 5, and line 6 the rest of the file.
+    "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
+                 ["line 3 has no label; fill it in", "line 4 has 1 column instead"]),
     "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a,x\nb,"y"\ne,"x\nf\n',
                ["line 4: a quote that begins", "line 6: a quote that begins", "line 7 has 1 column instead"]),
 }
@@ -322,12 +324,12 @@ def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
     kind, file, text, messages = BAD_ROWS[name]
     (tmp_path / file).write_text(text)
     data = kind(source=str(tmp_path / file), held_out=0.0)
-    with pytest.raises(UserError, match=rf"{file}: {len(messages)} of .* rows cannot be read") as error:
+    with pytest.raises(UserError, match=rf"{file}: {len(messages)} of .* rows cannot be used") as error:
         data.open(ByteTokenizer(), print)
     shown = str(error.value).splitlines()[1:]
     assert len(shown) == len(messages) and all(text in line for text, line in zip(messages, shown, strict=True))
     opened = dataclasses.replace(data, skip_bad_rows=True).open(ByteTokenizer(), print)
-    assert len(opened.records["train"]) == 2 and f"; {len(messages)} that cannot be read are left out" in opened.summary
+    assert len(opened.records["train"]) == 2 and f"; {len(messages)} that cannot be used are left out" in opened.summary
 
 
 @pytest.mark.parametrize(("text", "encoding", "is_read"), [
@@ -364,10 +366,11 @@ def test_remarks_about_rows():
     labels = ["good", "Good ", "1", "1.0", "true", "rare", "new"]
     counts = collections.Counter({"good": 5, "Good ": 2, "1": 2, "1.0": 2, "true": 2, "rare": 1})
     assert label_remarks(labels, counts) == [
-        "Labels (7): good (5), Good  (2), 1 (2), 1.0 (2), true (2), rare (1), new (0)",
+        "Labels (7): good (5), 'Good ' (2), 1 (2), 1.0 (2), true (2), rare (1), new (0)",
         "Labels of a single row: 'rare'",
-        "Different labels, although only their form differs: 'good', 'Good '",
-        "Different labels, although only their form differs: '1', '1.0', 'true'",
+        "Labels that differ in form only, and are classes of their own unless the file is corrected: 'good', 'Good '",
+        "Labels that differ in form only, and are classes of their own unless the file is corrected: "
+        "'1', '1.0', 'true'",
     ]
     rows = [Record(str(i), f"x, line {i}", {"text": text, "label": "a"}, (text,)) for i, text in
             enumerate(("short", "a text of many words", " "))]
@@ -375,8 +378,8 @@ def test_remarks_about_rows():
     examples = [Example(i, {"input_ids": np.zeros(min(12, 2 + len(row.texts[0])), np.int32)})
                 for i, row in enumerate(rows)]
     assert row_remarks(task, rows, examples, 12) == [
-        "Labels (1): a (3)", "1 row with an empty text, the first at x, line 2",
-        "1 of 3 rows fill the 12 tokens of --data.length, so what is longer is cut",
+        "Labels (1): a (3)", "1 row with an empty text (kept), the first at x, line 2",
+        "1 of 3 rows reach --data.length 12; longer texts are cut there",
     ]
 
 

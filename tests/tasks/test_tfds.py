@@ -88,7 +88,7 @@ def test_from_training_to_predictions(models, tmp_path, capsys):
     assert len(lines) == 3 and all(line["gold"] is None for line in lines)
     assert all(tuple(line["scores"]) == LABELS["cola"] for line in lines)
     assert main([*command, "--data.source", f"{source}:test", "--run-dir", str(tmp_path / "bad")]) == 2
-    assert "cola:test, record 0 has no label to learn" in capsys.readouterr().err
+    assert "cola:test, record 0 has no label; fill it in" in capsys.readouterr().err
 
 
 def test_pairs_of_texts_with_and_without_targets():
