@@ -110,7 +110,7 @@ def print_result(result: dict[str, Any]) -> None:
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"
-    for name, remark in (("skipped", "left out since they cannot be read"),
+    for name, remark in (("skipped", "bad rows left out"),
                          ("unlabelled", "without a label and not scored"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""

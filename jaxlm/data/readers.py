@@ -233,7 +233,7 @@ def _split_lines(path: str, encoding: str) -> Iterator[tuple[str, list[str] | Us
             is_quote = dialect.get("strict") and "new-line" not in str(error)
             hint = "a quote that begins a column does not end it; quotes within such a column are doubled"
             what = hint if is_quote else "the line has a carriage return that ends no line, or is no text"
-            yield place, UserError(f"{place}: {what} ({error}). Mend or remove the line.")
+            yield place, UserError(f"{place}: {what} ({error}). Fix or remove the line.")
             unread.extendleft(reversed(row_lines[1:]))
             row_lines.clear()
 
