@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     finally:
         if code and "jax" in sys.modules:
-            from jaxlm.parallel.hosts import leave
+            from jaxlm.parallel.hosts import exit_process
 
-            leave(code, failure)
+            exit_process(code, failure)
     return code
 
 

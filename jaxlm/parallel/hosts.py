@@ -329,7 +329,7 @@ def is_of_processes(error: Exception) -> bool:
     return is_collective or isinstance(error, jax.errors.JaxRuntimeError)
 
 
-def briefly(action: Callable[[], None]) -> None:
+def run_with_timeout(action: Callable[[], None]) -> None:
     """Run `action`; if this process is one of several, do not wait for it for more than LEAVE_SECONDS.
 
     It may wait for a process that has failed, as Orbax does for ten minutes at a save that has filled the disk.
@@ -342,7 +342,7 @@ def briefly(action: Callable[[], None]) -> None:
     thread.join(LEAVE_SECONDS)
 
 
-def leave(code: int, failure: Exception | None = None) -> None:
+def exit_process(code: int, failure: Exception | None = None) -> None:
     """Exit this process of a multi-process run: within LEAVE_SECONDS after a UserError, at once after `failure`.
 
     At Python's exit jax waits for five minutes for the other processes, and they may be waiting for this one.

@@ -28,7 +28,7 @@ from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
 from jaxlm.training.feed import Feed
 from jaxlm.training.loop import StepLog, train
-from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_spent, last_evaluation, read_metrics
+from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of_patience, last_evaluation, read_metrics
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
 from jaxlm.training.trackers import require_tracker
@@ -95,8 +95,8 @@ def _pretrain(
     constants = jax.device_put(constants, shardings(constants, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)
-    claim = functools.partial(resume.claim, run, experiment, tokenizer, vocabulary, metadata)
-    main_first(claim, "write the configuration", everywhere=False)
+    claim = functools.partial(resume.write_run, run, experiment, tokenizer, vocabulary, metadata)
+    main_first(write_run, "write the configuration", everywhere=False)
 
     # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
@@ -105,7 +105,7 @@ def _pretrain(
         state, totals = initial_state(program, checkpoints, metadata, source, report)
         first = int(state.step)
     report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
-    if first >= t.steps or is_spent(evaluations(run.path, t.criterion, first), t):
+    if first >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, first), t):
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return last_evaluation(run.path)[1]

@@ -101,7 +101,7 @@ def run_metadata(
     }
 
 
-def claim(
+def write_run(
     run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, vocabulary: Vocabulary, metadata: dict[str, Any]
 ) -> None:
     """Write configuration, metadata and tokenizer, which make the folder a run.

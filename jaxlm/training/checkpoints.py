@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.parallel.hosts import briefly, is_of_processes, is_true_of_any, main_first
+from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first, run_with_timeout
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
@@ -219,7 +219,7 @@ class Checkpoints:
             with contextlib.suppress(Exception):
                 self.manager.close()
 
-        briefly(close)
+        run_with_timeout(close)
 
 
 def require_layout(folder: epath.Path) -> None:

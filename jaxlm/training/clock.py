@@ -89,13 +89,13 @@ class Clock:
 
 
 @contextlib.contextmanager
-def watched(clock: Clock, seconds: float) -> Iterator[None]:
+def watchdog(clock: Clock, seconds: float) -> Iterator[None]:
     """Watchdog for the block: dump the stacks, then exit, if no phase of the clock ends within the limit.
 
     The limit is `seconds` for a step, ten times as long for compilation, evaluation and saving, and at least twice the
     longest phase so far. After it, the stacks of all threads are written to standard error; after twice the limit the
     process exits with 1, so that the launcher can restart it. Time in which the process itself was stopped does not
-    count. With `seconds` 0 nothing is watched.
+    count. With `seconds` 0 there is no watchdog.
     """
     ended = threading.Event()
 

@@ -18,9 +18,9 @@ from jaxlm.errors import Stopped, UserError
 from jaxlm.objectives.base import ScoresRows, Term, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.clock import Clock, watched
+from jaxlm.training.clock import Clock, watchdog
 from jaxlm.training.feed import Feed
-from jaxlm.training.metrics import MetricsWriter, Totals, best_step, evaluations, is_spent
+from jaxlm.training.metrics import MetricsWriter, Totals, best_step, evaluations, is_out_of_patience
 from jaxlm.training.profile import profiled
 from jaxlm.training.program import Program, TrainState
 from jaxlm.training.progress import Progress
@@ -59,7 +59,7 @@ def train(
     if t.best_by and first not in best:  # finds a name that is no figure, before the steps
         log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
     with (
-        _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watched(log.clock, t.stall_seconds),
+        _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watchdog(log.clock, t.stall_seconds),
         profiled(t.profile_steps, checkpoints.folder.parent, log.progress.note) as profile,
     ):
         for step in range(first + 1, t.steps + 1):
@@ -91,7 +91,7 @@ def train(
                         checkpoints.save(state, step, metadata | unlogged, best)
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
-            if is_spent(best, t) and step < t.steps:
+            if is_out_of_patience(best, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
             if stopping and step < t.steps:

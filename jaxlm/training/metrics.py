@@ -171,7 +171,7 @@ def best_step(figures: Mapping[int, float], name: str) -> int:
     return (min if name.endswith("loss") else max)(figures, key=figures.__getitem__)
 
 
-def is_spent(figures: Mapping[int, float], t: TrainConfig) -> bool:
+def is_out_of_patience(figures: Mapping[int, float], t: TrainConfig) -> bool:
     """Return whether none of the last `t.patience` evaluations was the best; never with patience 0."""
     if not t.patience or len(figures) <= t.patience:
         return False

@@ -55,7 +55,7 @@ def test_a_stalled_run_shows_its_stacks_and_ends(phase, seconds, monkeypatch, ca
     monkeypatch.setattr(clock.sys, "__stderr__", clock.sys.stderr)  # capfd's
     monkeypatch.setattr(clock, "TICK", 0.01)
     run.switch(phase)
-    with clock.watched(run, seconds / 10):
+    with clock.watchdog(run, seconds / 10):
         assert ended.wait(20)
     said = capfd.readouterr().err
     assert f"process 0: no progress for 0 s ({phase}); it will end after" in said.replace("for 3 s", "for 0 s")
@@ -68,7 +68,7 @@ def test_a_run_that_moves_is_left_alone(monkeypatch, capfd):
     run = clock.Clock()
     run.switch("step")
     run.longest = 100.0  # slower than the limit
-    with clock.watched(run, 0.02), clock.watched(clock.Clock(), 0):
+    with clock.watchdog(run, 0.02), clock.watchdog(clock.Clock(), 0):
         threading.Event().wait(0.3)
     assert not capfd.readouterr().err
 
