@@ -69,7 +69,7 @@ def _pretrain(
     experiment, source = resolved
     t, data, symbols = experiment.train, experiment.data, experiment.objective.symbols
     is_main = jax.process_index() == 0
-    remarks = resume.schedule_remarks(run, experiment)  # before `claim` writes config.json
+    remarks = resume.schedule_remarks(run, experiment)  # before `write_run` writes config.json
 
     # Mesh: first, since its mistakes cost nothing to find and the text may take hours to prepare.
     mesh = make_mesh(experiment.mesh)
@@ -91,11 +91,11 @@ def _pretrain(
     samples = sampler(objective, tokenizer, feed.texts(3)) if t.sample_every and jax.process_count() == 1 else None
     report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
 
-    # Program. `claim` makes the last checks, then writes the run's files.
+    # Program. `write_run` makes the last checks, then writes the run's files.
     constants = jax.device_put(constants, shardings(constants, mesh))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)
-    claim = functools.partial(resume.write_run, run, experiment, tokenizer, vocabulary, metadata)
+    write_run = functools.partial(resume.write_run, run, experiment, tokenizer, vocabulary, metadata)
     main_first(write_run, "write the configuration", everywhere=False)
 
     # State: restored, from a pretrained model, or fresh.
