@@ -97,7 +97,8 @@ class Store:
             of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
         tokens = (
             f"Token store: {train.num_tokens:,} tokens to train on ({train.text_bytes / max(1, train.num_tokens):.1f} "
-            f"bytes each), {held_out.num_tokens:,} held out ({of})"
+            f"bytes each, {train.num_tokens / max(1, train.documents):,.0f} per {unit[:-1]}), {held_out.num_tokens:,} held "
+            f"out ({of})"
         )
         return f"{tokens}; {self._entity_summary}" if self.has_entities else tokens
 
