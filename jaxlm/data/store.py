@@ -97,8 +97,8 @@ class Store:
             of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
         each, per = train.text_bytes / max(1, train.num_tokens), train.num_tokens / max(1, train.documents)
         tokens = (
-            f"Token store: {train.num_tokens:,} tokens to train on ({each:.1f} bytes each, {per:,.0f} per {unit[:-1]}), "
-            f"{held_out.num_tokens:,} held out ({of})"
+            f"Token store: {train.num_tokens:,} tokens to train on ({each:.1f} bytes each, {per:,.0f} per {unit[:-1]}),"
+            f" {held_out.num_tokens:,} held out ({of})"
         )
         return f"{tokens}; {self._entity_summary}" if self.has_entities else tokens
 
