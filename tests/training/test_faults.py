@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_during_a_save(small_disk, monkeypatch):
     checkpoints.wait()
     usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 40))
-    with pytest.raises(UserError, match=r"cannot write a checkpoint in .*; free some space"):
+    with pytest.raises(UserError, match=r"cannot write a checkpoint in .*; free disk space"):
         checkpoints.save(state(2), 2, {"data": "text"})
         checkpoints.wait()
     checkpoints.close()

@@ -314,7 +314,7 @@ def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
 def test_fewer_steps_than_are_done_change_nothing(finished, capsys):
     before = files_of(finished)
     assert main(["pretrain", str(finished), "--train.steps", "5"]) == 0
-    assert "Finished: 12 steps are done; a higher --train.steps trains on" in capsys.readouterr().out
+    assert "Finished: 12 steps are done; raise --train.steps to train longer" in capsys.readouterr().out
     assert files_of(finished) == before
 
 
