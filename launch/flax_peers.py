@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
 
-planning.prepare_environment()
+compilation.prepare_environment()
 
 import jax  # noqa: E402 - after the environment is set
 import jax.numpy as jnp  # noqa: E402
@@ -30,7 +30,7 @@ from jax.sharding import SingleDeviceSharding  # noqa: E402
 from jaxlm.analysis.hlo import parse  # noqa: E402
 from jaxlm.parallel.peaks import tpu_generation  # noqa: E402
 
-DEVICE = planning.topology_devices("v5e:2x2")[0]
+DEVICE = compilation.topology_devices("v5e:2x2")[0]
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 

@@ -5,9 +5,10 @@
 
 Needs libtpu for --outline and --plan, but no TPU. Each preset takes the smallest of TOPOLOGIES on which its published
 steps take at most MAX_DAYS by formula (jaxlm/analysis/outline.py), and the mesh there that is the fastest by formula.
---outline writes that formula's figures, in seconds a preset. --plan compiles the step, with more microbatches or
-recomputed activations where it does not fit; that takes minutes to an hour a preset on two cores. --plans has one JSON
-object a plan, of which the last one of a preset counts; an interrupted table goes on with the presets that it lacks.
+--outline writes that formula's figures, in seconds a preset. --plan compiles steps of 2 and 4 layers and extrapolates
+(jaxlm/analysis/extrapolate.py), or the whole step where the model has other layers; with more microbatches or
+recomputed activations where it does not fit. That takes some minutes a preset on two cores. --plans has one JSON object
+a plan, of which the last one of a preset counts; an interrupted table goes on with the presets that it lacks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MIN_PARAMETERS = 100e6
 KEPT = (
     "topology", "devices", "mesh", "batch_size", "length", "parameters", "fits", "hbm_bytes_per_chip",
     "predicted_step_seconds", "predicted_mfu", "predicted_bound", "exposed_collective_seconds", "tokens_per_day",
-    "steps", "days", "chip_hours", "compiler_message", "changes",
+    "steps", "days", "chip_hours", "compiler_message", "changes", "is_extrapolated",
 )
 COLUMNS = ("preset", "batch × length", "topology", "mesh", "flags", "rows a chip", "by", "HBM a chip", "step",
            "collectives", "bound by", "MFU", "tokens a day", "days", "chip-hours")
@@ -45,10 +46,10 @@ def main() -> int:
     lines = options.plans.read_text().splitlines() if options.plans.exists() else []
     plans = {plan["preset"]: plan for plan in map(json.loads, lines)}
     if options.plan or options.outline:
-        from jaxlm.analysis import plan as planning
+        from jaxlm.analysis import compilation
 
-        planning.require_compiler()
-        planning.prepare_environment()
+        compilation.require_compiler()
+        compilation.prepare_environment()
         for name in names:
             known = plans.get(name, {}).get("libtpu") if options.plan else plans.get(name)
             if not known and (found := plan_preset(name, options.plan)):
@@ -73,8 +74,10 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     """
     import jax
 
+    from jaxlm.analysis.compilation import topology_devices
+    from jaxlm.analysis.extrapolate import can_extrapolate
     from jaxlm.analysis.outline import outlines
-    from jaxlm.analysis.plan import plan, topology_devices
+    from jaxlm.analysis.plan import plan
     from jaxlm.analysis.search import variants
     from jaxlm.errors import UserError
     from jaxlm.tasks.resolve import resolve
@@ -95,11 +98,12 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     first = {"train.accumulate": best.accumulate} if best.accumulate != experiment.train.accumulate else {}
     if not is_compiled:
         return {"preset": name, "libtpu": None, "changes": first} | outlined(experiment, best, topology)
-    found = None
+    found, is_loop = None, getattr(experiment.objective.model, "loop_layers", False)  # a loop compiles fast
+    is_extrapolated = can_extrapolate(experiment) and not is_loop
     try:
         for variant, changes in variants(changed, best.mesh, len(topology_devices(topology))):
             flags = {key: value for key, value in (first | changes).items() if not key.startswith("mesh.")}
-            found = plan(variant, topology) | {"changes": flags}
+            found = plan(variant, topology, is_extrapolated=is_extrapolated) | {"changes": flags}
             if found["fits"]:
                 break
     except UserError as error:
@@ -112,7 +116,7 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
 
 def outlined(experiment: Any, outline: Any, topology: str) -> dict[str, Any]:
     """Return the figures of an outlined step under the keys of a compiled plan."""
-    from jaxlm.analysis.plan import topology_devices
+    from jaxlm.analysis.compilation import topology_devices
     from jaxlm.parallel.mesh import AXES
     from jaxlm.parallel.peaks import peak_flops
 
@@ -137,7 +141,7 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
         f"`{plan['preset']}`", f"{plan['batch_size']:,} × {plan['length']:,}", plan["topology"],
         ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1),
         " ".join(f"`--{key} {value}`" for key, value in plan["changes"].items()) or "–",
-        f"{rows:,.0f}", "compiled" if plan["libtpu"] else "formula",
+        f"{rows:,.0f}", (plan["libtpu"] and ("2, 4 layers" if plan.get("is_extrapolated") else "step")) or "formula",
         f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB" if plan["libtpu"] else "–",
     )
     if not plan["fits"]:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
-from jaxlm.analysis.plan import described, stand_in_vocabulary, synthetic_batch
+from jaxlm.analysis.step import described, stand_in_vocabulary, synthetic_batch
 from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.errors import UserError

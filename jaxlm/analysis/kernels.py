@@ -114,7 +114,7 @@ def main() -> None:
         )
         import jax
 
-        from jaxlm.analysis.plan import prepare_environment, topology_devices
+        from jaxlm.analysis.compilation import prepare_environment, topology_devices
 
         prepare_environment()
         jax.config.update("jax_enable_compilation_cache", False)  # a program from the cache would leave no dump

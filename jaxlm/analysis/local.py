@@ -11,14 +11,11 @@ import jax
 from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.costs import hbm_bytes, product_flops
 from jaxlm.analysis.hlo import parse, traffic
-from jaxlm.analysis.plan import described, input_bytes, memory_by_kind, stand_in_vocabulary, synthetic_batch
+from jaxlm.analysis.step import described, input_bytes, memory_by_kind, train_program
 from jaxlm.config.experiment import Experiment
-from jaxlm.objectives.base import constant_shapes
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_bandwidth, tpu_generation
-from jaxlm.runs.load import load_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.program import Program
 from jaxlm.types import Report
 
 
@@ -44,9 +41,7 @@ def plan_here(
     experiment.validate()
     mesh, t, length = make_mesh(experiment.mesh), experiment.train, experiment.data.length
     device = mesh.devices.flat[0]
-    objective = experiment.objective.bind(vocabulary or stand_in_vocabulary(experiment.objective), length)
-    program = Program(objective, t, experiment.optimizer, mesh, constant_shapes(objective, load_teacher))
-    batch = synthetic_batch(experiment, objective)
+    program, batch = train_program(experiment, mesh, vocabulary)
     report("Compiling …")
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
     compiled = program.lower(shapes).compile()

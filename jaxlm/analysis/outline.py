@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxlm.analysis.compilation import hbm_limit, topology_devices
 from jaxlm.analysis.hlo import BETWEEN_SLICES, Collective
 from jaxlm.analysis.links import collective_timer
-from jaxlm.analysis.plan import hbm_limit, input_bytes, stand_in_vocabulary, synthetic_batch, topology_devices
+from jaxlm.analysis.step import input_bytes, train_program
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import constant_shapes
 from jaxlm.parallel.compiler import OVERLAP_OPTIONS, compiler_options
 from jaxlm.parallel.mesh import MeshConfig, make_mesh, num_slices
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
-from jaxlm.runs.load import load_teacher
 from jaxlm.training.program import Program
 
 PEAK_SHARE = 0.5
@@ -74,17 +73,16 @@ def outlines(experiment: Experiment, topology: str) -> list[Outline]:
         raise UserError(f"the clock of {devices[0].device_kind} is not known, so that {topology} cannot be outlined.")
     chips = len(devices) // num_slices(devices)  # of one slice
     limit = hbm_limit(devices[0])
-    objective = experiment.objective.bind(stand_in_vocabulary(experiment.objective), length)
-    batch, constants, found = synthetic_batch(experiment, objective), constant_shapes(objective, load_teacher), []
+    found = []
     for tensor in TENSOR_SIZES:
         for fsdp in (2**i for i in range(chips.bit_length()) if not chips % (2**i * tensor)):
             config = MeshConfig(-1, fsdp, tensor)
             mesh = make_mesh(config, devices)
             for accumulate in (t.accumulate * 2**i for i in range(8)):
-                if t.batch_size % (accumulate * objective.row_group * len(devices) // tensor):
+                if t.batch_size % (accumulate * experiment.objective.row_group * len(devices) // tensor):
                     break
                 train = dataclasses.replace(t, accumulate=accumulate)
-                outline = _outline(Program(objective, train, experiment.optimizer, mesh, constants), batch, length)
+                outline = _outline(*train_program(dataclasses.replace(experiment, train=train), mesh), length)
                 if outline.hbm_bytes < FILLED * limit:
                     found.append(outline._replace(mesh=config))
                     break

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from jaxlm.analysis.compilation import topology_devices
 from jaxlm.analysis.outline import TENSOR_SIZES
-from jaxlm.analysis.plan import plan, topology_devices
+from jaxlm.analysis.plan import plan
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig, num_slices
@@ -17,7 +18,9 @@ FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 
 
-def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None) -> Iterator[dict[str, Any]]:
+def search(
+    experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, is_extrapolated: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield the plans of a step over several meshes.
 
     For each size of `fsdp`, with `data` for the rest, the step is planned as it is; where it does not fit, with twice
@@ -39,7 +42,7 @@ def search(experiment: Experiment, topology: str, vocabulary: Vocabulary | None 
         for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
             for changed, changes in variants(experiment, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
-                    found = plan(changed, topology, vocabulary)
+                    found = plan(changed, topology, vocabulary, is_extrapolated=is_extrapolated)
                 except UserError as error:
                     refused = error
                     break

@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis import bench
-    from jaxlm.analysis.plan import run_vocabulary
     from jaxlm.analysis.timing import readable
+    from jaxlm.runs.load import run_vocabulary
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     has_peer = options.peer is not None

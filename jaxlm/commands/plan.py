@@ -1,12 +1,14 @@
 """Compile the real train step for a TPU topology, on a machine without TPUs, or for the devices of this machine.
 
-jaxlm plan CONFIG --topology v5e:16x16[,2xv5e:16x16 …] [--search] [--price USD] [--json] [--any.field VALUE …]
+jaxlm plan CONFIG --topology v5e:16x16[,2xv5e:16x16 …] [--search] [--extrapolate] [--price USD]
+    [--json] [--any.field VALUE …]
 jaxlm plan CONFIG [--json] [--any.field VALUE …]
 
 The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, and the collectives by the
 published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, with more
-microbatches or remat where a step does not fit, and prints the fastest last. Without --topology the plan is for the
-devices here, by their peak and bandwidth, with the measured time of the step beside the prediction.
+microbatches or remat where a step does not fit, and prints the fastest last. --extrapolate takes minutes where all
+layers of a deep model take an hour. Without --topology the plan is for the devices here, by their peak and bandwidth,
+with the measured time of the step beside the prediction.
 """
 
 from __future__ import annotations
@@ -30,37 +32,47 @@ def main(arguments: list[str]) -> int:
                         help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between; "
                              "without it: the devices of this machine")
     parser.add_argument("--search", action="store_true", help="try meshes on one topology for the fastest that fits")
+    parser.add_argument("--extrapolate", action="store_true",
+                        help="compile 2 and 4 layers instead of all, and extrapolate")
     parser.add_argument("--price", type=float, default=0.0, metavar="USD", help="price of a chip for an hour")
     output_option(parser, "--hlo", "write the compiled module's text (of one topology)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     options, flags = parse_options(parser, arguments)
     experiment = resolve_config(parser, options, flags).experiment
-    from jaxlm.analysis import plan as planning
+    from jaxlm.analysis import compilation
 
     check_output(options.hlo, "--hlo", options.overwrite)
     if options.topology is None:
-        if options.search or options.price:
-            parser.error(f"--{'search' if options.search else 'price'} needs a --topology")
+        for name in ("search", "price", "extrapolate"):
+            if getattr(options, name):
+                parser.error(f"--{name} needs a --topology")
         return here(experiment, options)
     topologies = options.topology.split(",")
     if (options.hlo or options.search) and len(topologies) > 1:
         parser.error(f"--{'hlo' if options.hlo else 'search'} needs one --topology")
-    planning.require_compiler()
-    planning.prepare_environment()
-    vocabulary = planning.run_vocabulary(options.config)
+    if options.hlo and options.extrapolate:
+        parser.error("--hlo needs the whole step; leave out --extrapolate")
+    compilation.require_compiler()
+    compilation.prepare_environment()
+    from jaxlm.analysis.plan import plan as plan_step
+    from jaxlm.analysis.step import described
+    from jaxlm.runs.load import run_vocabulary
+
+    vocabulary = run_vocabulary(options.config)
     if options.search:
         return search(experiment, topologies[0], vocabulary, options)
     if len(topologies) == 1:
-        plan = priced(planning.plan(experiment, topologies[0], vocabulary, options.hlo and Path(options.hlo)), options)
+        hlo = options.hlo and Path(options.hlo)
+        plan = priced(plan_step(experiment, topologies[0], vocabulary, hlo, options.extrapolate), options)
         print(json.dumps(plan) if options.json else report(plan) + short_rows(experiment))
         return 0
-    rows = (priced(plan_row(experiment, name, vocabulary), options) for name in topologies)
+    rows = (priced(plan_row(experiment, name, vocabulary, options.extrapolate), options) for name in topologies)
     if options.json:
         print(json.dumps({"topologies": list(rows)}))
         return 0
     for index, row in enumerate(rows):
         if index == 0:  # after the first compilation, which finds the user's mistakes
-            print(heading(experiment, planning.described(experiment.objective, vocabulary)))
+            print(heading(experiment, described(experiment.objective, vocabulary)))
         print(table_row(row, row["topology"]), flush=True)
     print(f"\n{CAVEAT}{short_rows(experiment)}")
     return 0
@@ -82,7 +94,7 @@ def here(experiment: Any, options: Any) -> int:
     """Print the plan for the devices of this machine and return the exit code."""
     start_jax()
     from jaxlm.analysis.local import plan_here
-    from jaxlm.analysis.plan import run_vocabulary
+    from jaxlm.runs.load import run_vocabulary
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     plan = plan_here(experiment, run_vocabulary(options.config), options.hlo and Path(options.hlo), say)
@@ -121,10 +133,10 @@ def local_report(plan: dict[str, Any]) -> str:
 def search(experiment: Any, topology: str, vocabulary: Any, options: Any) -> int:
     """Print the plans of several meshes, or them and the fastest as one JSON object, and return the exit code."""
     from jaxlm.analysis import search as searching
-    from jaxlm.analysis.plan import described
+    from jaxlm.analysis.step import described
 
     plans = []
-    for found in searching.search(experiment, topology, vocabulary):
+    for found in searching.search(experiment, topology, vocabulary, options.extrapolate):
         if not plans and not options.json:
             print(heading(experiment, described(experiment.objective, vocabulary), "mesh"))
         plans.append(priced(found, options))
@@ -157,15 +169,16 @@ def short_rows(experiment: Any) -> str:
     )
 
 
-def plan_row(experiment: Any, name: str, vocabulary: Any) -> dict[str, Any]:
+def plan_row(experiment: Any, name: str, vocabulary: Any, is_extrapolated: bool) -> dict[str, Any]:
     """Return the plan of a topology, or the reason why there is none."""
-    from jaxlm.analysis.plan import plan, topology_devices
+    from jaxlm.analysis.compilation import topology_devices
+    from jaxlm.analysis.plan import plan
     from jaxlm.errors import UserError
 
     row: dict[str, Any] = {"topology": name, "devices": None, "fits": None}
     try:
         row["devices"] = len(topology_devices(name))
-        return plan(experiment, name, vocabulary)
+        return plan(experiment, name, vocabulary, is_extrapolated=is_extrapolated)
     except UserError as error:
         return row | {"error": str(error)}
 
@@ -217,7 +230,8 @@ def report(plan: dict[str, Any]) -> str:
         lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate or, unless the "
                      "model is reversible, --objective.model.remat full.")
     lines += ["", f"{si(p.flops_per_step)}FLOPs a step by formula, {si(p.flops_per_step_per_chip)}FLOPs a chip; "
-                  f"compiled in {p.compile_seconds:,.1f} s."]
+                  f"compiled in {p.compile_seconds:,.1f} s"
+                  + (", extrapolated from 2 and 4 layers." if p.is_extrapolated else ".")]
     return "\n".join(lines + _estimate_lines(p) + _collective_lines(p))
 
 

@@ -13,6 +13,7 @@ from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
 
@@ -72,3 +73,11 @@ def load_teacher(path: str) -> PretrainedModel:
     model = load_model(path)
     params = {name: tree for name, tree in model.params.items() if name not in model.fresh}
     return dataclasses.replace(model, params=jax.device_get(params))
+
+
+def run_vocabulary(config: str) -> Vocabulary | None:
+    """Return the vocabulary of the run folder `config`; None for a preset."""
+    run = RunFolder.read(config)
+    if run.tokenizer_folder is None:
+        return None
+    return dataclasses.replace(Tokenizer.load(run.tokenizer_folder).vocabulary, preserve_rows=run.is_imported)

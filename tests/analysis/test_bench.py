@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxlm.analysis.bench import bench_pretraining, synthetic_batch
-from jaxlm.analysis.plan import run_vocabulary
 from jaxlm.analysis.recipes import recipe_of
 from jaxlm.analysis.timing import readable
 from jaxlm.cli import main
@@ -29,6 +28,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.peaks import measured_flops
 from jaxlm.runs.folder import write_imported_run
+from jaxlm.runs.load import run_vocabulary
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
 from jaxlm.analysis.costs import hbm_bytes, placed_bytes, product_flops
 from jaxlm.analysis.hlo import parse
 
@@ -169,9 +169,9 @@ window={size=16x12 stride=15x11 lhs_dilate=16x12}, dim_labels=01bf_01oi->01bf
 ])
 def test_flops_are_the_compilers(function, shapes, monkeypatch):
     """Of programs without loops, kernels and elementwise operations."""
-    for name, value in planning.ENVIRONMENT.items():
+    for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    place = jax.sharding.SingleDeviceSharding(planning.topology_devices("v5e:2x2")[0])
+    place = jax.sharding.SingleDeviceSharding(compilation.topology_devices("v5e:2x2")[0])
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in shapes]
     compiled = jax.jit(function).lower(*arrays).compile()
     assert product_flops(parse(compiled.as_text())) == compiled.cost_analysis()["flops"] > 0

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
 from jaxlm.analysis.bundles import Count, Work
 from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE, computed_share, estimate, kernel_cost, kernel_flops
 from jaxlm.analysis.hlo import Instruction, parse
@@ -21,7 +21,7 @@ V5E = types.SimpleNamespace(device_kind="TPU v5 lite")
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name, value in planning.ENVIRONMENT.items():
+    for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
@@ -156,7 +156,7 @@ def test_the_share_of_blocks_that_splash_attention_computes(name, scope, text, s
 
 
 def compiled_estimate(function, *shapes, topology="v5e:2x2"):
-    device = planning.topology_devices(topology)[0]
+    device = compilation.topology_devices(topology)[0]
     place = jax.sharding.SingleDeviceSharding(device)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in shapes]
     compiled = jax.jit(function).lower(*arrays).compile()
@@ -187,7 +187,7 @@ def test_calibration_of_a_large_matrix_product(topology):
 def test_calibration_against_bandwidth(function, arguments, arrays, low, high):
     """The compiler is pessimistic about programs that only move memory: time over bytes / bandwidth."""
     if not arguments:
-        device = planning.topology_devices("v5e:2x2")[0]
+        device = compilation.topology_devices("v5e:2x2")[0]
         place = jax.sharding.SingleDeviceSharding(device)
         compiled = jax.jit(function, out_shardings=place).lower().compile()
         result = estimate(parse(compiled.as_text()), device, 0.0)

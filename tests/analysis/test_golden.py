@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import pytest
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
+from jaxlm.analysis.plan import plan
 from jaxlm.config.presets import load_preset
 from jaxlm.parallel.mesh import MeshConfig
 
@@ -39,9 +40,9 @@ def compiled(preset: str) -> dict[str, Any]:
         experiment, mesh=MeshConfig(data=2, fsdp=2), train=dataclasses.replace(experiment.train, batch_size=16),
         objective=dataclasses.replace(experiment.objective, model=dataclasses.replace(model, **layers)),
     )
-    plan = planning.plan(experiment, "v5e:2x2")
-    moved = {kind: {name: item[name] for name in ("count", "bytes")} for kind, item in plan["collectives"].items()}
-    return versions() | {name: plan[name] for name in FIGURES} | {"collectives": moved}
+    found = plan(experiment, "v5e:2x2")
+    moved = {kind: {name: item[name] for name in ("count", "bytes")} for kind, item in found["collectives"].items()}
+    return versions() | {name: found[name] for name in FIGURES} | {"collectives": moved}
 
 
 def differences(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -66,7 +67,7 @@ def test_the_compiled_step_is_that_of_the_golden_file(preset, monkeypatch):
     golden = json.loads((FOLDER / f"{preset}.json").read_text())
     if (made_with := {name: golden[name] for name in versions()}) != versions():
         pytest.skip(f"the golden file is of {made_with}")
-    for name, value in planning.ENVIRONMENT.items():
+    for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     changed = differences(golden, compiled(preset))
     assert not changed, f"{changed}; if it is meant, `python -m tests.analysis.test_golden {preset}`"
@@ -90,7 +91,7 @@ def test_every_golden_file_has_its_figures(preset):
 
 
 def main() -> None:
-    planning.prepare_environment()
+    compilation.prepare_environment()
     for preset in sys.argv[1:] or PRESETS:
         text = json.dumps(compiled(preset), indent=1)
         (FOLDER / f"{preset}.json").write_text(f"{text}\n")

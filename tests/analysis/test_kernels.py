@@ -11,8 +11,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxlm.analysis import kernels
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation, kernels
 from jaxlm.analysis.bundles import Count, Work
 from jaxlm.analysis.estimate import estimate
 from jaxlm.analysis.hlo import Module, parse
@@ -66,9 +65,9 @@ def loop(trips: int | None):
 def compiled():
     """The module of four kernels for v5e."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in planning.ENVIRONMENT.items():
+        for name, value in compilation.ENVIRONMENT.items():
             patch.setenv(name, value)
-        place = jax.sharding.SingleDeviceSharding(planning.topology_devices("v5e:2x2")[0])
+        place = jax.sharding.SingleDeviceSharding(compilation.topology_devices("v5e:2x2")[0])
         shapes = [((SIZE, SIZE), jnp.bfloat16)] * 2 + [((1,), jnp.int32), ((32, 128), jnp.float32)]
         arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype in shapes]
 

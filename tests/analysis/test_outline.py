@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
 from jaxlm.analysis.outline import collective_seconds, outlines
 from jaxlm.parallel.mesh import MeshConfig
 from tests.analysis.test_plan import EXPERIMENT, needs_compiler, on
@@ -35,7 +35,7 @@ def test_collectives_of_a_step(shape, slices, expected):
 
 @needs_compiler
 def test_what_does_not_fit_is_sharded_or_divided_into_microbatches(monkeypatch):
-    for name, value in planning.ENVIRONMENT.items():
+    for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     assert {one.mesh.fsdp for one in outlines(EXPERIMENT, "v5e:2x2")} == {1, 2, 4}
     wide = dataclasses.replace(EXPERIMENT.objective.model, hidden_size=8192, intermediate_size=32768, num_layers=4)

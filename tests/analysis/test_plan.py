@@ -12,9 +12,12 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
 from jaxlm.analysis import search as searching
+from jaxlm.analysis.extrapolate import with_layers
 from jaxlm.analysis.hlo import parse
+from jaxlm.analysis.plan import plan
+from jaxlm.analysis.step import stand_in_vocabulary
 from jaxlm.cli import main
 from jaxlm.commands.plan import report, table_row
 from jaxlm.config.experiment import Experiment, TrainConfig
@@ -22,8 +25,12 @@ from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
+from jaxlm.models.reformer import Reformer
+from jaxlm.models.t5 import T5
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.training.program import Program
 
@@ -44,7 +51,7 @@ def on(mesh: MeshConfig, **train) -> Experiment:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name, value in planning.ENVIRONMENT.items():
+    for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     # Nobody will run these programs. The setting was renamed between jax 0.10 and 0.12.
     names = {"jax_exec_time_optimization_effort": -1.0, "jax_optimization_level": "O1"}
@@ -64,7 +71,7 @@ def parameter_count() -> int:
 
 @needs_compiler
 def test_data_parallel_holds_everything_and_reduces_gradients_only():
-    result = planning.plan(on(MeshConfig()), "v5e:2x2")
+    result = plan(on(MeshConfig()), "v5e:2x2")
     n, held = parameter_count(), result["hbm_by_kind"]
     assert result["fits"] and result["devices"] == 4 and result["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
     assert result["parameters"] == n
@@ -85,7 +92,7 @@ def test_data_parallel_holds_everything_and_reduces_gradients_only():
 
 @needs_compiler
 def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
-    result = planning.plan(on(MeshConfig(data=1, fsdp=4), batch_size=1024), "v5e:2x2")
+    result = plan(on(MeshConfig(data=1, fsdp=4), batch_size=1024), "v5e:2x2")
     n = parameter_count()
     assert 4 * n / 4 <= result["hbm_by_kind"]["parameters"] <= 4 * n / 4 + 4 * 4096  # vectors stay whole
     moved = {kind: item["bytes"] for kind, item in result["collectives"].items()}
@@ -100,7 +107,7 @@ def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
 def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
-    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    monkeypatch.setattr(compilation, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
     file = tmp_path / "step.hlo"
     assert main(["plan", str(preset), "--topology", "v5e:2x2", "--hlo", str(file)]) == 0
     assert "operation" in capsys.readouterr().out
@@ -114,7 +121,7 @@ def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_
 
 @needs_compiler
 def test_slices_divide_the_batch_and_reduce_gradients_over_their_network():
-    result = planning.plan(on(MeshConfig(data=2, fsdp=4)), "2xv5e:2x2")
+    result = plan(on(MeshConfig(data=2, fsdp=4)), "2xv5e:2x2")
     n, moved = parameter_count(), result["collectives"]
     assert result["devices"] == 8 and result["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
     # Each chip sends its quarter of the gradients of matrices, in bfloat16 at least.
@@ -123,14 +130,14 @@ def test_slices_divide_the_batch_and_reduce_gradients_over_their_network():
     assert between["seconds"] == pytest.approx(between["bytes"] / 3.125e9)  # half of it twice
     assert result["predicted_step_seconds"] >= result["estimated_step_seconds"] + between["seconds"] / 2
     with pytest.raises(UserError, match=r"mesh\.data 1 is not divisible by the 2 slices"):
-        planning.plan(on(MeshConfig(data=1, fsdp=8)), "2xv5e:2x2")
+        plan(on(MeshConfig(data=1, fsdp=8)), "2xv5e:2x2")
 
 
 @needs_compiler
 def test_a_search_tries_meshes_and_names_the_fastest(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
-    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    monkeypatch.setattr(compilation, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
     assert main(["plan", str(preset), "--topology", "v5e:2x2", "--search", "--price", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [plan["mesh"] for plan in found["plans"]] == [
@@ -145,16 +152,46 @@ def test_a_search_tries_meshes_and_names_the_fastest(capsys, tmp_path, monkeypat
 @needs_compiler
 @pytest.mark.parametrize(("topology", "sizes"), [("2xv5e:4x8", [1, 4, 16, 32]), ("4xv5e:16x16", [1, 4, 16, 64, 256])])
 def test_a_search_fills_at_most_one_slice_with_fsdp(topology, sizes, monkeypatch):
-    monkeypatch.setattr(searching, "plan", lambda experiment, *_: {"fits": True, "mesh": experiment.mesh})
+    monkeypatch.setattr(searching, "plan", lambda experiment, *_, **__: {"fits": True, "mesh": experiment.mesh})
     tried = [found["mesh"] for found in searching.search(EXPERIMENT, topology)]
     assert tried == [MeshConfig(data=-1, fsdp=size) for size in sizes]
+
+
+@needs_compiler
+def test_few_layers_extrapolate_to_the_whole_step():
+    model = dataclasses.replace(MODEL, num_layers=6)
+    deep = dataclasses.replace(EXPERIMENT, objective=MaskedLM(model=model, input_format="document"))
+    deep = dataclasses.replace(deep, mesh=MeshConfig(data=1, fsdp=4))
+    whole, extrapolated = (plan(deep, "v5e:2x2", is_extrapolated=flag) for flag in (False, True))
+    assert extrapolated["is_extrapolated"] and not whole["is_extrapolated"]
+    for kind in ("parameters", "optimizer_state", "batch"):  # exactly linear
+        assert extrapolated["hbm_by_kind"][kind] == whole["hbm_by_kind"][kind]
+    for name in ("parameters", "flops_per_step"):
+        assert extrapolated[name] == whole[name]
+    for name in ("hbm_bytes_per_chip", "predicted_step_seconds", "executed_flops_per_chip", "bytes_accessed_per_chip"):
+        assert extrapolated[name] == pytest.approx(whole[name], rel=0.03), name
+    assert extrapolated["collectives"].keys() == whole["collectives"].keys()
+    for kind, item in whole["collectives"].items():
+        assert extrapolated["collectives"][kind]["bytes"] == pytest.approx(item["bytes"], rel=0.03), kind
+
+
+def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
+    with pytest.raises(UserError, match=r"this Bert has num_layers 1"):
+        with_layers(EXPERIMENT, 2)
+    t5 = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=12, num_decoder_layers=6)))
+    with pytest.raises(UserError, match=r"this T5 has num_layers 12, num_decoder_layers 6"):
+        with_layers(t5, 2)
+    alternating = Reformer(num_layers=12, attention_types=("local", "local", "lsh", "local"))
+    reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=alternating))
+    with pytest.raises(UserError, match=r"cannot be extrapolated from 2 layers"):
+        with_layers(reformer, 2)
 
 
 @needs_compiler
 def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "big.py"
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
-    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    monkeypatch.setattr(compilation, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
     # Weights, not activations, are too large: those the compiler tries for long to compute again.
     flags = ["--topology", "v5e:2x2", "--objective.model.vocab-size", "250000", "--objective.model.hidden-size", "8192",
              "--objective.model.loop-layers", "True"]
@@ -171,6 +208,7 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     fits = dict(
         topology="v5e:2x2", devices=4, device_kind="TPU v5 lite", mesh={"data": 4, "fsdp": 1, "tensor": 1},
         batch_size=8, length=128, parameters=1000, vocabulary="vocabulary of 512: the run's own", fits=True,
+        is_extrapolated=False,
         hbm_bytes_per_chip=2**33, hbm_limit_bytes=2**34, headroom_bytes=2**33, bytes_over=0,
         hbm_by_kind={"optimizer_state": 4000}, flops_per_step=4e12, flops_per_step_per_chip=1e12,
         peak_flops_per_chip=1e14, estimated_step_seconds=0.025, estimated_mfu=0.4, estimated_tokens_per_second=40960.0,
@@ -213,7 +251,7 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
 def test_a_topology_that_fails_is_a_row_of_the_table(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"
     preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
-    monkeypatch.setattr(planning, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
+    monkeypatch.setattr(compilation, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
 
     def refuse():
         raise jax.errors.JaxRuntimeError(VMEM_OF_A_FUSION)
@@ -237,7 +275,7 @@ def test_every_generation_compiles_a_step_with_its_kernels(topology, mesh):
     experiment = dataclasses.replace(
         on(mesh), data=TextData(length=128), objective=dataclasses.replace(EXPERIMENT.objective, model=model)
     )
-    result = planning.plan(experiment, topology)
+    result = plan(experiment, topology)
     assert result["fits"] and (result["estimated_step_seconds"] is None) == topology.startswith("v7x")
     kernels = {"v2": 0, "v3": 0, "v7": None}.get(topology[:2], 2)  # forward and backward
     assert (result["counted_kernels"], result["charged_kernels"]) == (kernels, None if kernels is None else 0)
@@ -245,34 +283,34 @@ def test_every_generation_compiles_a_step_with_its_kernels(topology, mesh):
 
 @needs_compiler
 def test_hbm_limits_differ_by_generation():
-    limits = {name: planning.hbm_limit(planning.topology_devices(name)[0]) for name in ("v5e:2x2", "v5p:2x2x1")}
+    limits = {name: compilation.hbm_limit(compilation.topology_devices(name)[0]) for name in ("v5e:2x2", "v5p:2x2x1")}
     assert limits["v5e:2x2"] < 16 * 2**30 < 90 * 2**30 < limits["v5p:2x2x1"] < 96 * 2**30
 
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "devices"), [("v4:2x2x2", 8), ("v5e:16x16", 256), ("v6e:1x1", 1), ("V5P:2x2x1", 4)])
 def test_topologies_have_one_device_a_chip(name, devices):
-    assert len(planning.topology_devices(name)) == devices
+    assert len(compilation.topology_devices(name)) == devices
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["v5e", "v5e:3x3", "v99:2x2", "16", "v5e:16x16x", "a100:8"])
 def test_a_topology_that_does_not_exist_is_the_users_mistake(name):
     with pytest.raises(UserError) as caught:
-        planning.plan(EXPERIMENT, name)
+        plan(EXPERIMENT, name)
     assert name in str(caught.value) and "v5e:16x16" in str(caught.value)
 
 
 @needs_compiler
 def test_a_mesh_or_a_batch_that_does_not_suit_the_devices_is_the_users_mistake():
     with pytest.raises(UserError, match="does not fit 4 devices"):
-        planning.plan(on(MeshConfig(data=3)), "v5e:2x2")
+        plan(on(MeshConfig(data=3)), "v5e:2x2")
     with pytest.raises(UserError, match="not divisible by data x fsdp = 4"):
-        planning.plan(on(MeshConfig(), batch_size=6), "v5e:2x2")
+        plan(on(MeshConfig(), batch_size=6), "v5e:2x2")
 
 
 def test_without_the_compiler_one_sentence_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
     assert main(["plan", "configs/bert_tiny.py", "--topology", "v5e:2x2"]) == 2
     assert "`pip install -e '.[tpu]'`" in capsys.readouterr().err
 
@@ -281,7 +319,7 @@ def test_a_plan_opens_no_accelerator():
     code = (
         "import os, jax; from jax._src import xla_bridge; from jaxlm.config.presets import load_preset; "
         "load_preset('configs/t5_tiny.py'); assert not xla_bridge.backends_are_initialized(); "
-        "from jaxlm.analysis.plan import prepare_environment; "
+        "from jaxlm.analysis.compilation import prepare_environment; "
         "prepare_environment(); print(jax.config.jax_platforms, os.environ['JAX_PLATFORMS'])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
@@ -290,8 +328,8 @@ def test_a_plan_opens_no_accelerator():
 
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
-    assert planning.stand_in_vocabulary(EXPERIMENT.objective).size == 1024
-    assert planning.stand_in_vocabulary(ReplacedTokens(model=Electra(vocab_size=777))).size == 777
+    assert stand_in_vocabulary(EXPERIMENT.objective).size == 1024
+    assert stand_in_vocabulary(ReplacedTokens(model=Electra(vocab_size=777))).size == 777
 
 
 VMEM_OF_A_FUSION = (  # libtpu 0.0.42.1, v4, of an all-reduce fused with the optimizer
@@ -326,9 +364,10 @@ CONTINUATION_FUSION = (  # libtpu 0.0.50.1, v4
     (SMEM, "SMEM is on-chip memory"), (CONTINUATION_FUSION, "v4:2x2x1: Continuation fusion for AllReduce is enabled"),
 ])
 def test_a_refusal_is_told_apart_from_a_step_too_large_for_hbm(message, sentence):
-    assert planning._used_bytes(message) is None
-    assert sentence in planning.refusal("v4:2x2x1", message)
-    assert ("--objective.model.attention xla" in planning.refusal("v4:2x2x1", message)) == ("mem" in sentence.lower())
+    assert compilation._used_bytes(message) is None
+    assert sentence in compilation.refusal("v4:2x2x1", message)
+    is_about_kernels = "--objective.model.attention xla" in compilation.refusal("v4:2x2x1", message)
+    assert is_about_kernels == ("mem" in sentence.lower())
 
 
 @pytest.mark.parametrize(
@@ -345,7 +384,7 @@ def test_a_refusal_is_told_apart_from_a_step_too_large_for_hbm(message, sentence
     ],
 )
 def test_the_compilers_messages_are_understood(message, used):
-    assert planning._used_bytes(message) == used
+    assert compilation._used_bytes(message) == used
 
 
 def test_presets_for_the_published_sizes_have_their_parameter_counts():

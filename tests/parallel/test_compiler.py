@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxlm.analysis import plan as planning
+from jaxlm.analysis import compilation
 from jaxlm.analysis.hlo import asynchronous_share, parse, traffic
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -38,9 +38,9 @@ def test_all_reduces_are_fused_on_v5e_only(kind, fuses):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_gradient_all_reduces_overlap_with_the_backward_pass(monkeypatch):
     """Four matrices of 2 MiB in bfloat16: by default one all-reduce at the end, with the options most overlap."""
-    for name, value in planning.ENVIRONMENT.items():
+    for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    devices = planning.topology_devices("v5e:2x2")
+    devices = compilation.topology_devices("v5e:2x2")
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
     replicated = NamedSharding(mesh, PartitionSpec())
     weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=replicated)] * 4

@@ -1,0 +1,200 @@
+"""Compilation of a train step by libtpu for a TPU topology, on a machine without TPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.analysis.estimate import Estimate, estimate
+from jaxlm.analysis.hlo import Module, Traffic, parse, traffic
+from jaxlm.analysis.kernels import count_kernels
+from jaxlm.analysis.links import collective_timer
+from jaxlm.analysis.step import input_bytes, memory_by_kind
+from jaxlm.data.text import compilation_cache
+from jaxlm.errors import UserError
+from jaxlm.parallel.peaks import tpu_generation
+from jaxlm.training.program import Program
+
+EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v6e:16x16 or, for two slices, 2xv5e:16x16"
+
+ENVIRONMENT = {
+    # Without a chip there is nothing to lock, and no metadata server to query.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
+}
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def prepare_environment() -> None:
+    """Restrict jax to the CPU and let the TPU compiler run without a TPU. Must be called before jax is first used."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")  # jax has read the environment at import
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def require_compiler() -> None:
+    """Raise UserError if libtpu is not installed."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            "`jaxlm plan` needs the TPU compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`."
+        )
+
+
+class Step(NamedTuple):
+    """What the compiler says about a step on one chip.
+
+    Attributes:
+        fits: Whether the compiler finds room for it.
+        hbm_by_kind: HBM in bytes; of a step that does not fit only its inputs.
+        used: HBM in bytes; of a step that does not fit from the compiler's message.
+        estimate: Time without collectives; None for a chip of unknown clock or a step that does not fit.
+        collectives: Totals by kind.
+        message: The compiler's message for a step that does not fit, else "".
+        seconds: Time of the compilation.
+    """
+
+    fits: bool
+    hbm_by_kind: dict[str, int]
+    used: int
+    estimate: Estimate | None
+    collectives: dict[str, Traffic]
+    message: str
+    seconds: float
+
+
+def compile_step(program: Program, batch: Any, length: int, topology: str, hlo: Path | None = None) -> Step:
+    """Compile a train step of rows of `length` tokens; the other arguments are as of `train_program` and `plan`."""
+    by_kind, devices = input_bytes(program, batch), program.mesh.devices.flatten().tolist()
+    start = time.perf_counter()
+    compiled, message, used = _compile(program, batch, topology)
+    seconds = time.perf_counter() - start
+    if compiled is None:
+        # The message about temporaries does not count the step's inputs.
+        used += sum(by_kind.values()) if "temporaries" in message else 0
+        return Step(False, by_kind, used, None, {}, message, seconds)
+    text = compiled.as_text()
+    if hlo is not None:
+        hlo.write_text(text)
+    by_kind, module = memory_by_kind(compiled.memory_analysis(), by_kind), parse(text)
+    flops = program.step_flops(length, program.train.batch_size) / len(devices)
+    e, totals = _estimate(module, topology, devices[0], flops), traffic(module, collective_timer(devices))
+    return Step(True, by_kind, sum(by_kind.values()), e, totals, "", seconds)
+
+
+def _estimate(module: Module, topology: str, device: Any, flops: float) -> Estimate | None:
+    if tpu_generation(device) is None:
+        return None
+    counts = count_kernels(module, topology, device.device_kind, Path(compilation_cache()).parent / "kernels")
+    return estimate(module, device, flops, counts)
+
+
+def _compile(program: Program, batch: Any, topology: str) -> tuple[Any, str, int]:
+    """Return (compiled step, "", 0), or (None, the compiler's message, bytes needed) if it does not fit in HBM."""
+    lowered = program.lower(jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch))
+    try:
+        with _without_cache():
+            return lowered.compile(), "", 0
+    except Exception as error:  # the compiler raises errors of several types
+        used = _used_bytes(str(error))
+        if used is None:
+            raise UserError(refusal(topology, str(error))) from error
+        return None, _first_line(str(error)), used
+
+
+def topology_devices(name: str) -> Sequence[Any]:
+    """Return the abstract devices of a topology "[SLICESx]GENERATION:AxB[xC]" (chips along each axis).
+
+    Raises:
+        UserError: The topology does not exist.
+    """
+    from jax.experimental import topologies
+
+    match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*):(\d+(?:x\d+){1,2})", name.strip().lower())
+    if match is None:
+        raise UserError(f"{name!r} is not a TPU topology; write the generation and its chips, such as {EXAMPLES}.")
+    slices, generation, chips = match.groups()
+    options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
+    if generation == "v7x":
+        generation = "tpu7x"
+    if generation == "v4":
+        options["chip_config_name"] = "megacore"  # jax has one device per v4 chip
+    if math.prod(map(int, chips.split("x"))) == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{chips}", **options).devices
+    except Exception as error:  # libtpu raises runtime errors of several types
+        raise UserError(
+            f"there is no TPU topology {name} ({_first_line(str(error)).rstrip('.')}); try {EXAMPLES}."
+        ) from error
+
+
+def hbm_limit(device: Any) -> int:
+    """Return the HBM of a device in bytes, from the compiler's message about a program that is too large."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    with _without_cache():
+        try:
+            huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
+            jax.jit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding).lower(huge).compile()
+        except jax.errors.JaxRuntimeError as error:
+            if match := re.search(r"(?:available HBM \(| of )([\d.]+)([KMGT]?)", str(error)):
+                return _bytes(match)
+            raise
+    raise RuntimeError("the TPU compiler accepted a program of four terabytes")
+
+
+def _used_bytes(message: str) -> int | None:
+    """Return the HBM in bytes that a program needs, from the compiler's error message; None for other errors."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message) or re.search(
+        r"required for [\w ]+\(([\d.]+)([KMGT]?)\) exceeds available HBM", message
+    )
+    return _bytes(match) if match else None
+
+
+def refusal(topology: str, message: str) -> str:
+    """Return an error message for a step that the compiler refuses for another reason than HBM."""
+    sentence = f"the TPU compiler refuses this step for {topology}: {_first_line(message).rstrip('.')}"
+    space = re.search(r"\b[vs]mem\b", message)
+    if "RESOURCE_EXHAUSTED" not in message or space is None:
+        return f"{sentence}."
+    return (
+        f"{sentence}. {space[0].upper()} is on-chip memory for one operation at a time; this says nothing about HBM. "
+        "If the operation is an attention kernel, set --objective.model.attention xla."
+    )
+
+
+def _bytes(match: re.Match[str]) -> int:
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+def _first_line(text: str) -> str:
+    text = re.sub(r"^[A-Z_]+: (E\d+: \w+:\s+)?", "", text.strip())  # drop error codes
+    text = re.sub(r" = \(.*?(?=Scoped allocation)", ": ", text, flags=re.DOTALL)  # drop the operation's text
+    return (text.splitlines() or ["no reason given"])[0][:300]
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Disable the compilation cache, which can only store programs that this machine can load."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = jax.config.jax_enable_compilation_cache
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # jax reads the setting once
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()

@@ -1,0 +1,79 @@
+"""The train step of an experiment on synthetic rows: its program, batch and memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm.config.experiment import Experiment
+from jaxlm.objectives.base import constant_shapes
+from jaxlm.parallel.rules import batch_sharding, shardings
+from jaxlm.runs.load import load_teacher
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import Program
+
+
+def train_program(
+    experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None = None
+) -> tuple[Program, Any]:
+    """Return the program of an experiment's train step over a mesh, and a batch of synthetic rows for it.
+
+    Args:
+        experiment: The preset or run.
+        mesh: The mesh.
+        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
+    """
+    vocabulary = vocabulary or stand_in_vocabulary(experiment.objective)
+    objective = experiment.objective.bind(vocabulary, experiment.data.length)
+    constants = constant_shapes(objective, load_teacher)
+    program = Program(objective, experiment.train, experiment.optimizer, mesh, constants)
+    return program, synthetic_batch(experiment, objective)
+
+
+def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
+    """Return full rows of random tokens, as the host provides them."""
+    row_format = objective.row_format(experiment.data.length)
+    return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
+
+
+def input_bytes(program: Any, batch: Any) -> dict[str, int]:
+    """Return the bytes of the step's inputs on one device, by kind."""
+    def held(shapes: Any, placement: Any) -> int:
+        def share(leaf: Any, sharding: Any) -> int:
+            return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
+
+        return sum(jax.tree.leaves(jax.tree.map(share, shapes, placement)))
+
+    return {
+        "parameters": held(program.shapes.params, program.shardings.params),
+        "optimizer_state": held(program.shapes.opt_state, program.shardings.opt_state),
+        "recurrence_memory": held(program.shapes.memory, program.shardings.memory),
+        "constants": held(program.constants, shardings(program.constants, program.mesh)),
+        "batch": held(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
+    }
+
+
+def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
+    """Return HBM of a compiled step by kind: inputs, temporaries at their peak, code, and layout padding."""
+    # Arguments and output both count donated buffers.
+    arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return held | {
+        "activations_and_workspace": memory.temp_size_in_bytes,
+        "program": memory.generated_code_size_in_bytes,
+        "other": arguments - sum(held.values()),
+    }
+
+
+def described(objective: Any, vocabulary: Vocabulary | None) -> str:
+    """Describe the size and origin of a vocabulary. None means the stand-in of a preset."""
+    if vocabulary is None:
+        return f"vocabulary of {objective.model.vocab_size:,}: the preset's own"
+    return f"vocabulary of {vocabulary.size:,}: the run's own"
+
+
+def stand_in_vocabulary(objective: Any) -> Vocabulary:
+    """Return a stand-in vocabulary of the published size of the objective's model."""
+    return Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
