@@ -6,7 +6,7 @@
 Needs libtpu for --outline and --plan, but no TPU. Each preset takes the smallest of TOPOLOGIES on which its published
 steps take at most MAX_DAYS by formula (jaxlm/analysis/outline.py), and the mesh there that is the fastest by formula.
 --outline writes that formula's figures, in seconds a preset. --plan compiles steps of 2 and 4 layers and extrapolates
-(jaxlm/analysis/extrapolate.py), or the whole step where the model has other layers; with more microbatches or
+(jaxlm/analysis/extrapolate.py), or the whole step where that cannot be or layers are a loop; with more microbatches or
 recomputed activations where it does not fit. That takes some minutes a preset on two cores. --plans has one JSON object
 a plan, of which the last one of a preset counts; an interrupted table goes on with the presets that it lacks.
 """
@@ -98,8 +98,7 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     first = {"train.accumulate": best.accumulate} if best.accumulate != experiment.train.accumulate else {}
     if not is_compiled:
         return {"preset": name, "libtpu": None, "changes": first} | outlined(experiment, best, topology)
-    found, is_loop = None, getattr(experiment.objective.model, "loop_layers", False)  # a loop compiles fast
-    is_extrapolated = can_extrapolate(experiment) and not is_loop
+    found, is_extrapolated = None, can_extrapolate(experiment)
     try:
         for variant, changes in variants(changed, best.mesh, len(topology_devices(topology))):
             flags = {key: value for key, value in (first | changes).items() if not key.startswith("mesh.")}
@@ -137,11 +136,14 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a planned preset."""
     mesh = plan["mesh"]
     rows = plan["batch_size"] / (mesh["data"] * mesh["fsdp"])
+    source = "formula"
+    if plan["libtpu"]:
+        source = "2 and 4 layers" if plan.get("is_extrapolated") else "whole step"
     start = (
         f"`{plan['preset']}`", f"{plan['batch_size']:,} × {plan['length']:,}", plan["topology"],
         ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1),
         " ".join(f"`--{key} {value}`" for key, value in plan["changes"].items()) or "–",
-        f"{rows:,.0f}", (plan["libtpu"] and ("2, 4 layers" if plan.get("is_extrapolated") else "step")) or "formula",
+        f"{rows:,.0f}", source,
         f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB" if plan["libtpu"] else "–",
     )
     if not plan["fits"]:

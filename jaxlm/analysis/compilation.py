@@ -19,7 +19,7 @@ from jaxlm.analysis.estimate import Estimate, estimate
 from jaxlm.analysis.hlo import Module, Traffic, parse, traffic
 from jaxlm.analysis.kernels import count_kernels
 from jaxlm.analysis.links import collective_timer
-from jaxlm.analysis.step import input_bytes, memory_by_kind
+from jaxlm.analysis.step import Batch, input_bytes, memory_by_kind
 from jaxlm.data.text import compilation_cache
 from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import tpu_generation
@@ -51,30 +51,40 @@ def require_compiler() -> None:
         )
 
 
-class Step(NamedTuple):
-    """What the compiler says about a step on one chip.
+class CompiledStep(NamedTuple):
+    """Compilation result of a train step, on one chip.
 
     Attributes:
-        fits: Whether the compiler finds room for it.
+        fits: Whether it fits in HBM.
         hbm_by_kind: HBM in bytes; of a step that does not fit only its inputs.
-        used: HBM in bytes; of a step that does not fit from the compiler's message.
+        hbm_bytes: HBM in bytes; of a step that does not fit from the compiler's message.
         estimate: Time without collectives; None for a chip of unknown clock or a step that does not fit.
         collectives: Totals by kind.
         message: The compiler's message for a step that does not fit, else "".
-        seconds: Time of the compilation.
+        compile_seconds: Time of lowering and compilation.
     """
 
     fits: bool
     hbm_by_kind: dict[str, int]
-    used: int
+    hbm_bytes: int
     estimate: Estimate | None
     collectives: dict[str, Traffic]
     message: str
-    seconds: float
+    compile_seconds: float
 
 
-def compile_step(program: Program, batch: Any, length: int, topology: str, hlo: Path | None = None) -> Step:
-    """Compile a train step of rows of `length` tokens; the other arguments are as of `train_program` and `plan`."""
+def compile_step(program: Program, batch: Batch, topology: str, hlo: Path | None = None) -> CompiledStep:
+    """Compile a train step.
+
+    Args:
+        program: The step's program over the topology's devices.
+        batch: Shapes of its batch.
+        topology: Name of the topology, for messages and for the kernels, which are compiled alone.
+        hlo: File for the text of the compiled module.
+
+    Raises:
+        UserError: The compiler refuses the step for another reason than HBM.
+    """
     by_kind, devices = input_bytes(program, batch), program.mesh.devices.flatten().tolist()
     start = time.perf_counter()
     compiled, message, used = _compile(program, batch, topology)
@@ -82,26 +92,26 @@ def compile_step(program: Program, batch: Any, length: int, topology: str, hlo: 
     if compiled is None:
         # The message about temporaries does not count the step's inputs.
         used += sum(by_kind.values()) if "temporaries" in message else 0
-        return Step(False, by_kind, used, None, {}, message, seconds)
+        return CompiledStep(False, by_kind, used, None, {}, message, seconds)
     text = compiled.as_text()
     if hlo is not None:
         hlo.write_text(text)
     by_kind, module = memory_by_kind(compiled.memory_analysis(), by_kind), parse(text)
-    flops = program.step_flops(length, program.train.batch_size) / len(devices)
-    e, totals = _estimate(module, topology, devices[0], flops), traffic(module, collective_timer(devices))
-    return Step(True, by_kind, sum(by_kind.values()), e, totals, "", seconds)
+    time_without_collectives = _estimate(module, topology, devices[0])
+    totals = traffic(module, collective_timer(devices))
+    return CompiledStep(True, by_kind, sum(by_kind.values()), time_without_collectives, totals, "", seconds)
 
 
-def _estimate(module: Module, topology: str, device: Any, flops: float) -> Estimate | None:
+def _estimate(module: Module, topology: str, device: Any) -> Estimate | None:
     if tpu_generation(device) is None:
         return None
     counts = count_kernels(module, topology, device.device_kind, Path(compilation_cache()).parent / "kernels")
-    return estimate(module, device, flops, counts)
+    return estimate(module, device, counts)
 
 
-def _compile(program: Program, batch: Any, topology: str) -> tuple[Any, str, int]:
+def _compile(program: Program, batch: Batch, topology: str) -> tuple[Any, str, int]:
     """Return (compiled step, "", 0), or (None, the compiler's message, bytes needed) if it does not fit in HBM."""
-    lowered = program.lower(jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch))
+    lowered = program.lower(batch)
     try:
         with _without_cache():
             return lowered.compile(), "", 0

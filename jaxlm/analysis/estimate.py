@@ -33,7 +33,6 @@ class Estimate(NamedTuple):
         counted_kernels: Number of different kernels whose time is that of the compiler's schedule.
         charged_kernels: Number of different kernels that are charged by their FLOPs.
         executed_flops: FLOPs of the compiled program's matrix products.
-        roofline_seconds: Lower bound from the model FLOPs and the HBM traffic.
         bytes_accessed: HBM traffic of a step.
         top: Operations that take longest: their name (digits replaced by #), seconds per step, share of the step's time
             and number of executions per step.
@@ -44,18 +43,16 @@ class Estimate(NamedTuple):
     counted_kernels: int
     charged_kernels: int
     executed_flops: float
-    roofline_seconds: float
     bytes_accessed: float
     top: list[dict[str, Any]]
 
 
-def estimate(module: Module, device: Any, flops: float, counts: dict[str, Count] | None = None) -> Estimate | None:
+def estimate(module: Module, device: Any, counts: dict[str, Count] | None = None) -> Estimate | None:
     """Estimate the time of a compiled step on a device.
 
     Args:
         module: The compiled step.
         device: The device that it is compiled for.
-        flops: Model FLOPs of the step on one device, for the roofline.
         counts: Result of `count_kernels`.
 
     Returns:
@@ -82,15 +79,14 @@ def estimate(module: Module, device: Any, flops: float, counts: dict[str, Count]
             if seconds:
                 before = found[name]
                 found[name] = (before[0] + runs * seconds, before[1] + runs)
-    total, accessed = sum(time for time, _ in found.values()), hbm_bytes(module)
+    total = sum(time for time, _ in found.values())
     return Estimate(
         seconds=total,
         kernel_seconds=sum(time for name, (time, _) in found.items() if name.startswith("kernel ")),
         counted_kernels=len(digests & counts.keys()),
         charged_kernels=len(digests - counts.keys()),
         executed_flops=executed,
-        roofline_seconds=max(flops / peak, accessed / chip.hbm_bandwidth),
-        bytes_accessed=accessed,
+        bytes_accessed=hbm_bytes(module),
         top=[
             {"name": name, "seconds": time, "share": time / total if total else 0.0, "executions": runs}
             for name, (time, runs) in sorted(found.items(), key=lambda item: -item[1][0])[:TOP]

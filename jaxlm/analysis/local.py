@@ -43,8 +43,7 @@ def plan_here(
     device = mesh.devices.flat[0]
     program, batch = train_program(experiment, mesh, vocabulary)
     report("Compiling …")
-    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
-    compiled = program.lower(shapes).compile()
+    compiled = program.lower(batch).compile()
     text = compiled.as_text()
     if hlo is not None:
         hlo.write_text(text)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxlm.analysis.compilation import hbm_limit, topology_devices
 from jaxlm.analysis.hlo import BETWEEN_SLICES, Collective
 from jaxlm.analysis.links import collective_timer
-from jaxlm.analysis.step import input_bytes, train_program
+from jaxlm.analysis.step import input_bytes, step_inputs
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.parallel.compiler import OVERLAP_OPTIONS, compiler_options
@@ -73,16 +73,16 @@ def outlines(experiment: Experiment, topology: str) -> list[Outline]:
         raise UserError(f"the clock of {devices[0].device_kind} is not known, so that {topology} cannot be outlined.")
     chips = len(devices) // num_slices(devices)  # of one slice
     limit = hbm_limit(devices[0])
-    found = []
+    (objective, constants, batch), found = step_inputs(experiment), []
     for tensor in TENSOR_SIZES:
         for fsdp in (2**i for i in range(chips.bit_length()) if not chips % (2**i * tensor)):
             config = MeshConfig(-1, fsdp, tensor)
             mesh = make_mesh(config, devices)
             for accumulate in (t.accumulate * 2**i for i in range(8)):
-                if t.batch_size % (accumulate * experiment.objective.row_group * len(devices) // tensor):
+                if t.batch_size % (accumulate * objective.row_group * len(devices) // tensor):
                     break
                 train = dataclasses.replace(t, accumulate=accumulate)
-                outline = _outline(*train_program(dataclasses.replace(experiment, train=train), mesh), length)
+                outline = _outline(Program(objective, train, experiment.optimizer, mesh, constants), batch, length)
                 if outline.hbm_bytes < FILLED * limit:
                     found.append(outline._replace(mesh=config))
                     break

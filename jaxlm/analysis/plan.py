@@ -7,13 +7,13 @@ from typing import Any
 
 from jaxlm.analysis.compilation import compile_step, hbm_limit, topology_devices
 from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE
-from jaxlm.analysis.extrapolate import DEPTHS, extrapolate, with_layers
+from jaxlm.analysis.extrapolate import compile_extrapolated
 from jaxlm.analysis.hlo import asynchronous_share
 from jaxlm.analysis.links import predict
 from jaxlm.analysis.step import described, train_program
 from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import make_mesh
-from jaxlm.parallel.peaks import peak_flops
+from jaxlm.parallel.peaks import peak_flops, tpu_generation
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
@@ -27,13 +27,13 @@ def plan(
         experiment: The preset or run.
         topology: Name of a topology, such as "v5e:16x16".
         vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
-        hlo: File for the text of the compiled module.
-        is_extrapolated: Compile steps of few layers instead, and extrapolate (extrapolate.py).
+        hlo: File for the text of the compiled module; not of an extrapolated step.
+        is_extrapolated: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
 
     Returns:
-        The object that `jaxlm plan --json` prints. A chip is one device, as jax counts them. For a step that does not
-        fit in HBM, `fits` is False, `hbm_bytes_per_chip` is from the compiler's message, `hbm_by_kind` has only the
-        step's inputs, and there is no estimate.
+        The object that `jaxlm plan --json` prints. A chip is one device, as jax counts them. For a step that the
+        compiler refuses for its size, `fits` is False, `hbm_bytes_per_chip` is from the compiler's message,
+        `hbm_by_kind` has only the step's inputs, and there is no estimate.
 
     Raises:
         UserError: Topology, mesh or batch size are impossible, the compiler refuses the step otherwise, or it cannot be
@@ -45,12 +45,10 @@ def plan(
     program, batch = train_program(experiment, mesh, vocabulary)
     flops = program.step_flops(length, t.batch_size)
     if is_extrapolated:
-        shallow = [train_program(with_layers(experiment, depth), mesh, vocabulary) for depth in DEPTHS]
-        steps = [compile_step(*each, length, topology) for each in shallow]
-        step = extrapolate(*steps, experiment.objective.model.num_layers)
+        step = compile_extrapolated(experiment, mesh, vocabulary, topology)
     else:
-        step = compile_step(program, batch, length, topology, hlo)
-    used, e, totals = step.used, step.estimate, step.collectives
+        step = compile_step(program, batch, topology, hlo)
+    used, e, totals = step.hbm_bytes, step.estimate, step.collectives
     predicted = e and predict(e.seconds, totals)
     tokens_per_second = predicted and t.batch_size * length / predicted.seconds
     return {
@@ -73,9 +71,12 @@ def plan(
         "chip_hours": predicted and t.steps and len(devices) * t.steps * predicted.seconds / 3600,
         "estimated_kernel_seconds": e and e.kernel_seconds, "counted_kernels": e and e.counted_kernels,
         "charged_kernels": e and e.charged_kernels, "kernel_peak_share": KERNEL_PEAK_SHARE,
-        "roofline_seconds": e and e.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
+        "roofline_seconds": e and max(
+            flops / len(devices) / peak, e.bytes_accessed / tpu_generation(devices[0]).hbm_bandwidth
+        ),
+        "bytes_accessed_per_chip": e and e.bytes_accessed,
         "top_operations": e.top if e else [],
         "collectives": {kind: item._asdict() for kind, item in totals.items()},
         "asynchronous_share": asynchronous_share(totals),
-        "compile_seconds": step.seconds, "compiler_message": step.message or None,
+        "compile_seconds": step.compile_seconds, "compiler_message": step.message or None,
     }

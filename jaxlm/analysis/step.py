@@ -9,28 +9,36 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment
-from jaxlm.objectives.base import constant_shapes
+from jaxlm.objectives.base import Constants, Objective, constant_shapes
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.load import load_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program
 
+Batch = Any
+"""Shapes of a batch: a tree of jax.ShapeDtypeStruct."""
 
-def train_program(
-    experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None = None
-) -> tuple[Program, Any]:
-    """Return the program of an experiment's train step over a mesh, and a batch of synthetic rows for it.
+
+def train_program(experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None = None) -> tuple[Program, Batch]:
+    """Return the program of an experiment's train step over a mesh, and the shapes of its batch.
 
     Args:
         experiment: The preset or run.
         mesh: The mesh.
         vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
     """
-    vocabulary = vocabulary or stand_in_vocabulary(experiment.objective)
-    objective = experiment.objective.bind(vocabulary, experiment.data.length)
-    constants = constant_shapes(objective, load_teacher)
-    program = Program(objective, experiment.train, experiment.optimizer, mesh, constants)
-    return program, synthetic_batch(experiment, objective)
+    objective, constants, batch = step_inputs(experiment, vocabulary)
+    return Program(objective, experiment.train, experiment.optimizer, mesh, constants), batch
+
+
+def step_inputs(experiment: Experiment, vocabulary: Vocabulary | None = None) -> tuple[Objective, Constants, Batch]:
+    """Return what does not depend on the mesh: the bound objective, and the shapes of its constants and of a batch."""
+    objective = experiment.objective.bind(
+        vocabulary or stand_in_vocabulary(experiment.objective), experiment.data.length
+    )
+    batch = synthetic_batch(experiment, objective)
+    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
+    return objective, constant_shapes(objective, load_teacher), shapes
 
 
 def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
@@ -39,20 +47,21 @@ def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
     return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
 
 
-def input_bytes(program: Any, batch: Any) -> dict[str, int]:
+def input_bytes(program: Program, batch: Batch) -> dict[str, int]:
     """Return the bytes of the step's inputs on one device, by kind."""
-    def held(shapes: Any, placement: Any) -> int:
+
+    def bytes_per_device(shapes: Any, placement: Any) -> int:
         def share(leaf: Any, sharding: Any) -> int:
             return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
 
         return sum(jax.tree.leaves(jax.tree.map(share, shapes, placement)))
 
     return {
-        "parameters": held(program.shapes.params, program.shardings.params),
-        "optimizer_state": held(program.shapes.opt_state, program.shardings.opt_state),
-        "recurrence_memory": held(program.shapes.memory, program.shardings.memory),
-        "constants": held(program.constants, shardings(program.constants, program.mesh)),
-        "batch": held(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
+        "parameters": bytes_per_device(program.shapes.params, program.shardings.params),
+        "optimizer_state": bytes_per_device(program.shapes.opt_state, program.shardings.opt_state),
+        "recurrence_memory": bytes_per_device(program.shapes.memory, program.shardings.memory),
+        "constants": bytes_per_device(program.constants, shardings(program.constants, program.mesh)),
+        "batch": bytes_per_device(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
     }
 
 

@@ -6,9 +6,9 @@ jaxlm plan CONFIG [--json] [--any.field VALUE …]
 
 The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, and the collectives by the
 published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, with more
-microbatches or remat where a step does not fit, and prints the fastest last. --extrapolate takes minutes where all
-layers of a deep model take an hour. Without --topology the plan is for the devices here, by their peak and bandwidth,
-with the measured time of the step beside the prediction.
+microbatches or remat where a step does not fit, and prints the fastest last. --extrapolate compiles 2 and 4 layers and
+extrapolates: minutes where all layers take up to an hour. Without --topology the plan is for the devices here, by their
+peak and bandwidth, with the measured time of the step beside the prediction.
 """
 
 from __future__ import annotations

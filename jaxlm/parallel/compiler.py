@@ -31,12 +31,14 @@ compile, and its older versions ran out of VMEM on v4. Without the fusion nothin
 would only add latency."""
 
 FSDP_OPTIONS: dict[str, bool | int] = {
-    # Gathers each weight whole. By default some products over gathered weights are cut up as well: of two layers of
-    # T5-1.1-base on 16 chips into 924 permutations and small products, 20.5 ms where whole ones take 12.5.
+    # Gathers each weight, and reduces each gradient, as a whole. By default the compiler cuts many of the products with
+    # them into as many small ones as there are chips ("windowed einsum"), which take up to twice as long as the one.
     "xla_tpu_enable_windowed_einsum_for_all_gather": False,
-    # Reduces each gradient whole, asynchronously. By default the product that makes it is cut into as many small
-    # products as there are chips ("windowed einsum"), which take almost twice as long as the one.
     "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
+}
+"""Further options on every TPU where parameters are sharded over `fsdp`."""
+
+FSDP_OVERLAP_OPTIONS: dict[str, bool | int] = {
     # The reduction and the slices that follow stay apart, since the reduction alone overlaps with compute. Fused to a
     # reduce-scatter they send half the bytes, but nothing runs at the same time.
     "xla_tpu_enable_all_reduce_scatter_fusion": False,
@@ -49,6 +51,8 @@ def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
-    if not device.device_kind.startswith(("TPU v5 lite", "TPU v5e")):
-        return dict(TPU_OPTIONS)
-    return TPU_OPTIONS | OVERLAP_OPTIONS | (FSDP_OPTIONS if mesh.shape.get("fsdp", 1) > 1 else {})
+    has_fsdp, can_overlap = mesh.shape.get("fsdp", 1) > 1, device.device_kind.startswith(("TPU v5 lite", "TPU v5e"))
+    options = TPU_OPTIONS | (FSDP_OPTIONS if has_fsdp else {})
+    if can_overlap:
+        options |= OVERLAP_OPTIONS | (FSDP_OVERLAP_OPTIONS if has_fsdp else {})
+    return options

@@ -26,7 +26,7 @@ def environment(monkeypatch):
 
 
 def test_cycles_times_executions_over_the_clock_and_fused_computations_once():
-    result = estimate(parse(NESTED), V5E, flops=197.0)
+    result = estimate(parse(NESTED), V5E)
     cycles = 5 * 100 + 15 * 7  # neither the fused sine's 1,000 nor the copy's unknown cycles
     assert result.seconds == pytest.approx(cycles / 1.5e9)
     first, second = result.top
@@ -35,12 +35,10 @@ def test_cycles_times_executions_over_the_clock_and_fused_computations_once():
     assert (second["name"], second["executions"]) == ("(exponential)", 15)
     # A copy, then 15 exponentials and 5 fusions of a counter and 8 numbers, and 20 comparisons of two counters.
     assert result.bytes_accessed == 2 * 32 + (15 + 5) * (4 + 32 + 32) + 20 * (4 + 4 + 1)
-    assert result.roofline_seconds == pytest.approx(result.bytes_accessed / 819e9)
-    assert estimate(parse(NESTED), V5E, flops=197e12).roofline_seconds == pytest.approx(1)
 
 
 def test_chips_whose_clock_is_unknown_have_no_estimate():
-    assert estimate(parse(NESTED), types.SimpleNamespace(device_kind="cpu"), 1.0) is None
+    assert estimate(parse(NESTED), types.SimpleNamespace(device_kind="cpu")) is None
 
 
 @pytest.mark.parametrize(("name", "mxus"), [
@@ -160,7 +158,7 @@ def compiled_estimate(function, *shapes, topology="v5e:2x2"):
     place = jax.sharding.SingleDeviceSharding(device)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in shapes]
     compiled = jax.jit(function).lower(*arrays).compile()
-    return device, estimate(parse(compiled.as_text()), device, 0.0)
+    return device, estimate(parse(compiled.as_text()), device)
 
 
 @needs_compiler
@@ -190,7 +188,7 @@ def test_calibration_against_bandwidth(function, arguments, arrays, low, high):
         device = compilation.topology_devices("v5e:2x2")[0]
         place = jax.sharding.SingleDeviceSharding(device)
         compiled = jax.jit(function, out_shardings=place).lower().compile()
-        result = estimate(parse(compiled.as_text()), device, 0.0)
+        result = estimate(parse(compiled.as_text()), device)
     else:
         device, result = compiled_estimate(function, *[(8192, 8192)] * arguments)
     ratio = result.seconds / (arrays * 8192**2 * 2 / tpu_generation(device).hbm_bandwidth)

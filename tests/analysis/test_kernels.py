@@ -95,7 +95,7 @@ def test_a_matrix_product_multiplies_every_pair_once_and_is_about_as_fast_as_the
     assert count.certain.rows * 2 * 128**2 == flops and count.conditional == Work(0, 0)
     device = SimpleNamespace(device_kind=DEVICE)
     alone = Module("main", {"main": [one for one in compiled.computations[compiled.entry] if "product" in one.name]})
-    result = estimate(alone, device, 0.0, counts[0])
+    result = estimate(alone, device, counts[0])
     assert result.executed_flops == flops and (result.counted_kernels, result.charged_kernels) == (1, 0)
     assert 1.0 <= result.seconds / (flops / peak_flops(device)) < 1.25
 
@@ -112,7 +112,7 @@ def test_a_loop_inside_the_grid_takes_its_trip_count(compiled, counts):
 def test_a_kernel_whose_trip_count_is_an_argument_is_charged_by_its_flops(compiled, counts):
     with pytest.raises(KeyError):
         count_of("loop_None", compiled, counts)
-    result = estimate(compiled, SimpleNamespace(device_kind=DEVICE), 0.0, counts[0])
+    result = estimate(compiled, SimpleNamespace(device_kind=DEVICE), counts[0])
     assert (result.counted_kernels, result.charged_kernels) == (3, 1)
 
 
@@ -155,7 +155,7 @@ def test_without_the_second_process_there_are_no_counts_and_the_kernel_is_charge
     monkeypatch.setattr(kernels.importlib.metadata, "version", lambda name: "1")
     module = parse(KERNEL)
     assert kernels.count_kernels(module, "v5e:2x2", DEVICE, tmp_path) == {}
-    result = estimate(module, SimpleNamespace(device_kind=DEVICE), 0.0, {})
+    result = estimate(module, SimpleNamespace(device_kind=DEVICE), {})
     assert (result.counted_kernels, result.charged_kernels) == (0, 1)
     assert result.kernel_seconds == pytest.approx(2 * 8 * 128 * 4 / 819e9)
 

@@ -14,8 +14,10 @@ import pytest
 
 from jaxlm.analysis import compilation
 from jaxlm.analysis import search as searching
-from jaxlm.analysis.extrapolate import with_layers
-from jaxlm.analysis.hlo import parse
+from jaxlm.analysis.compilation import CompiledStep
+from jaxlm.analysis.estimate import Estimate
+from jaxlm.analysis.extrapolate import extrapolate, with_layers
+from jaxlm.analysis.hlo import Traffic, parse
 from jaxlm.analysis.plan import plan
 from jaxlm.analysis.step import stand_in_vocabulary
 from jaxlm.cli import main
@@ -25,9 +27,9 @@ from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
-from jaxlm.models.reformer import Reformer
+from jaxlm.models.ernie import Ernie
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
@@ -175,16 +177,40 @@ def test_few_layers_extrapolate_to_the_whole_step():
         assert extrapolated["collectives"][kind]["bytes"] == pytest.approx(item["bytes"], rel=0.03), kind
 
 
+def step(scale: float, collectives: dict[str, Traffic], other: int = 0) -> CompiledStep:
+    """Return a compiled step of which every figure is `scale`."""
+    top = [dict(name="dot", seconds=scale, share=1.0, executions=int(scale))]
+    estimate = Estimate(scale, scale, 1, 0, scale, scale, top)
+    by_kind = {"parameters": int(scale), "other": other}
+    return CompiledStep(True, by_kind, sum(by_kind.values()), estimate, collectives, "", 1)
+
+
+def test_an_extrapolated_step_lies_on_the_line_and_hides_no_more_than_it_moves():
+    few = {"all-gather": Traffic(2, 20, 2, 20, 10.0, 2.0)}
+    more = {"all-gather": Traffic(4, 40, 4, 40, 12.0, 9.0), "all-reduce": Traffic(1, 8, 0, 0, 0.5, 0.0)}
+    found = extrapolate(step(20, few, other=-3), step(30, more, other=-3), 12)
+    assert found.hbm_by_kind == {"parameters": 70, "other": -3} and found.hbm_bytes == 67 and found.compile_seconds == 2
+    assert found.estimate[:2] == (70, 70) and found.estimate[4:6] == (70, 70)
+    assert found.estimate.top == [dict(name="dot", seconds=70, share=1.0, executions=70)]
+    gather, reduce = found.collectives["all-gather"], found.collectives["all-reduce"]
+    assert gather[:4] == (12, 120, 12, 120)
+    # 2 of 10 seconds overlap, then 9 of 12: 37 do on the line, and no less than none of the others.
+    assert gather.asynchronous_seconds == gather.seconds == 37
+    assert reduce == Traffic(5, 40, 0, 0, 2.5, 0.0)
+
+
 def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
-    with pytest.raises(UserError, match=r"this Bert has num_layers 1"):
+    with pytest.raises(UserError, match=r"this Bert has num_layers 1\. Leave it out"):
         with_layers(EXPERIMENT, 2)
+    loop = dataclasses.replace(EXPERIMENT, objective=MaskedLM(model=Bert(loop_layers=True)))
+    with pytest.raises(UserError, match=r"not in a loop"):
+        with_layers(loop, 2)
     t5 = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=12, num_decoder_layers=6)))
     with pytest.raises(UserError, match=r"this T5 has num_layers 12, num_decoder_layers 6"):
         with_layers(t5, 2)
-    alternating = Reformer(num_layers=12, attention_types=("local", "local", "lsh", "local"))
-    reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=alternating))
-    with pytest.raises(UserError, match=r"cannot be extrapolated from 2 layers"):
-        with_layers(reformer, 2)
+    ernie = dataclasses.replace(EXPERIMENT, objective=EntityAutoencoder(model=Ernie(num_layers=12, num_text_layers=5)))
+    with pytest.raises(UserError, match=r"needs 2 layers in every stack, which Ernie cannot have; leave it out"):
+        with_layers(ernie, 2)
 
 
 @needs_compiler

@@ -23,7 +23,7 @@ def test_other_platforms_have_the_compilers_defaults():
     ("TPU v2", False), ("TPU v3", False), ("TPU v4", False), ("TPU v5 lite", True), ("TPU v5", False),
     ("TPU v6 lite", False), ("TPU7x", False),
 ])
-def test_all_reduces_are_fused_on_v5e_only(kind, fuses):
+def test_all_reduces_are_fused_on_v5e_only_and_products_stay_whole_over_fsdp(kind, fuses):
     """The compiler refuses "continuation fusion for AllReduce" for the others."""
     for fsdp in (1, 4):
         devices = np.array([SimpleNamespace(platform="tpu", device_kind=kind)])
@@ -31,7 +31,9 @@ def test_all_reduces_are_fused_on_v5e_only(kind, fuses):
         assert options["xla_tpu_spmd_rng_bit_generator_unsafe"]
         assert options.get("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", False) == fuses
         assert ("xla_tpu_enable_all_reduce_scatter_fusion" in options) == (fuses and fsdp > 1)
-        assert len(options) == 1 or fuses
+        whole = [f"xla_tpu_enable_windowed_einsum_for_{kind}" for kind in ("all_gather", "reduce_scatter")]
+        assert [options.get(name, True) for name in whole] == [fsdp == 1] * 2
+        assert len(options) == (1 if fsdp == 1 else 3) or fuses
 
 
 @pytest.mark.slow
