@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
-from jaxlm.analysis.step import described, stand_in_vocabulary, synthetic_batch
+from jaxlm.analysis.step import describe_vocabulary, stand_in_vocabulary, synthetic_batch
 from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.errors import UserError
@@ -86,7 +86,8 @@ def bench_pretraining(
     found = compare(ours, peer, "tokens", t.batch_size * length, steps, flops, peak * mesh.size)
     corruption_seconds = statistics.median(corruption.seconds) / steps
     return _facts(experiment, objective) | dict(
-        devices=mesh.size, vocabulary=described(experiment.objective, vocabulary), parameters=program.num_params,
+        devices=mesh.size, parameters=program.num_params,
+        vocabulary=describe_vocabulary(experiment.objective, vocabulary),
         compile_and_first_step_seconds=ours.first_seconds, corruption_seconds=corruption_seconds,
         corruption_share=corruption_seconds / found["step_seconds"], flops_per_step=flops, peak_flops_per_device=peak,
         peak_is_measured=not published_peak, mfu_formula=MFU_FORMULA,
@@ -121,7 +122,7 @@ def bench_generation(
     sides = [Side("jaxlm", lambda _: continuations(objective, params, prompts, settings))]
     if has_peer:
         sides.append(generation(objective, prompts, new_tokens))
-    named = described(experiment.objective, vocabulary)
+    named = describe_vocabulary(experiment.objective, vocabulary)
     facts = _facts(experiment, objective) | dict(prompt=length, new_tokens=new_tokens, vocabulary=named)
     return facts | _timed(sides, "tokens", rows, new_tokens, report)
 

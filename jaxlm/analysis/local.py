@@ -11,7 +11,7 @@ import jax
 from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.costs import hbm_bytes, product_flops
 from jaxlm.analysis.hlo import parse, traffic
-from jaxlm.analysis.step import described, input_bytes, memory_by_kind, train_program
+from jaxlm.analysis.step import describe_vocabulary, input_bytes, memory_by_kind, train_program
 from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_bandwidth, tpu_generation
@@ -53,7 +53,8 @@ def plan_here(
     flops = max(formula / mesh.size, product_flops(module))
     found = {
         "topology": None, "devices": mesh.size, "device_kind": device.device_kind, "mesh": dict(mesh.shape),
-        "batch_size": t.batch_size, "length": length, "vocabulary": described(experiment.objective, vocabulary),
+        "batch_size": t.batch_size, "length": length,
+        "vocabulary": describe_vocabulary(experiment.objective, vocabulary),
         "parameters": program.num_params, "fits": used <= limit, "hbm_bytes_per_chip": used, "hbm_limit_bytes": limit,
         "hbm_by_kind": by_kind, "flops_per_step": formula, "executed_flops_per_chip": flops,
         "bytes_accessed_per_chip": accessed,

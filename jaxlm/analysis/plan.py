@@ -10,7 +10,7 @@ from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE
 from jaxlm.analysis.extrapolate import compile_extrapolated
 from jaxlm.analysis.hlo import asynchronous_share
 from jaxlm.analysis.links import predict
-from jaxlm.analysis.step import described, train_program
+from jaxlm.analysis.step import describe_vocabulary, train_program
 from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
@@ -53,7 +53,8 @@ def plan(
     tokens_per_second = predicted and t.batch_size * length / predicted.seconds
     return {
         "topology": topology, "devices": len(devices), "device_kind": devices[0].device_kind, "mesh": dict(mesh.shape),
-        "batch_size": t.batch_size, "length": length, "vocabulary": described(experiment.objective, vocabulary),
+        "batch_size": t.batch_size, "length": length,
+        "vocabulary": describe_vocabulary(experiment.objective, vocabulary),
         "parameters": program.num_params, "is_extrapolated": is_extrapolated,
         "fits": step.fits and used <= limit, "hbm_bytes_per_chip": used, "hbm_limit_bytes": limit,
         "headroom_bytes": max(limit - used, 0), "bytes_over": max(used - limit, 0), "hbm_by_kind": step.hbm_by_kind,

@@ -68,7 +68,11 @@ def variants(experiment: Experiment, mesh: MeshConfig, devices: int) -> Iterator
         yield dataclasses.replace(experiment, train=train), flags | {"train.accumulate": accumulate}
     objective = experiment.objective
     if getattr(objective.model, "remat", "full") != "full":
-        objective = dataclasses.replace(objective, model=objective.model.with_execution(remat="full"))
+        try:
+            model = objective.model.with_execution(remat="full")
+        except UserError:  # a reversible model always recomputes
+            return
+        objective = dataclasses.replace(objective, model=model)
         yield dataclasses.replace(experiment, objective=objective), flags | {"objective.model.remat": "full"}
 
 

@@ -76,7 +76,7 @@ def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
     }
 
 
-def described(objective: Any, vocabulary: Vocabulary | None) -> str:
+def describe_vocabulary(objective: Any, vocabulary: Vocabulary | None) -> str:
     """Describe the size and origin of a vocabulary. None means the stand-in of a preset."""
     if vocabulary is None:
         return f"vocabulary of {objective.model.vocab_size:,}: the preset's own"

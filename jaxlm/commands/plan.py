@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     compilation.require_compiler()
     compilation.prepare_environment()
     from jaxlm.analysis.plan import plan as plan_step
-    from jaxlm.analysis.step import described
+    from jaxlm.analysis.step import describe_vocabulary
     from jaxlm.runs.load import run_vocabulary
 
     vocabulary = run_vocabulary(options.config)
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
         return 0
     for index, row in enumerate(rows):
         if index == 0:  # after the first compilation, which finds the user's mistakes
-            print(heading(experiment, described(experiment.objective, vocabulary)))
+            print(heading(experiment, describe_vocabulary(experiment.objective, vocabulary)))
         print(table_row(row, row["topology"]), flush=True)
     print(f"\n{CAVEAT}{short_rows(experiment)}")
     return 0
@@ -133,12 +133,12 @@ def local_report(plan: dict[str, Any]) -> str:
 def search(experiment: Any, topology: str, vocabulary: Any, options: Any) -> int:
     """Print the plans of several meshes, or them and the fastest as one JSON object, and return the exit code."""
     from jaxlm.analysis import search as searching
-    from jaxlm.analysis.step import described
+    from jaxlm.analysis.step import describe_vocabulary
 
     plans = []
     for found in searching.search(experiment, topology, vocabulary, options.extrapolate):
         if not plans and not options.json:
-            print(heading(experiment, described(experiment.objective, vocabulary), "mesh"))
+            print(heading(experiment, describe_vocabulary(experiment.objective, vocabulary), "mesh"))
         plans.append(priced(found, options))
         if not options.json:
             print(table_row(plans[-1], " x ".join(map(str, found["mesh"].values()))) + _changes(found), flush=True)

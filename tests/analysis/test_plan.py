@@ -28,7 +28,9 @@ from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.ernie import Ernie
+from jaxlm.models.reformer import Reformer
 from jaxlm.models.t5 import T5
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
@@ -211,6 +213,12 @@ def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
     ernie = dataclasses.replace(EXPERIMENT, objective=EntityAutoencoder(model=Ernie(num_layers=12, num_text_layers=5)))
     with pytest.raises(UserError, match=r"needs 2 layers in every stack, which Ernie cannot have; leave it out"):
         with_layers(ernie, 2)
+
+
+def test_variants_of_a_reversible_model_end_with_microbatches():
+    reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=Reformer()))
+    tried = [flags.get("train.accumulate") for _, flags in searching.variants(reformer, MeshConfig(), 16)]
+    assert tried == [None, 2, 4]
 
 
 @needs_compiler
