@@ -18,6 +18,7 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,9 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     """
     import jax
 
-    from jaxlm.analysis.compilation import topology_devices
     from jaxlm.analysis.extrapolate import can_extrapolate
     from jaxlm.analysis.outline import outlines
     from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.search import variants
     from jaxlm.errors import UserError
     from jaxlm.tasks.resolve import resolve
 
@@ -87,21 +86,19 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
     for topology in TOPOLOGIES:
-        best = next(iter(outlines(experiment, topology)), None)
-        if best and best.seconds * experiment.train.steps < 86400 * MAX_DAYS:
+        steps = outlines(experiment, topology)
+        if steps and steps[0].seconds * experiment.train.steps < 86400 * MAX_DAYS:
             break
     else:
         print(f"{name}: more than {MAX_DAYS} days on every topology", file=sys.stderr)
         return None
-    train = dataclasses.replace(experiment.train, accumulate=best.accumulate)
-    changed = dataclasses.replace(experiment, train=train)
-    first = {"train.accumulate": best.accumulate} if best.accumulate != experiment.train.accumulate else {}
     if not is_compiled:
-        return {"preset": name, "libtpu": None, "changes": first} | outlined(experiment, best, topology)
+        flags = accumulation(experiment, steps[0].accumulate)
+        return {"preset": name, "libtpu": None, "changes": flags} | outlined(experiment, steps[0], topology)
     found, is_extrapolated = None, can_extrapolate(experiment)
     try:
-        for variant, changes in variants(changed, best.mesh, len(topology_devices(topology))):
-            flags = {key: value for key, value in (first | changes).items() if not key.startswith("mesh.")}
+        # The fastest mesh by formula; another one only where no variant fits on it.
+        for variant, flags in (one for step in steps for one in compiled_variants(experiment, step, topology)):
             found = plan(variant, topology, is_extrapolated=is_extrapolated) | {"changes": flags}
             if found["fits"]:
                 break
@@ -111,6 +108,23 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
         "preset": name, "libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__,
         **{key: found[key] for key in KEPT},
     }
+
+
+def accumulation(experiment: Any, accumulate: int) -> dict[str, int]:
+    """Return the flag for a number of microbatches other than the experiment's."""
+    return {"train.accumulate": accumulate} if accumulate != experiment.train.accumulate else {}
+
+
+def compiled_variants(experiment: Any, outline: Any, topology: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the experiment on the mesh of an outline, then variants that take less memory, each with its flags."""
+    from jaxlm.analysis.compilation import topology_devices
+    from jaxlm.analysis.search import variants
+
+    first = accumulation(experiment, outline.accumulate)
+    train = dataclasses.replace(experiment.train, accumulate=outline.accumulate)
+    changed = dataclasses.replace(experiment, train=train)
+    for variant, changes in variants(changed, outline.mesh, len(topology_devices(topology))):
+        yield variant, {key: value for key, value in (first | changes).items() if not key.startswith("mesh.")}
 
 
 def outlined(experiment: Any, outline: Any, topology: str) -> dict[str, Any]:
