@@ -61,6 +61,7 @@ def with_layers(experiment: Experiment, layers: int) -> Experiment:
     depths = stack_depths(model)
     if not is_uniform(model):
         found = ", ".join(f"{name} {depth}" for name, depth in depths.items()) or "no layers"
+        found += " in a loop" if getattr(model, "loop_layers", False) else ""
         raise UserError(
             f"--extrapolate is for models of more than {max(DEPTHS)} layers, as many in every stack and not in a loop; "
             f"this {type(model).__name__} has {found}. Leave it out."

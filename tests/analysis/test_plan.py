@@ -205,7 +205,7 @@ def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
     with pytest.raises(UserError, match=r"this Bert has num_layers 1\. Leave it out"):
         with_layers(EXPERIMENT, 2)
     loop = dataclasses.replace(EXPERIMENT, objective=MaskedLM(model=Bert(loop_layers=True)))
-    with pytest.raises(UserError, match=r"not in a loop"):
+    with pytest.raises(UserError, match=r"this Bert has num_layers 12 in a loop\. Leave it out"):
         with_layers(loop, 2)
     t5 = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=12, num_decoder_layers=6)))
     with pytest.raises(UserError, match=r"this T5 has num_layers 12, num_decoder_layers 6"):
