@@ -7,7 +7,7 @@ Command:     jaxlm pretrain configs/albert_tiny.py --run-dir runs/albert_tiny
              jaxlm fill-mask runs/albert_tiny "Return a [MASK] of all the names."
 Hardware:    two CPU cores
 Parameters:  506,434 with the vocabulary of 4,096 trained here
-Result:      held-out mlm_loss 9.133 to 6.614, English Wikipedia (configs/README.md)
+Result:      held-out mlm_loss 9.133 to 6.614, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -7,7 +7,7 @@ would be nine documents. Half of the steps use rows of 16 tokens, on which atten
 Command:     jaxlm pretrain configs/bert_tiny.py --run-dir runs/bert_tiny
 Hardware:    two CPU cores
 Parameters:  4,433,468 with the published vocabulary of 30,522; 1,024,514 with the 4,096 trained here
-Result:      held-out mlm_loss 9.248 to 6.477, English Wikipedia (configs/README.md)
+Result:      held-out mlm_loss 9.248 to 6.477, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -5,7 +5,7 @@ Command:     jaxlm pretrain configs/bert_mini.py --run-dir runs/bert_mini
              jaxlm fill-mask runs/distilbert_tiny "Return a [MASK] of all the names."
 Hardware:    two CPU cores
 Parameters:  3,882,752 with the vocabulary of 8,192 trained here
-Result:      held-out soft_loss 0.151 at step 50, 0.114 at the end, English Wikipedia (configs/README.md)
+Result:      held-out soft_loss 0.151 at step 50, 0.114 at the end, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

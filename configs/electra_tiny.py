@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/electra_tiny.py --run-dir runs/electra_tiny
 Hardware:    two CPU cores
 Parameters:  1,901,057 with the vocabulary of 8,192 trained here
-Result:      held-out generator_loss 9.293 to 6.121, discriminator_loss 0.391, English Wikipedia (configs/README.md)
+Result:      held-out generator_loss 9.293 to 6.121, discriminator_loss 0.391, English Wikipedia (configs/RESULTS.md)
 
 So small a model learns faster without dropout and with initial weights of standard deviation 1/sqrt(width) than with
 BERT's values. On rows of 16 tokens it learns to attend to neighbours many times faster than on rows of 128.

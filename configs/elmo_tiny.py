@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/elmo_tiny.py --run-dir runs/elmo_tiny
 Hardware:    two CPU cores
 Parameters:  1,291,664 with the 8,192 words and symbols counted here
-Result:      held-out lm_loss 9.016 to 4.861, English Wikipedia (configs/README.md)
+Result:      held-out lm_loss 9.016 to 4.861, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

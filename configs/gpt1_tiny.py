@@ -7,7 +7,7 @@ Command:     jaxlm pretrain configs/gpt1_tiny.py --run-dir runs/gpt1_tiny
              jaxlm generate runs/gpt1_tiny "Return a list of"
 Hardware:    two CPU cores
 Parameters:  1,858,048 with the vocabulary of 8,192 trained here
-Result:      held-out lm_loss 9.534 to 6.299, English Wikipedia (configs/README.md)
+Result:      held-out lm_loss 9.534 to 6.299, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

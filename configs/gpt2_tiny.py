@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/gpt2_tiny.py --run-dir runs/gpt2_tiny
              jaxlm generate runs/gpt2_tiny "Return a list of"
 Hardware:    two CPU cores
 Parameters:  1,858,304 with the vocabulary of 8,192 trained here
-Result:      held-out lm_loss 9.040 to 5.895, English Wikipedia (configs/README.md)
+Result:      held-out lm_loss 9.040 to 5.895, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/gpt3_tiny.py --run-dir runs/gpt3_tiny
              jaxlm generate runs/gpt3_tiny "Return a list of"
 Hardware:    two CPU cores
 Parameters:  1,858,304 with the vocabulary of 8,192 trained here
-Result:      held-out lm_loss 9.042 to 5.926, English Wikipedia (configs/README.md)
+Result:      held-out lm_loss 9.042 to 5.926, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/reformer_tiny.py --run-dir runs/reformer_tin
              jaxlm generate runs/reformer_tiny "Return a list of"
 Hardware:    two CPU cores
 Parameters:  860,162 with the 258 symbols of bytes
-Result:      held-out lm_loss 7.021 to 2.392 nats per byte, English Wikipedia (configs/README.md)
+Result:      held-out lm_loss 7.021 to 2.392 nats per byte, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -6,7 +6,7 @@ Command:     jaxlm pretrain configs/spanbert_tiny.py --run-dir runs/spanbert_tin
              jaxlm fill-mask runs/spanbert_tiny "Return a [MASK] of all the names."
 Hardware:    two CPU cores
 Parameters:  1,066,336 with the vocabulary of 4,096 trained here
-Result:      held-out mlm_loss 9.396 to 6.570, English Wikipedia (configs/README.md)
+Result:      held-out mlm_loss 9.396 to 6.570, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

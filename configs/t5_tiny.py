@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/t5_tiny.py --run-dir runs/t5_tiny
 Hardware:    two CPU cores
 Parameters:  3,081,856 with the vocabulary of 8,192 trained here
-Result:      held-out span_loss 9.552 to 5.428, English Wikipedia (configs/README.md)
+Result:      held-out span_loss 9.552 to 5.428, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

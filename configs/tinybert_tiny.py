@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/bert_mini.py --run-dir runs/bert_mini
              jaxlm pretrain configs/tinybert_tiny.py --run-dir runs/tinybert_tiny --objective.teacher runs/bert_mini
 Hardware:    two CPU cores
 Parameters:  1,544,192 with the vocabulary of 8,192 trained here
-Result:      held-out hidden_loss 2.461 at step 50, 1.581 at the end, English Wikipedia (configs/README.md)
+Result:      held-out hidden_loss 2.461 at step 50, 1.581 at the end, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/word2vec_tiny.py --run-dir runs/word2vec_tin
              jaxlm export runs/word2vec_tiny vectors
 Hardware:    two CPU cores
 Parameters:  524,288 with the 4,096 words and symbols counted here
-Result:      held-out noise_loss 4.151 to 2.562, English Wikipedia (configs/README.md)
+Result:      held-out noise_loss 4.151 to 2.562, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

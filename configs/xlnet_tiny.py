@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/xlnet_tiny.py --run-dir runs/xlnet_tiny
              jaxlm generate runs/xlnet_tiny "Return a list of"
 Hardware:    two CPU cores
 Parameters:  958,080 with the vocabulary of 4,096 trained here
-Result:      held-out plm_loss 9.449 to 5.471, English Wikipedia (configs/README.md)
+Result:      held-out plm_loss 9.449 to 5.471, English Wikipedia (configs/RESULTS.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -8,8 +8,10 @@ the shapes of `init`, with the vocabulary that the preset names.
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import os
+import re
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,8 +35,16 @@ def num_parameters(experiment: Experiment) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
+def result(name: str) -> str:
+    """Return the result in a preset's docstring; a dash if there is none."""
+    doc = ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    # Further lines of an entry are indented.
+    found = re.search(r"^Result: +(?! |none)(.+(?:\n +.+)*)", doc, re.M)
+    return " ".join(found[1].split()).removesuffix(" (configs/RESULTS.md)") if found else "–"
+
+
 def row(name: str) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     experiment = load_preset(str(CONFIGS / f"{name}.py"))
     objective, train, optimizer = experiment.objective, experiment.train, experiment.optimizer
     short = f", {train.short_steps:,} of them of {train.short_length}" if train.short_steps else ""
@@ -42,7 +52,7 @@ def row(name: str) -> str:
     return (
         f"| `{name}` | {type(objective).__name__} on {type(objective.model).__name__} "
         f"| {num_parameters(experiment):,} | {experiment.data.length} × {train.batch_size} "
-        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} |"
+        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} | {result(name)} |"
     )
 
 
@@ -50,8 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", help="names without .py; all by default")
     names = parser.parse_args().presets or [path.stem for path in CONFIGS.glob("*.py")]
-    print("| preset | objective on model | parameters | length × batch | optimizer, schedule, peak | steps | mesh |")
-    print("|---|---|---|---|---|---|---|")
+    print("| preset | objective on model | parameters | length × batch | optimizer, schedule, peak | steps | mesh | result |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in sorted(names):
         print(row(name))
 
