@@ -164,7 +164,7 @@ def compiled_estimate(function, *shapes, topology="v5e:2x2"):
 @needs_compiler
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1"])
 def test_calibration_of_a_large_matrix_product(topology):
-    """analysis/README.md has the figures; a new compiler that moves them needs new ones there."""
+    """configs/RESULTS.md has the figures; a new compiler that moves them needs new ones there."""
     device, result = compiled_estimate(lambda a, b: a @ b, (8192, 8192), (8192, 8192), topology=topology)
     ratio = result.seconds / (2 * 8192**3 / peak_flops(device))
     assert 1.0 < ratio < 1.2
