@@ -303,26 +303,22 @@ def record(claim: Claim, arms: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def table() -> str:
-    """Return configs/CLAIMS.md."""
-    heading = (CLAIMS / "heading.md").read_text().rstrip()
-    lines = [heading, "", "| claim | verdict | comparison | difference [95 % CI] |", "|---|---|---|---|"]
-    details = []
+    """Return configs/CLAIMS.md: the heading with the verdict of each claim, then a section for each."""
+    verdicts, details = ["| claim | verdict |", "|---|---|"], []
     for name in names():
         claim, file = Claim.read(name), CLAIMS / "results" / f"{name}.json"
-        if not file.exists():
-            lines.append(f"| [{claim.claim}](#{name}) | not run | | |")
-            details += detail(claim, None)
-            continue
-        facts = json.loads(file.read_text())
-        found = [(one, *difference(one, facts["arms"])) for one in claim.compare]
-        whole = verdict_of_all([verdict(one, low, high) for one, _, low, high in found])
-        lines += [
-            f"| {f'[{claim.claim}](#{name})' if not i else ''} | {f'**{whole}**' if not i else ''} "
-            f"| {one.label} | {interval(gap, low, high)} |"
-            for i, (one, gap, low, high) in enumerate(found)
-        ]
+        facts = json.loads(file.read_text()) if file.exists() else None
+        whole = f"**{verdict_of_all([row[-1] for row in compared(claim, facts)])}**" if facts else "not run"
+        verdicts.append(f"| [{claim.claim}](#{name}) | {whole} |")
         details += detail(claim, facts)
-    return "\n".join([*lines, *details]) + "\n"
+    heading = (CLAIMS / "heading.md").read_text().rstrip().replace("VERDICTS", "\n".join(verdicts))
+    return "\n".join([heading, *details]) + "\n"
+
+
+def compared(claim: Claim, facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (label, difference with its interval, verdict) of each comparison."""
+    found = [(one, *difference(one, facts["arms"])) for one in claim.compare]
+    return [(one.label, interval(gap, low, high), verdict(one, low, high)) for one, gap, low, high in found]
 
 
 def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
@@ -330,10 +326,11 @@ def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
     summary = f"{claim.claim} {claim.paper} Reported: {claim.reported} Held constant: {claim.equal}"
     lines = ["", f"## {claim.name}", "", summary]
     if facts:
+        lines += ["", "| comparison | difference [95 % CI] | verdict |", "|---|---|---|"]
+        lines += [f"| {' | '.join(row)} |" for row in compared(claim, facts)]
         lines += ["", f"![{claim.name}](claims/pictures/{claim.name}.png)", ""]
         runs = [*itertools.chain(*facts["arms"].values())]
-        compared = [one.metric for one in claim.compare]
-        metrics = [*dict.fromkeys([*compared, "model.flops", "model.parameters"])]
+        metrics = [*dict.fromkeys([*(one.metric for one in claim.compare), "model.flops", "model.parameters"])]
         metrics = [name for name in metrics if any(name in values for values in runs)]
         lines += [f"| arm | {' | '.join(metrics)} |", "|---" * (1 + len(metrics)) + "|"]
         for arm, seeds in facts["arms"].items():

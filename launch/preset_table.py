@@ -52,7 +52,8 @@ def row(name: str) -> str:
     return (
         f"| `{name}` | {type(objective).__name__} on {type(objective.model).__name__} "
         f"| {num_parameters(experiment):,} | {experiment.data.length} × {train.batch_size} "
-        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} | {result(name)} |"
+        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} "
+        f"| {result(name)} |"
     )
 
 
@@ -60,7 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", help="names without .py; all by default")
     names = parser.parse_args().presets or [path.stem for path in CONFIGS.glob("*.py")]
-    print("| preset | objective on model | parameters | length × batch | optimizer, schedule, peak | steps | mesh | result |")
+    columns = "preset", "objective on model", "parameters", "length × batch", "optimizer, schedule, peak", "steps", "mesh"
+    print(f"| {' | '.join(columns)} | result |")
     print("|---|---|---|---|---|---|---|---|")
     for name in sorted(names):
         print(row(name))
