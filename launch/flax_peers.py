@@ -7,8 +7,8 @@ The last version with Flax classes wants an environment of its own:
     peer/bin/python launch/flax_peers.py [bert electra …]
 
 Each family's train step is that of the published base size at the rows a chip of the table in configs/RESULTS.md:
-AdamW, bfloat16 over float32 parameters, the published dropout, logits at all positions and random keys of threefry as in
-Transformers' own training scripts. The time is counted as `jaxlm plan` counts ours. No kernels are in these steps.
+AdamW, bfloat16 over float32 parameters, the published dropout, logits at all positions and random keys of threefry as
+in Transformers' own training scripts. The time is counted as `jaxlm plan` counts ours. No kernels are in these steps.
 """
 
 from __future__ import annotations

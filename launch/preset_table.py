@@ -61,9 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", help="names without .py; all by default")
     names = parser.parse_args().presets or [path.stem for path in CONFIGS.glob("*.py")]
-    columns = "preset", "objective on model", "parameters", "length × batch", "optimizer, schedule, peak", "steps", "mesh"
-    print(f"| {' | '.join(columns)} | result |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("preset", "objective on model", "parameters", "length × batch", "optimizer, schedule, peak", "steps",
+               "mesh", "result")
+    print(f"| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|")
     for name in sorted(names):
         print(row(name))
 
