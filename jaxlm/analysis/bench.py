@@ -18,7 +18,7 @@ from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.objectives.base import Objective, load_constants, with_constants
+from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
@@ -63,7 +63,7 @@ def bench_pretraining(
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
-    constants = jax.device_put(load_constants(objective, load_teacher))
+    constants = jax.device_put(objective.load_constants(load_teacher))
     program = Program(objective, t, experiment.optimizer, mesh, constants)
     placed, step = jax.device_put(batch, batch_sharding(mesh)), _Steps(program, program.init(t.seed))
     ours = Side("jaxlm", lambda steps: step.run([placed] * steps), lambda: {
@@ -146,9 +146,9 @@ def bench_fine_tuning(
     mesh, rows = make_mesh(experiment.mesh), experiment.data.open(source.tokenizer, report)
     vocabulary = dataclasses.replace(source.tokenizer.vocabulary, preserve_rows=True)
     task = experiment.objective.bind(vocabulary, length, rows.statistics)
-    constants = jax.device_put(load_constants(task, load_teacher))
+    constants = jax.device_put(task.load_constants(load_teacher))
     feed, program = Feed(rows, task, t, length, mesh), Program(task, t, experiment.optimizer, mesh, constants)
-    params = with_constants(task, constants).initial_params(program.init_params(t.seed), source)
+    params = task.with_constants(constants).initial_params(program.init_params(t.seed), source)
     params = jax.device_get(params)
     step = _Steps(program, program.begin(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Describes
 from jaxlm.runs.folder import RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.feed import Stage, stage_after, stages_of
@@ -43,8 +42,6 @@ def show(
         tokenizer: Tokenizer to use instead.
         params: Parameters of a task's run, whose predictions are shown, too.
     """
-    if not isinstance(experiment.objective, Describes):
-        raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
     run, data = RunFolder.read(folder), experiment.data
     if run.tokenizer_folder:
@@ -72,7 +69,9 @@ def show(
             example |= jax.device_get(jax.jit(objective.predict)(params, example))
         for row in range(min(examples, rows)):
             console.print(f"\nrow {row}", style="bold")
-            for line in objective.describe(batch, example, row):
+            if (lines := objective.describe(batch, example, row)) is None:
+                raise UserError(f"{type(objective).__name__} has no `describe` method; add it to show examples.")
+            for line in lines:
                 shown = Text(f"{line.title:>12}  ", style="cyan")
                 for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
                     used[mark] = None

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment
-from jaxlm.objectives.base import Constants, Objective, constant_shapes
+from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.load import load_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -38,7 +38,7 @@ def step_inputs(experiment: Experiment, vocabulary: Vocabulary | None = None) ->
     )
     batch = synthetic_batch(experiment, objective)
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
-    return objective, constant_shapes(objective, load_teacher), shapes
+    return objective, objective.constant_shapes(load_teacher), shapes
 
 
 def synthetic_batch(experiment: Experiment, objective: Any) -> Any:

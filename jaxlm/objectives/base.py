@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -101,6 +101,20 @@ class PretrainedModel:
         return iter((self.objective, self.params, self.tokenizer, self.fresh))
 
 
+class Line(NamedTuple):
+    """A line of `jaxlm show`.
+
+    Attributes:
+        title: Text before the tokens.
+        ids: Token ids.
+        marks: How to draw each token: "" (plain), "special", "masked", "random", "kept", "target", "span" or "padding".
+    """
+
+    title: str
+    ids: list[int]
+    marks: list[str]
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """Base class of objectives: how a batch becomes an example, and the loss on it.
@@ -113,6 +127,8 @@ class Objective:
     _: dataclasses.KW_ONLY
     vocabulary: Vocabulary | None = field(None, bound=True)
     """Set by `bind`: facts about the tokenizer."""
+    constants: Constants = field((), bound=True)
+    """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
 
     symbols: ClassVar[tuple[str, ...]] = ()
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
@@ -120,6 +136,8 @@ class Objective:
     """Number of rows that belong together: devices and microbatches take multiples of it."""
     shared_arrays: ClassVar[tuple[str, ...]] = ()
     """Arrays of an example that belong to the whole batch and not to its rows: every microbatch gets them whole."""
+    constants_field: ClassVar[str] = "teacher"
+    """Field with the folder that the constants are read from."""
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
     token_losses: ClassVar[tuple[str, ...]] = ()
@@ -206,6 +224,63 @@ class Objective:
         """
         raise NotImplementedError
 
+    def initial_memory(self, rows: int) -> Memory:
+        """Return the recurrence memory at the beginning of a stream, a row per sequence; () for a stateless model."""
+        return ()
+
+    def stream_loss(
+        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
+    ) -> tuple[Terms, Memory]:
+        """Return the terms, as `loss` does, and the memory for the next batch. No gradient flows through the memory.
+
+        An objective whose row r of a batch continues row r of the batch before implements it in place of `loss`.
+        """
+        return self.loss(params, example, key, train), ()
+
+    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the arrays that the loss reads and that are neither trained nor saved; () for none.
+
+        Args:
+            load: Opens a run folder or a Transformers folder.
+        """
+        return ()
+
+    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the shapes of the arrays of `load_constants`, for a plan."""
+        arrays = self.load_constants(load)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
+
+    def with_constants(self, constants: Constants) -> Self:
+        """Return a copy bound to the arrays of `load_constants`."""
+        return dataclasses.replace(self, constants=constants)
+
+    def flops(self, length: int) -> float | None:
+        """Return the FLOPs of one sequence's forward pass through what is trained; None if they are not counted.
+
+        Matrix products and full attention only, heads at predicted positions only; a multiply-add counts as 2.
+        """
+        return None
+
+    def constants_flops(self, length: int) -> float:
+        """Return the FLOPs of one sequence's forward pass through a teacher."""
+        return 0.0
+
+    def step_flops(self, length: int, rows: int) -> float:
+        """Return the FLOPs of a training step: 3 × forward of what is trained, 1 × of a teacher; 0 if not counted."""
+        forward = self.flops(length)
+        return 0.0 if forward is None else rows * (3.0 * forward + self.constants_flops(length))
+
+    def describe(self, batch: Batch, example: Example, row: int) -> list[Line] | None:
+        """Return row `row` before and after corruption, from numpy arrays, for `jaxlm show`; None for none."""
+        return None
+
+    def score_rows(self, params: Params, source: Any, length: int, batch_size: int) -> dict[str, float]:
+        """Return metrics of all held-out rows of a source that are no means of terms; none for pretraining.
+
+        The parameters are on one device.
+        """
+        return {}
+
     def prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return the prompt of a sample: the text with every sixth token masked, or its first half."""
         if self.answer_kind == "masks":
@@ -216,136 +291,6 @@ class Objective:
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""
         mask = example.get("attention_mask")
         return (batch.segment_ids if mask is None else mask) > 0
-
-
-class Streams(Objective):
-    """An objective that carries state over a stream: row r of a batch continues row r of the batch before."""
-
-    def initial_memory(self, rows: int) -> Memory:
-        """Return the state at the beginning of a stream of `rows` rows."""
-        raise NotImplementedError
-
-    def stream_loss(
-        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
-    ) -> tuple[Terms, Memory]:
-        """Return the terms, as `loss` does, and the state for the next batch. No gradient flows through the state."""
-        raise NotImplementedError
-
-
-def stream_loss(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
-) -> tuple[Terms, Memory]:
-    """Return terms and next state of any objective; the state of a stateless one is ()."""
-    if isinstance(objective, Streams):
-        return objective.stream_loss(params, example, memory, key, train)
-    return objective.loss(params, example, key, train), ()
-
-
-def initial_memory(objective: Objective, rows: int) -> Memory:
-    """Return the state at the beginning of a stream; () for a stateless objective."""
-    return objective.initial_memory(rows) if isinstance(objective, Streams) else ()
-
-
-@dataclasses.dataclass(frozen=True)
-class HasConstants(Objective):
-    """An objective whose loss reads arrays that are neither trained nor saved: a teacher's parameters, or a table."""
-
-    _: dataclasses.KW_ONLY
-    constants: Constants = field(None, bound=True)
-    """Set by `with_constants`: the arrays, or their tracers inside a step."""
-
-    constants_field: ClassVar[str] = "teacher"
-    """Field with the folder that the arrays are read from."""
-
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        """Return the arrays.
-
-        Args:
-            load: Opens a run folder or a Transformers folder.
-        """
-        raise NotImplementedError
-
-    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        """Return the shapes of the arrays of `load_constants`, for a plan."""
-        arrays = self.load_constants(load)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
-
-    def constants_flops(self, length: int) -> float:
-        """Return the FLOPs of one sequence's forward pass through a teacher."""
-        return 0.0
-
-
-def load_constants(objective: Objective, load: Callable[[str], PretrainedModel]) -> Constants:
-    """Return the constants of any objective; () for one without."""
-    return objective.load_constants(load) if isinstance(objective, HasConstants) else ()
-
-
-def constant_shapes(objective: Objective, load: Callable[[str], PretrainedModel]) -> Constants:
-    """Return the shapes of the constants of any objective; () for one without."""
-    return objective.constant_shapes(load) if isinstance(objective, HasConstants) else ()
-
-
-def with_constants(objective: Objective, constants: Constants) -> Objective:
-    """Return the objective bound to its constants."""
-    return dataclasses.replace(objective, constants=constants) if isinstance(objective, HasConstants) else objective
-
-
-class Line(NamedTuple):
-    """A line of `jaxlm show`.
-
-    Attributes:
-        title: Text before the tokens.
-        ids: Token ids.
-        marks: How to draw each token: "" (plain), "special", "masked", "random", "kept", "target", "span" or "padding".
-    """
-
-    title: str
-    ids: list[int]
-    marks: list[str]
-
-
-@runtime_checkable
-class Describes(Protocol):
-    """An objective that `jaxlm show` can show."""
-
-    def describe(self, batch: Batch, example: Example, row: int) -> list[Line]:
-        """Return row `row` before and after corruption, from numpy arrays."""
-        ...
-
-
-@runtime_checkable
-class ScoresRows(Protocol):
-    """An objective with metrics of its held-out rows that are no means of terms: a task."""
-
-    def score_rows(self, params: Params, source: Any, length: int, batch_size: int) -> dict[str, float]:
-        """Return the metrics of all held-out rows of a source; the parameters are on one device."""
-        ...
-
-
-@runtime_checkable
-class CountsFlops(Protocol):
-    """An objective whose FLOPs, and so whose MFU, are known."""
-
-    def flops(self, length: int) -> float:
-        """Return the FLOPs of one sequence's forward pass through what is trained.
-
-        Matrix products and full attention only, heads at predicted positions only; a multiply-add counts as 2.
-        """
-        ...
-
-
-def step_flops(objective: Objective, length: int, rows: int) -> float:
-    """Return the FLOPs of a training step: 3 × forward of what is trained, 1 × of a teacher; 0 if not counted.
-
-    Args:
-        objective: The objective, bound to its constants.
-        length: Sequence length.
-        rows: Rows of the batch.
-    """
-    if not isinstance(objective, CountsFlops):
-        return 0.0
-    teacher = objective.constants_flops(length) if isinstance(objective, HasConstants) else 0.0
-    return rows * (3.0 * objective.flops(length) + teacher)
 
 
 def require_positions(length: int, max_positions: int) -> None:

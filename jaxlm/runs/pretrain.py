@@ -15,7 +15,7 @@ from jaxlm.config.json import flatten
 from jaxlm.data.base import Data, Source
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
-from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same, together
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.parallel.rules import shardings
@@ -84,7 +84,7 @@ def _pretrain(
     )
     # The embedding of a pretrained model keeps its number of rows.
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
-    constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
+    constants = experiment.objective.bind(vocabulary, data.length).load_constants(load_teacher)
     text = _open_text(data, tokenizer, report)
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     feed = Feed(text, objective, t, data.length, mesh)
@@ -164,7 +164,7 @@ def initial_state(
         report("Starting from the parameters of step 0, as imported")
         return program.begin(params), Totals()
     fresh = program.init_params(program.train.seed)
-    params = with_constants(program.objective, program.constants).initial_params(fresh, source)
+    params = program.objective.with_constants(program.constants).initial_params(fresh, source)
     state = program.begin(params)
     if params is not fresh:
         if source is not None:

@@ -20,7 +20,7 @@ from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
-from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions, with_constants
+from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
 from jaxlm.tokenizers.template import Row, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -236,13 +236,11 @@ class Task(Objective):
         return apply_head(params["classifier"], x)
 
     def flops(self, length: int) -> float:
-        """Return the FLOPs of one row's forward pass; see `jaxlm.objectives.base.CountsFlops`."""
         width = self.model.width
         pooler = 2 * width * width if self.pools and self.reading.activation else 0
         return self.model.forward_flops(length) + pooler + 2 * width * self.outputs
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        """Return a row of an example; see `jaxlm.objectives.base.Describes`."""
         lines = []
         ids, mask = (np.atleast_2d(example[name][row]) for name in ("input_ids", "attention_mask"))
         for text, real in zip(ids, mask, strict=True):
@@ -271,7 +269,6 @@ class Task(Objective):
         return [self.answer(record, own) for record, own in zip(records, parts, strict=True)]
 
     def score_rows(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> dict[str, float]:
-        """Return the metrics of the held-out rows; see `jaxlm.objectives.base.ScoresRows`."""
         golds = [self.gold(record) for record in source.records["held_out"]]
         return self.score(golds, self.answers(params, source, length, batch_size))
 
@@ -317,7 +314,7 @@ class Task(Objective):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(task: Task, params: Params, constants: Constants, batch: Arrays) -> Arrays:
-    return with_constants(task, constants).predict(params, batch)
+    return task.with_constants(constants).predict(params, batch)
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -13,7 +13,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
-from jaxlm.objectives.base import HasConstants, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
@@ -22,7 +22,7 @@ from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class DistilledClassification(Classification, HasConstants):
+class DistilledClassification(Classification):
     """loss = soft_weight · T² KL(teacher ‖ student) + hard_weight · loss of the labels + layer_weight · layer errors.
 
     T is the temperature. For numbers the squared difference takes the place of the divergence. The layer errors are

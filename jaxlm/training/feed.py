@@ -15,7 +15,7 @@ from jaxlm.config.experiment import TrainConfig
 from jaxlm.data.base import Source
 from jaxlm.data.batches import Batches
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Objective, Streams
+from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.types import TokenBatch
@@ -39,7 +39,7 @@ def stages_of(source: Source, objective: Objective, t: TrainConfig, length: int)
     full = Stage(t.short_steps, None, length, batches_of(source, objective, t, length, "train"))
     if not t.short_steps:
         return [full]
-    if isinstance(objective, Streams):
+    if objective.row_format(length).stride:
         raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
     try:
         objective.bind(objective.vocabulary, t.short_length)

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
-from jaxlm.objectives.base import ScoresRows, Term, Terms
+from jaxlm.objectives.base import Term, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock, watchdog
@@ -149,7 +149,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
     figures = {"loss": totals.loss()} | totals.means()
-    if name and not name.endswith("loss") and isinstance(program.objective, ScoresRows):
+    if name and not name.endswith("loss"):
         params = program.local_params(state.params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:

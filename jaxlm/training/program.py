@@ -25,11 +25,7 @@ from jaxlm.objectives.base import (
     Objective,
     Term,
     Terms,
-    initial_memory,
-    step_flops,
-    stream_loss,
     total_loss,
-    with_constants,
 )
 from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.compiler import compiler_options
@@ -68,7 +64,7 @@ class Program:
             train: Batch size, seed and number of steps.
             optimizer: The optimizer and its schedule.
             mesh: Devices of the program.
-            constants: Arrays that the loss reads and that are not updated (see `load_constants`).
+            constants: Arrays that the loss reads and that are not updated (see `Objective.load_constants`).
 
         Raises:
             UserError: The batch does not divide over the mesh, or a pattern of `optimizer.freeze` matches nothing.
@@ -112,13 +108,13 @@ class Program:
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
 
     def _begin(self, params: Params) -> TrainState:
-        memory = initial_memory(self.objective, self.train.batch_size)
+        memory = self.objective.initial_memory(self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
         return jax.jit(
-            lambda: initial_memory(self.objective, self.train.batch_size), out_shardings=self.shardings.memory
+            lambda: self.objective.initial_memory(self.train.batch_size), out_shardings=self.shardings.memory
         )()
 
     @property
@@ -135,8 +131,8 @@ class Program:
         return f"{self.num_params:,} parameters" + (f" ({count:,} of them frozen)" if count else "")
 
     def step_flops(self, length: int, rows: int) -> float:
-        """Return the FLOPs of a training step, 0 if not counted; see `jaxlm.objectives.base.step_flops`."""
-        return self._counts_flops * step_flops(with_constants(self.objective, self.constants), length, rows)
+        """Return the FLOPs of a training step, 0 if not counted; see `Objective.step_flops`."""
+        return self._counts_flops * self.objective.with_constants(self.constants).step_flops(length, rows)
 
     def lower(self, batch: Batch) -> Any:
         """Return the train step lowered for a batch of shapes, without any arrays."""
@@ -167,7 +163,7 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
     optimizer, mesh, t = program.optimizer, program.mesh, program.train
 
     def train_step(state: TrainState, batch: Batch, constants: Constants) -> tuple[TrainState, Terms]:
-        objective = with_constants(program.objective, constants)
+        objective = program.objective.with_constants(constants)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(corruption_key(t.seed, state.step), batch)
             key = dropout_key(t.seed, state.step)
@@ -212,7 +208,7 @@ def gradients(
     if num_microbatches == 1:
         return _gradients(objective, params, example, memory, key, None, frozen_params)
     # Only the weights are used, so the compiler removes this forward pass.
-    terms, _ = stream_loss(objective, params, example, memory, key, True)
+    terms, _ = objective.stream_loss(params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
 
     shared = {name: example[name] for name in objective.shared_arrays}
@@ -251,7 +247,7 @@ def _gradients(
             return jax.lax.stop_gradient(x) if matches_patterns(path_string(path), frozen_params) else x
 
         params = jax.tree_util.tree_map_with_path(trained_only, params)
-        terms, carried = stream_loss(objective, params, example, memory, key, True)
+        terms, carried = objective.stream_loss(params, example, memory, key, True)
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
         return total_loss(terms, weights), (metrics, carried)
 
@@ -270,12 +266,12 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
     def eval_step(
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
-        objective = with_constants(program.objective, constants)
+        objective = program.objective.with_constants(constants)
         key = jax.random.fold_in(corruption_key(program.train.seed, EVALUATION_STEP), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)
-            return stream_loss(objective, params, example, memory, key_loss, False)
+            return objective.stream_loss(params, example, memory, key_loss, False)
 
     return jax.jit(
         eval_step,

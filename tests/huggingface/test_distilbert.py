@@ -26,7 +26,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.layers.stack import unstack
-from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -171,7 +171,7 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
         objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer,
         make_mesh(MeshConfig(), jax.devices()[:1]), frozen,
     )
-    state = program.begin(with_constants(objective, frozen).initial_params(program.init_params(0), None))
+    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
     (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
     student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
                         state.params).train()

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Streams, Term
+from jaxlm.objectives.base import Objective, Term
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.training import program as module
 from jaxlm.training.checkpoints import Checkpoints
@@ -24,7 +24,7 @@ ROWS, LENGTH = 8, 5
 
 
 @dataclasses.dataclass(frozen=True)
-class RunningMean(Streams):
+class RunningMean(Objective):
     """Predicts each row's sum from an exponential mean of the sums before it."""
 
     model = Model()
