@@ -6,45 +6,27 @@ import math
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from jaxlm.config.experiment import Experiment
-from jaxlm.objectives.base import Constants, Objective
+from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.parallel.rules import batch_sharding, shardings
-from jaxlm.runs.load import load_teacher
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.folder import NO_RUN, RunFolder
+from jaxlm.runs.load import teacher_shapes
+from jaxlm.runs.session import Session, open_session
 from jaxlm.training.program import Program
 
 Batch = Any
 """Shapes of a batch: a tree of jax.ShapeDtypeStruct."""
 
 
-def train_program(experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None = None) -> tuple[Program, Batch]:
-    """Return the program of an experiment's train step over a mesh, and the shapes of its batch.
-
-    Args:
-        experiment: The preset or run.
-        mesh: The mesh.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
-    """
-    objective, constants, batch = step_inputs(experiment, vocabulary)
-    return Program(objective, experiment.train, experiment.optimizer, mesh, constants), batch
+def open_stand_in(experiment: Experiment, run: RunFolder = NO_RUN) -> Session:
+    """Open an experiment for a plan: a run with its own vocabulary, a preset with that of its published model."""
+    experiment.validate()
+    return open_session(Resolved(experiment), run, constants=teacher_shapes, is_stand_in=True)
 
 
-def step_inputs(experiment: Experiment, vocabulary: Vocabulary | None = None) -> tuple[Objective, Constants, Batch]:
-    """Return what does not depend on the mesh: the bound objective, and the shapes of its constants and of a batch."""
-    objective = experiment.objective.bind(
-        vocabulary or stand_in_vocabulary(experiment.objective), experiment.data.length
-    )
-    batch = synthetic_batch(experiment, objective)
-    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
-    return objective, objective.constant_shapes(load_teacher), shapes
-
-
-def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
-    """Return full rows of random tokens, as the host provides them."""
-    row_format = objective.row_format(experiment.data.length)
-    return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
+def batch_shapes(session: Session) -> Batch:
+    """Return the shapes of a batch of full rows."""
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), session.synthetic_batch())
 
 
 def input_bytes(program: Program, batch: Batch) -> dict[str, int]:
@@ -76,13 +58,7 @@ def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
     }
 
 
-def describe_vocabulary(objective: Any, vocabulary: Vocabulary | None) -> str:
-    """Describe the size and origin of a vocabulary. None means the stand-in of a preset."""
-    if vocabulary is None:
-        return f"vocabulary of {objective.model.vocab_size:,}: the preset's own"
-    return f"vocabulary of {vocabulary.size:,}: the run's own"
-
-
-def stand_in_vocabulary(objective: Any) -> Vocabulary:
-    """Return a stand-in vocabulary of the published size of the objective's model."""
-    return Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
+def describe_vocabulary(session: Session) -> str:
+    """Describe the size and origin of the vocabulary."""
+    owner = "run" if session.tokenizer else "preset"
+    return f"vocabulary of {session.objective.vocabulary.size:,}: the {owner}'s own"

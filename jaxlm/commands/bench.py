@@ -37,22 +37,26 @@ def main(arguments: list[str]) -> int:
     start_jax()
     from jaxlm.analysis import bench
     from jaxlm.analysis.timing import readable
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.config.experiment import Resolved
+    from jaxlm.runs.folder import RunFolder
+    from jaxlm.runs.load import teacher_arrays
+    from jaxlm.runs.resolve import require_command
+    from jaxlm.runs.session import open_session
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     has_peer = options.peer is not None
     if options.init_from:
-        from jaxlm.tasks.resolve import require_task, with_rows
-
         if options.generate is not None:
             raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
-        require_task(resolved.experiment)
-        found = bench.bench_fine_tuning(with_rows(resolved, report=say), has_peer, options.steps, say)
-    elif options.generate is not None:
-        vocabulary = run_vocabulary(options.config)
-        found = bench.bench_generation(resolved.experiment, options.generate, has_peer, say, vocabulary)
+        require_command(resolved.experiment, "finetune", options.config)
+        session = open_session(resolved, report=say, constants=teacher_arrays).with_rows(say)
+        found = bench.bench_fine_tuning(session, has_peer, options.steps, say)
     else:
-        vocabulary = run_vocabulary(options.config)
-        found = bench.bench_pretraining(resolved.experiment, has_peer, options.steps, say, vocabulary)
+        run = RunFolder.read(options.config)
+        session = open_session(Resolved(resolved.experiment), run, say, teacher_arrays, is_stand_in=True)
+        if options.generate is not None:
+            found = bench.bench_generation(session, options.generate, has_peer, say)
+        else:
+            found = bench.bench_pretraining(session, has_peer, options.steps, say)
     print(json.dumps(found) if options.json else readable(found))
     return 0

@@ -75,7 +75,7 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
     init_from, as_text = getattr(options, "init_from", None), getattr(options, "as_text", False)
     if init_from:  # its parameters are loaded on a device
         start_jax()
-    from jaxlm.tasks.resolve import resolve
+    from jaxlm.runs.resolve import resolve
 
     return resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}")
 

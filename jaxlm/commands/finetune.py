@@ -67,11 +67,11 @@ def main(arguments: list[str]) -> int:
     import jax
 
     from jaxlm.commands.evaluate import evaluate_run, print_result
-    from jaxlm.tasks.resolve import require_task
+    from jaxlm.runs.resolve import require_command
 
     trainings = {}
     for value, resolved in choices.items():
-        require_task(resolved.experiment)
+        require_command(resolved.experiment, "finetune", options.config)
         resolved.experiment.objective.require_packages()
         folder = run_dir / f"{field.rpartition('.')[2]}_{value}" if field else run_dir
         trainings[value] = seeds_of(resolved, folder, options)
@@ -139,9 +139,8 @@ def train_run(training: Training, options: argparse.Namespace) -> dict[str, Any]
 
     from jaxlm.commands.evaluate import evaluate_run
     from jaxlm.runs.pretrain import pretrain
-    from jaxlm.tasks.resolve import with_rows
 
-    figures = pretrain(with_rows(training.resolved, training.folder), training.folder)
+    figures = pretrain(training.resolved, training.folder)
     if jax.process_index() == 0:
         update_curves(training.folder)
     if not figures:

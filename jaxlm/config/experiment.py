@@ -144,6 +144,8 @@ class Experiment:
                 f"{type(self.objective).__name__} trains no model that fills masks or writes text; leave "
                 "train.sample_every at 0."
             )
+        if t.short_steps and self.data.command != "pretrain":
+            raise UserError("train.short_steps is for pretraining; set it to 0.")
         if t.short_steps and (t.short_length < 1 or self.data.length % t.short_length):
             raise UserError(
                 f"train.short_length {t.short_length} does not divide data.length {self.data.length}; choose another "
@@ -157,7 +159,7 @@ def _is_range(steps: str) -> bool:
 
 
 class Resolved(NamedTuple):
-    """Complete configuration (see `jaxlm.tasks.resolve`), and the pretrained model that the run begins with."""
+    """Complete configuration (see `jaxlm.runs.resolve`), and the pretrained model that the run begins with."""
 
     experiment: Experiment
     pretrained: PretrainedModel | None = None

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class RowEncoder(Protocol):
 class LabelledData(Data):
     """Rows of a task in files; a subclass per format implements `read`."""
 
+    command = "finetune"
+
     source: str = field("", resumable=True)
     """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]`."""
 
@@ -131,6 +133,9 @@ class LabelledData(Data):
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()
+
+    def without_bad_rows(self) -> Self:
+        return dataclasses.replace(self, skip_bad_rows=True)
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         if not self.tokenizer:

@@ -130,6 +130,8 @@ class Objective:
     constants: Constants = field((), bound=True)
     """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
 
+    name: ClassVar[str] = ""
+    """Name of a task in the results of `jaxlm evaluate`; empty for pretraining."""
     symbols: ClassVar[tuple[str, ...]] = ()
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
@@ -142,6 +144,8 @@ class Objective:
     """The term shown where there is room for one."""
     token_losses: ClassVar[tuple[str, ...]] = ()
     """Terms that are mean losses of predicting tokens of the text, comparable with its unigram entropy."""
+    shows_predictions: ClassVar[bool] = False
+    """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
     """What the trained model can be asked for: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
     neither. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
@@ -207,6 +211,30 @@ class Objective:
                 of new tokens.
         """
         return params if source is None else merge_params(params, extend_embeddings(source.params, params))
+
+    def from_pretrained(self, source: PretrainedModel) -> Params:
+        """Return the parameters of a pretrained model that training may begin with."""
+        return source.params
+
+    def prepare(self, rows: Any, data: Any) -> Self:
+        """Return a copy with what only the opened data tells: the labels of a task.
+
+        Args:
+            rows: The data, a `jaxlm.data.base.Source`.
+            data: Its configuration, a `jaxlm.data.base.Data`.
+
+        Raises:
+            UserError: Training cannot use the data.
+        """
+        return self
+
+    def remarks(self, rows: Any, length: int) -> list[str]:
+        """Return lines about the opened data for the user, as rows of `length` tokens."""
+        return []
+
+    def num_examples(self, rows: Any, length: int) -> int:
+        """Return the number of examples of an epoch; 0 for text, which is trained by steps."""
+        return 0
 
     def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the model's inputs and targets. Rows of padding get weight 0 in the loss."""

@@ -76,6 +76,10 @@ class RunFolder:
         return folder if folder.is_dir() and (self.has_begun or self.steps) else None
 
 
+NO_RUN = RunFolder(epath.Path(), (), False, {})
+"""State of a run that is only planned or timed."""
+
+
 def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
     copies = [folder / "checkpoints" / str(step) / "metadata" / "metadata" for step in reversed(steps)]
     for path in (folder / "data.json", *copies):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.data.base import RowFormat
-from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
@@ -21,6 +21,7 @@ from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
+from jaxlm.tasks.remarks import row_remarks
 from jaxlm.tokenizers.template import Row, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -56,14 +57,10 @@ class Task(Objective):
     """Dropout rate before the classifier."""
 
     primary_metric = "task_loss"
-    name: ClassVar[str]
-    """Name in the results of `jaxlm evaluate`."""
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
     pools: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
-    shows_predictions: ClassVar[bool] = False
-    """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
     gold_value: ClassVar[str] = "label"
@@ -153,6 +150,21 @@ class Task(Objective):
         ordered = (*(name for name in names if name in found), *sorted(found.difference(names)))
         return dataclasses.replace(self, labels=self.labels or ordered)
 
+    def prepare(self, rows: LabelledSource, data: LabelledData) -> Self:
+        if not rows.records["train"]:
+            raise UserError("--data.source is empty; give a file of rows to train on.")
+        if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
+            raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
+        labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
+        return self.with_labels(labelled, data.class_names())
+
+    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
+        examples = rows.examples("train", self, length)
+        return row_remarks(self, rows, examples, length)
+
+    def num_examples(self, rows: LabelledSource, length: int) -> int:
+        return len(rows.examples("train", self, length))
+
     def label_number(self, record: Record, label: str) -> int:
         """Return the number of a record's label; raise UserError unless training rows have it."""
         if label not in self.labels:
@@ -168,11 +180,8 @@ class Task(Objective):
         return record if is_seen else record._replace(values=record.values | {self.gold_value: None})
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        if not self.outputs:
-            raise UserError(
-                "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
-                "--data.source FILE, or give a fine-tuned run."
-            )
+        if self.model == Model():
+            raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run.")
         if positions := self.model.max_length:
             require_positions(length, positions)
         for role in self.template.needs:
@@ -180,6 +189,11 @@ class Task(Objective):
         return super().bind(vocabulary, length, statistics)
 
     def init(self, key: jax.Array) -> Params:
+        if not self.outputs:
+            raise UserError(
+                "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
+                "--data.source FILE, or give a fine-tuned run."
+            )
         key_model, key_pooler, key_classifier = jax.random.split(key, 3)
         params = self.model.init_task(key_model)
         if self.pools and self.reading.activation:
@@ -193,14 +207,14 @@ class Task(Objective):
         return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
 
     def from_pretrained(self, source: PretrainedModel) -> Params:
-        """Return the parameters of `source` that training begins with.
+        """Return the parameters of a pretrained model that training begins with.
 
         They are those of the model (see `Model.text_params`), and the classifier of a model that was fine-tuned for
         the same task and labels.
         """
         theirs = source.objective
         params = theirs.model.text_params(source.params)
-        same = isinstance(theirs, Task) and (theirs.name, theirs.labels) == (self.name, self.labels)
+        same = theirs.name == self.name and theirs.labels == self.labels
         return params if same else {name: leaf for name, leaf in params.items() if name != "classifier"}
 
     def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:

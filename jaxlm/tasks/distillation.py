@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -66,10 +67,9 @@ class DistilledClassification(Classification):
         if not self.teacher:
             raise UserError("objective.teacher is empty; give --objective.teacher a fine-tuned run or folder.")
         teacher = load(self.teacher)
-        if not isinstance(teacher.objective, Classification) or teacher.objective.labels != self.labels:
+        if teacher.objective.name != self.name:
             raise UserError(
-                f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
-                "with the same preset."
+                f"the teacher {self.teacher} was not fine-tuned for classification; fine-tune one with the same preset."
             )
         if teacher.objective.both_orders:
             raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
@@ -92,6 +92,14 @@ class DistilledClassification(Classification):
         ])
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))
+
+    def with_constants(self, constants: PretrainedModel) -> Self:
+        if constants and constants.objective.labels != self.labels:
+            raise UserError(
+                f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
+                "with the same preset."
+            )
+        return super().with_constants(constants)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         teacher, weights, inputs = self.constants, self.weights(example), flat_inputs(example)

@@ -23,6 +23,7 @@ from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.remarks import row_remarks
 from jaxlm.tasks.tables import TableData, TableRow
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -111,6 +112,9 @@ class TextToText(Task):
 
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         return dataclasses.replace(self, kind=self.kind.with_labels(records, names)) if self.kind else self
+
+    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
+        return row_remarks(self.kind or self, rows, rows.examples("train", self, length), length)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         for name in ("both_orders", "lm_coefficient", "teacher"):

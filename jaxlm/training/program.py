@@ -64,7 +64,7 @@ class Program:
             train: Batch size, seed and number of steps.
             optimizer: The optimizer and its schedule.
             mesh: Devices of the program.
-            constants: Arrays that the loss reads and that are not updated (see `Objective.load_constants`).
+            constants: Arrays that the loss reads and that are not updated (see `Objective.load_constants`), or shapes.
 
         Raises:
             UserError: The batch does not divide over the mesh, or a pattern of `optimizer.freeze` matches nothing.
@@ -82,7 +82,10 @@ class Program:
         _check_patterns(optimizer.freeze, self.shapes.params)
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
-        self.constants = constants
+        self.constants = jax.tree.map(
+            lambda leaf, sharding: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.device_put(leaf, sharding),
+            constants, shardings(constants, mesh),
+        )
         self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step = make_train_step(self)
         self.eval_step = make_eval_step(self)

@@ -16,8 +16,9 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
 from jaxlm.runs.load import load_run
+from jaxlm.runs.resolve import experiment_of, resolve
+from jaxlm.runs.session import open_session
 from jaxlm.tasks.classification import Classification
-from jaxlm.tasks.resolve import experiment_of, resolve, with_rows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
@@ -293,7 +294,7 @@ def test_answers_by_beam_search(models):
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
     def numbers(*flags, preset="configs/tasks/classify.py"):
         flags = ["--data.source", str(rows["classify"]), "--data.length", "64", *flags]
-        experiment = with_rows(resolve(str(preset), flags, models("bert"))).experiment
+        experiment = open_session(resolve(str(preset), flags, models("bert"))).with_rows().experiment
         return experiment.train.steps, experiment.optimizer.warmup_steps
 
     assert numbers("--train.batch-size", "4") == (27, 3), "3 epochs of 36 rows, a tenth of them warm-up"
