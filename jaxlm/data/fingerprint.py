@@ -178,14 +178,10 @@ def sentence_parts(part: Part) -> Iterator[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutRule:
-    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text.
-
-    `is_new` says that the first version of this rule, which had no minimum, held out another text.
-    """
+    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text."""
 
     below: int
     tail: int
-    is_new: bool = False
 
     @classmethod
     def of(cls, share: float, text: Survey) -> HeldOutRule:
@@ -196,13 +192,11 @@ class HeldOutRule:
         if share <= 0:
             return cls(0, text.bytes)
         share = max(share, min(0.1, _LEAST / text.bytes))
-        of_share = round(share * (1 << ROUTE_BITS))
-        below = max(of_share, text.least_below)
+        below = max(round(share * (1 << ROUTE_BITS)), text.least_below)
         has_many = share * text.documents >= 4
-        was_by_hash = has_many and text.lowest_route < of_share <= text.highest_route
         if has_many and text.least_below and text.lowest_route < below <= text.highest_route:
-            return cls(below, text.bytes, is_new=not was_by_hash or below > of_share)
-        return cls(0, text.bytes - round(share * text.bytes), is_new=was_by_hash)
+            return cls(below, text.bytes)
+        return cls(0, text.bytes - round(share * text.bytes))
 
     def divide(self, piece: Piece, route: int, start: int, end: int) -> list[Part]:
         """Split a piece where the tail begins.

@@ -24,7 +24,7 @@ from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
-from jaxlm.data.fingerprint import HeldOutRule, Survey
+from jaxlm.data.fingerprint import Survey
 from jaxlm.data.knowledge_graph import read_names
 from jaxlm.data.windows import Split, windows_of
 from jaxlm.errors import UserError
@@ -43,8 +43,6 @@ def store_fingerprint(text: Survey, tokenizer: str, held_out: float, sentences: 
     """
     facts = {"format": 2, "text": text.fingerprint, "tokenizer": tokenizer, "held_out": held_out}
     facts |= {"sentences": True} if sentences else {}
-    if HeldOutRule.of(held_out, text).is_new:
-        facts["rule"] = 2
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import json
@@ -133,9 +131,6 @@ class TextData(Data):
             size = f"{text.bytes / 1e6:,.1f} MB, {text.documents:,} documents{part}"
             report(f"Tokenising {self.source} ({size}) into {folder}")
             build.tokenize(shard, shards)
-            # glibc keeps some 100 MB that the threads of the training and of the build have freed.
-            with contextlib.suppress(AttributeError, OSError, TypeError):
-                ctypes.CDLL(None).malloc_trim(0)
         return build
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -95,11 +95,6 @@ class PretrainedModel:
     """The folder that it was read from."""
     step: int = 0
     """Training step of the run's checkpoint."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Unpack as `objective, params, tokenizer, fresh = jaxlm.load(path)`."""
-        return iter((self.objective, self.params, self.tokenizer, self.fresh))
-
 
 class Line(NamedTuple):
     """A line of `jaxlm show`.

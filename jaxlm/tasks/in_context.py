@@ -110,7 +110,7 @@ def _size(normalise: str, text: str, found: Score) -> int:
 
 def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Write free answers, by greedy decoding or beam search."""
-    objective, params, tokenizer, _ = loaded
+    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     v, stops = tokenizer.vocabulary, task.stop
     if sentinel:  # the span ends at the next sentinel
         v.require("sentinel", purpose="the continuation of a sentinel")
@@ -134,7 +134,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
     A word is right if each of its tokens is the likeliest. The token metrics are those of its last token given the
     others, as OpenAI counted them.
     """
-    objective, params, tokenizer, _ = loaded
+    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     texts = [example.prompt.rstrip() for example in examples]
     cuts = [max(text.rfind(space) for space in (" ", "\n", "\t")) for text in texts]
     for example, cut in zip(examples, cuts, strict=True):
@@ -163,7 +163,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
 
 def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Score whole texts: perplexity per token and per word (between white space), and bits per byte."""
-    objective, params, tokenizer, _ = loaded
+    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     length = max_length(objective)
     stride = task.stride or max(1, length // 2)
     found = score_texts(objective, params, tokenizer, [example.prompt for example in examples], stride)

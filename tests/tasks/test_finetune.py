@@ -381,7 +381,7 @@ def test_other_mistakes(models, rows, tmp_path, capsys):
     (tmp_path / "wrong.tsv").write_text("text\tlabel\n" + "".join(f"a\ttext {i}\n" for i in range(200)))
     refused(finetune("classify", tmp_path / "wrong.tsv", models("bert"), tmp_path / "b"), "200 different labels")
     refused(main(["pretrain", "configs/tasks/classify.py", "--init-from", models("bert")]), "use `jaxlm finetune`")
-    refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "not of a task")
+    refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "use `jaxlm pretrain`")
     refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",
                   str(tmp_path / "c")]), "--init-from")
     refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "d", "--objective.lm-coefficient", "0.5"),
