@@ -133,8 +133,22 @@ def open_session(
         objective = dataclasses.replace(objective, vocabulary=vocabulary)
     else:
         objective = objective.bind(vocabulary, experiment.data.length)
+        _check_short_rows(objective, experiment)
     experiment = dataclasses.replace(experiment, objective=objective)
     return Session(experiment, run, tokenizer, constants(objective), pretrained)
+
+
+def _check_short_rows(objective: Objective, experiment: Experiment) -> None:
+    """Raise UserError if the steps of `train.short_steps` cannot have rows of `train.short_length` tokens."""
+    t = experiment.train
+    if not t.short_steps:
+        return
+    if objective.row_format(experiment.data.length).stride:
+        raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
+    try:
+        objective.bind(objective.vocabulary, t.short_length)
+    except UserError as error:
+        raise UserError(f"train.short_length is not possible as a data.length: {error}") from None
 
 
 def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Tokenizer:
