@@ -23,8 +23,8 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.base import Objective, Term, total_loss
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
-from jaxlm.runs.load import load_model
-from jaxlm.runs.pretrain import load_teacher, pretrain
+from jaxlm.runs.load import load_model, load_teacher
+from jaxlm.runs.pretrain import pretrain
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
