@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from typing import Any, Literal, NamedTuple
-
-import typeguard
+from typing import Literal, NamedTuple
 
 from jaxlm.data.base import Data
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.fields import check_ranges, field, settings
+from jaxlm.fields import check_ranges, check_types, field
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig
 
@@ -163,18 +160,3 @@ class Resolved(NamedTuple):
 
     experiment: Experiment
     pretrained: PretrainedModel | None = None
-
-
-def check_types(config: Any) -> None:
-    """Raise UserError for a field whose value is not of its annotated type.
-
-    Flags are checked when they are parsed; a preset or a config.json can hold anything.
-    """
-    for setting in settings(config):
-        try:
-            typeguard.check_type(
-                setting.value, setting.type, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
-            )
-        except typeguard.TypeCheckError:
-            kind = inspect.formatannotation(setting.type)
-            raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None

@@ -12,11 +12,11 @@ from jaxlm.config.json import differences, flatten, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
 from jaxlm.objectives.base import Constants
+from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.runs.session import Session
-from jaxlm.training.checkpoints import digest, require_layout
-from jaxlm.training.checksums import checksums
+from jaxlm.training.checkpoints import require_layout
 
 
 def check_run(run: RunFolder, resolved: Resolved) -> None:

@@ -20,13 +20,12 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.kagnet import KagNetwork, Scores
 from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
+from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tasks.pooled import flat_inputs
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.checkpoints import digest
-from jaxlm.training.checksums import checksums
 from jaxlm.trees import merge_params
 from jaxlm.types import Params, SchemaGraph
 

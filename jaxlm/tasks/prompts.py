@@ -12,10 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.config.experiment import check_types
 from jaxlm.data.readers import kind_of, read_file, texts_of
 from jaxlm.errors import UserError
-from jaxlm.fields import check_ranges, field
+from jaxlm.fields import check_ranges, check_types, field
 from jaxlm.paths import reading
 from jaxlm.tasks.tables import TableRow, read_table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import shutil
@@ -16,9 +15,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first, run_with_timeout
 from jaxlm.paths import absolute, in_bucket, without_queries
-from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
@@ -262,11 +261,6 @@ def _difference(tree: Any, metadata: dict[str, Any]) -> str:
         if metadata["checksums"].get(path) != number:
             return f"{path} does not match its checksum"
     return ""
-
-
-def digest(metadata: dict[str, Any]) -> str:
-    """Return the SHA-256 of a value that JSON can hold."""
-    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _first_line(error: Exception) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.checksums import checksums
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.checksums import checksums
 from jaxlm.training.program import TrainState
 from tests.training.support import assert_same_arrays
 
