@@ -62,12 +62,11 @@ class JaxLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
-        objective, params, _, _ = self.loaded
-        found = score(objective, params, [self._pair(*request.args) for request in requests])
+        found = score(self.loaded.objective, self.loaded.params, [self._pair(*request.args) for request in requests])
         return [(each.total, bool(each.is_likeliest.all())) for each in found]
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        objective, _, tokenizer, _ = self.loaded
+        objective, tokenizer = self.loaded.objective, self.loaded.tokenizer
         if not objective.model.has_encoder:
             return encode_pair(objective, tokenizer, context, continuation)
         # lm_eval keeps a space at the beginning of a text.
