@@ -107,7 +107,12 @@ class TextData(Data):
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        self._survey(self._corpus(), report)
+        corpus = self._corpus()
+        text = self._survey(corpus, report)
+        if corpus.remark:
+            report(corpus.remark)
+        if text.blank:
+            report(f"{text.blank:,} rows of {self.source} have no text and are left out")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""

@@ -21,6 +21,7 @@ from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions, with_constants
+from jaxlm.tasks.metrics import label_order
 from jaxlm.tokenizers.template import Row, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -51,7 +52,8 @@ class Task(Objective):
     model: Model = field(Model(), weights=True)
     """The pretrained model; `--init-from` brings it."""
     labels: tuple[str, ...] = field((), weights=True)
-    """Names of the classes in the order of their numbers; empty: those of the training rows, sorted."""
+    """Names of the classes in the order of their numbers; empty: those of the training rows, numbers by their value
+    and then texts."""
     classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
@@ -139,7 +141,7 @@ class Task(Objective):
 
         Args:
             records: The training rows.
-            names: Labels to put first, in this order; others follow, sorted.
+            names: Labels to put first, in this order; others follow, in the order of `label_order`.
 
         Raises:
             UserError: Most rows have a label of their own, so that another column must be meant.
@@ -150,7 +152,7 @@ class Task(Objective):
                 f"{len(records):,} rows have {len(found):,} different labels, such as {min(found)!r:.60}; name the "
                 "column that has the labels, as with --data.label-field."
             )
-        ordered = (*(name for name in names if name in found), *sorted(found.difference(names)))
+        ordered = (*(name for name in names if name in found), *sorted(found.difference(names), key=label_order))
         return dataclasses.replace(self, labels=self.labels or ordered)
 
     def label_number(self, record: Record, label: str) -> int:

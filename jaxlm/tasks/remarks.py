@@ -7,10 +7,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxlm.data.labelled import Example, Record
+from jaxlm.data.labelled import Example, LabelledData, Record
+from jaxlm.errors import UserError
 from jaxlm.tasks.base import Task
 
 _SHOWN = 20  # labels in one line
+
+
+def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -> None:
+    """Raise UserError if all training rows have the same label, so that nothing can be learnt."""
+    kind = getattr(task, "kind", None) or task
+    (labels, *others) = {frozenset(kind.label_names(record)) for record in records}
+    if others or len(labels) != 1:
+        return
+    flag, columns = data.label_columns(data.source)
+    other = f", or choose another column with {flag} ({', '.join(columns[:_SHOWN])} vary)" if columns else ""
+    raise UserError(
+        f"{data.source}: all {len(records):,} rows have the label {min(labels)!r:.60}, so there is nothing to learn; "
+        f"give rows of two classes or more{other}."
+    )
 
 
 def row_remarks(task: Task, records: Sequence[Record], examples: Sequence[Example], length: int) -> list[str]:

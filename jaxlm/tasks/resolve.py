@@ -20,20 +20,21 @@ from jaxlm.data.labelled import LabelledData, LabelledSource
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.hosts import main_first
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.systems import TASKS
 from jaxlm.tasks.base import Task
-from jaxlm.tasks.remarks import row_remarks
+from jaxlm.tasks.remarks import require_classes, row_remarks
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 def resolve(
-    config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, program: str = ""
+    config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, program: str = "",
+    pretrained: PretrainedModel | None = None,
 ) -> Resolved:
     """Resolve the configuration of a run.
 
@@ -43,19 +44,21 @@ def resolve(
         init_from: Folder of the pretrained model, which replaces the configuration's model.
         as_text: Whether a decoder writes a task's answers, as T5 always does.
         program: Name of the command in `--help`.
+        pretrained: The model of `init_from`, on the host, if it is loaded already.
 
     Raises:
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
-    objective, pretrained = experiment.objective, None
+    objective = experiment.objective
     if as_text:
         # A decoder's row holds the text and the answer.
         objective = _as_text(objective, experiment.data.length // 2)
     if init_from:
-        pretrained = load_model(init_from)
-        # On the host, from where each device of the mesh gets its shard.
-        pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
+        if pretrained is None:
+            pretrained = load_model(init_from)
+            # On the host, from where each device of the mesh gets its shard.
+            pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
         model = pretrained.objective.model
         if isinstance(objective, Task) and model.writes_answers and not model.fine_tuning:
             objective = _as_text(objective)
@@ -108,6 +111,7 @@ def with_rows(
     if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
         raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
     labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
+    require_classes(task, labelled, data)
     task = task.with_labels(labelled, data.class_names())
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)
     # The embedding gets rows for new special tokens.
@@ -115,9 +119,8 @@ def with_rows(
     bound = task.bind(vocabulary, data.length)
     examples = rows.examples("train", bound, data.length)
     if jax.process_index() == 0:
-        for line in [rows.remark, *row_remarks(bound, rows.records["train"], examples, data.length)]:
-            if line:
-                report(line)
+        for line in row_remarks(bound, rows.records["train"], examples, data.length):
+            report(line)
     if error:
         raise error
     warmup_steps = None

@@ -15,7 +15,8 @@ from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.runs.load import load_run
+from jaxlm.runs.load import load_model, load_run
+from jaxlm.tasks import resolve as resolution
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.resolve import experiment_of, resolve, with_rows
 from jaxlm.tasks.text_to_text import TextToText
@@ -198,11 +199,14 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     assert "has learnt from would be scored" in capsys.readouterr().err
 
 
-def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys):
+def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(resolution, "load_model", lambda path: loaded.append(path) or load_model(path))
     flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
              "--data.dev", str(rows["classify"]), "--test", str(rows["classify"]), "--bootstrap", "50"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
     found = result(capsys)
+    assert loaded.count(models("bert")) == 1
     assert found["chosen"] == {"optimizer.learning-rate": "3e-3"}
     assert found["run"] == str(tmp_path / "sweep" / "learning-rate_3e-3")
     chosen = found["sweep"]["3e-3"]["accuracy"]
@@ -215,6 +219,8 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
     assert main(["evaluate", found["run"], "--against", other, "--data.source", str(rows["classify"]), "--json"]) == 0
     compared = result(capsys)
     assert compared["intervals"]["accuracy"][0] > 0 and compared["against"] == found["sweep"]["1e-8"]
+    assert main(["evaluate", other, "--data.source", str(rows["classify"])]) == 0
+    assert ("are predicted as" in (said := capsys.readouterr().out)) == ("more --train.epochs" in said)
     for sweep in ("optimizer.learning-rate", "learning-rate=1,1"):
         assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--sweep", sweep) == 2
         assert "is not FIELD=V1,V2" in capsys.readouterr().err
