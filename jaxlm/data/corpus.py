@@ -3,8 +3,7 @@
 A source is `python-docs`, a file, a folder or a glob of .txt (documents separated by blank lines), .jsonl (one object
 per line), .csv and .tsv (a line of names first), each also .gz, .xz or .zst, and .parquet; or a dataset,
 `tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several; a file that several name is read
-once. Every source is streamed:
-`Corpus.pieces()` never holds more than a few megabytes.
+once. Every source is streamed: `Corpus.pieces()` never holds more than a few megabytes.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class TextData(Data):
         if corpus.remark:
             report(corpus.remark)
         if text.blank:
-            report(f"{text.blank:,} rows of {self.source} have no text and are left out")
+            report(f"Rows of {self.source} without text, which are left out: {text.blank:,}")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""

@@ -111,7 +111,6 @@ def with_rows(
     if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
         raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
     labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
-    require_classes(task, labelled, data)
     task = task.with_labels(labelled, data.class_names())
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=True)
     # The embedding gets rows for new special tokens.
@@ -123,6 +122,7 @@ def with_rows(
             report(line)
     if error:
         raise error
+    require_classes(task, labelled, data)
     warmup_steps = None
     if run_dir is not None and (run := RunFolder.read(run_dir)).has_begun:
         warmup_steps = run.experiment.optimizer.warmup_steps

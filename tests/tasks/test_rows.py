@@ -21,7 +21,9 @@ from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import evaluate
 from jaxlm.tasks.metrics import class_details
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
+from jaxlm.tasks.prompts import fill
 from jaxlm.tasks.remarks import label_remarks, require_classes, row_remarks
+from jaxlm.tasks.tables import read_table
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -271,11 +273,12 @@ SENTENCES = "a y\nb x\n\nc y\nd new\n"
 
 @pytest.mark.parametrize(("data", "file", "text", "message"), [
     (TextRows(), "x.csv", "id,text,label,stars\n1,a,X,good\n1,b,X,bad\n",
-     r"all 2 rows have the label 'X', .* choose another column with --data.label-field \(stars vary\)\."),
+     r"all 2 rows have the label 'X', .* another column with --data.label-field \(those that vary: stars\)\."),
     (TextRows(text_field="1", label_field="2"), "x.tsv", "a\tX\nb\tX\n", r"label 'X', .*rows of two classes or more\."),
     (TextRows(), "x.jsonl", '{"text": "a", "label": 1, "lang": "en"}\n{"text": "b", "label": 1, "lang": "de"}\n',
-     r"label '1', .*--data.label-field \(lang vary\)"),
-    (TagRows(tag_column=2), "x.conll", "a X B\nb X I\n\n# c\nc X B\n", r"label 'X', .*--data.tag-column \(3 vary\)"),
+     r"label '1', .*--data.label-field \(those that vary: lang\)"),
+    (TagRows(tag_column=2), "x.conll", "a X B\nb X I\n\n# c\nc X B\n",
+     r"label 'X', .*--data.tag-column \(those that vary: 3\)"),
 ])
 def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     data, kind = dataclasses.replace(data, source=str(tmp_path / file)), Tagging if "conll" in file else Classification
@@ -283,9 +286,9 @@ def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     for task in (kind(), TextToText(kind=kind())):
         with pytest.raises(UserError, match=message):
             require_classes(task, rows, data)
-    other = [rows[0], rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"]})]
-    require_classes(MultipleChoice(), rows, data)
-    require_classes(kind(), other, data) if kind is Tagging else None
+    other = rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"] if kind is Tagging else "B"})
+    require_classes(kind(), [rows[0], other], data)
+    require_classes(MultipleChoice(), rows, data)  # has no classes
 
 
 @pytest.mark.parametrize(("columns", "tags"), [("a X NN O\nb X VB B\n", ["O", "B"]), ("a\tO\nb\tB\n", ["O", "B"])])
@@ -328,6 +331,7 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     said = capsys.readouterr().out
     assert "1 with a label that training had not seen and scored as wrong" in said
     assert ("1 without a label and not scored" in said) == ("unlabelled" in counts)
+    assert ("predicted as 'y'" in said and "--sweep optimizer.learning-rate=" in said) == (kind is Classification)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -391,6 +395,7 @@ def test_null_is_the_same_in_every_format(file, tmp_path):
     found, num_skipped = good_rows(TextRows(text_pair_field="other"), str(tmp_path / file))
     assert [tuple(row.values.values()) for row in found] == [("a", "x", "b"), ("", "y", "d"), ("e", None, "")]
     assert num_skipped == 2
+    assert [fill("{other}.", row) for row in read_table(str(tmp_path / file), ["other"])] == ["b.", ".", "d.", ".", "."]
 
 
 def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_path):
