@@ -208,13 +208,14 @@ def test_an_empty_corpus(tmp_path, text):
 
 
 def test_what_is_left_out_of_a_text_is_told(config, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": null}\n{"text": "one"}\n{"text": " "}\n')
-    (tmp_path / "b.pdf").write_text("x")
-    lines, config = [], dataclasses.replace(config, source=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    (folder := tmp_path / "texts").mkdir()
+    (folder / "a.jsonl").write_text('{"text": null}\n{"text": "one"}\n{"text": " "}\n')
+    (folder / "b.pdf").write_text("x")
+    lines, config = [], dataclasses.replace(config, source=str(folder), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # the second time from the cache
         config.survey(lines.append)
         assert lines[-2:] == ["Files of text: 1; not read: 1 .pdf (b.pdf)",
-                              f"Rows of {tmp_path} without text, which are left out: 2"]
+                              f"Rows of {folder} without text, which are left out: 2"]
 
 
 def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
