@@ -22,7 +22,7 @@ from jaxlm.fields import check_ranges, field, marks_of
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import extend_embeddings, merge_params
+from jaxlm.trees import extend_vocabulary, merge_params
 from jaxlm.types import Params
 
 Batch = Any
@@ -185,10 +185,10 @@ class Objective:
 
         Args:
             params: Fresh parameters.
-            source: A pretrained model, whose parameters replace those of the same name; embeddings keep the fresh rows
-                of new tokens.
+            source: A pretrained model, whose parameters replace those of the same name; embeddings and output layers
+                keep the fresh values of new tokens.
         """
-        return params if source is None else merge_params(params, extend_embeddings(source.params, params))
+        return params if source is None else merge_params(params, extend_vocabulary(source.params, params))
 
     def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the model's inputs and targets. Rows of padding get weight 0 in the loss."""
