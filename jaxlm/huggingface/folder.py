@@ -24,6 +24,7 @@ from jaxlm.huggingface.sentence_transformers import Vectors
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.paths import local_folder, reading, without_empty_folders
 from jaxlm.tokenizers.export import export as export_tokenizer
@@ -204,7 +205,7 @@ def _initialize(objective: Objective, wanted: list[str], seed: int) -> dict[str,
         params = objective.init(key)
         return {path: get(params, path) for path in wanted}
 
-    return {path: np.asarray(leaf) for path, leaf in jax.jit(chosen)(jax.random.key(seed)).items()}
+    return {path: np.asarray(leaf) for path, leaf in jax.jit(chosen)(purpose_key(seed, Purpose.INITIALIZATION)).items()}
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.layers.dropout import dropout_key
 from jaxlm.objectives.base import (
     Batch,
@@ -38,9 +39,6 @@ from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.trees import matches_patterns, path_string, paths
 from jaxlm.types import Params
-
-EVALUATION_STEP = 2**31 - 1
-"""Step whose corruption key evaluation uses; training never reaches it."""
 
 
 class TrainState(NamedTuple):
@@ -93,7 +91,8 @@ class Program:
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
-        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(jax.random.key(seed))
+        key = purpose_key(seed, Purpose.INITIALIZATION)
+        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(key)
 
     def begin(self, params: Params) -> TrainState:
         """Return the state of step 0 with these parameters.
@@ -158,8 +157,7 @@ def _check_patterns(patterns: Sequence[str], params: Params) -> None:
 
 def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     """Return the key of a step's corruption: threefry, so that masks are the same on every mesh and device."""
-    # `dropout_key` folds in 1.
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
+    return jax.random.fold_in(purpose_key(seed, Purpose.CORRUPTION), step)
 
 
 def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
@@ -271,7 +269,7 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
         objective = with_constants(program.objective, constants)
-        key = jax.random.fold_in(corruption_key(program.train.seed, EVALUATION_STEP), index)
+        key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)
