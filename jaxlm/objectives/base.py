@@ -139,7 +139,7 @@ class Objective:
     @property
     def text_template(self) -> Template:
         """Template of texts for `jaxlm embed`."""
-        return self.model.text_model.template
+        return self.model.text_model.template.for_vocabulary(self.vocabulary)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         """Return a copy for this vocabulary.

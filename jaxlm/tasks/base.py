@@ -100,7 +100,7 @@ class Task(Objective):
     @property
     def template(self) -> Template:
         """Special tokens around the texts."""
-        return self.reading.template
+        return self.reading.template.for_vocabulary(self.vocabulary)
 
     @property
     def text_template(self) -> Template:
