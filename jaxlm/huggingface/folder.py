@@ -158,10 +158,9 @@ def _check_rows(folder: Path, vocabulary: Vocabulary, rows: int) -> None:
     It may have fewer: published embeddings are often padded, and rows without a token are never generated.
     """
     if vocabulary.size > rows:
-        raise UserError(
-            f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; replace it by the "
-            "tokenizer that the model was trained with."
-        )
+        raise UserError(f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; replace it "
+                        "by the tokenizer that the model was trained with (a T5 without sentinels has extra_ids 0 in "
+                        "tokenizer_config.json).")
 
 
 def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:

@@ -52,8 +52,8 @@ _CLASSES = {
 _PUBLISHED = {("spiece.model", "<pad>", "</s>", "<unk>"): "t5",
               ("sentencepiece.bpe.model", "<unk>", "<s>", "</s>"): "xlmroberta"}
 """File name and first pieces of a SentencePiece model → class, for a folder that names none."""
-_SUPPORTED = {"word_tokenizer_type": "basic", "do_basic_tokenize": True,
-              **dict.fromkeys(("split_by_punct", "enable_sampling", "reverse", "add_bos", "add_eos"), False)}
+_SUPPORTED = {"word_tokenizer_type": "basic", "do_basic_tokenize": True, "split_by_punct": False,
+              "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
 """Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
 
 

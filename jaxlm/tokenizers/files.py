@@ -11,8 +11,6 @@ import functools
 import gzip
 import hashlib
 import json
-import operator
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -156,7 +154,10 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
         folder: settings of the folder.
         path: file of the vocabulary.
     """
-    for step in filter(None, (content.get("normalizer"), content.get("pre_tokenizer"))):
+    steps = [step for part in ("normalizer", "pre_tokenizer") if (step := content.get(part))]
+    for step in [*steps, *(s for outer in steps for s in outer.get("normalizers") or outer.get("pretokenizers") or ())]:
+        if not hasattr(tokenizers.normalizers, step["type"]) and not hasattr(tokenizers.pre_tokenizers, step["type"]):
+            raise UserError(f"{path} has the step {step['type']}, which jaxlm does not know; choose another tokenizer.")
         step |= {f: folder.settings[name] for f, name in _SETTINGS.items() if f in step and name in folder.settings}
     vocab = content["model"]["vocab"]
     added = {token["content"]: token for token in content.get("added_tokens") or []}
@@ -216,8 +217,8 @@ def _read_wordpiece(path: epath.Path) -> Definition:
 
 def _has_accents(pieces: Collection[str]) -> bool:
     """Return whether more than 1 % of the pieces have accents or composed Hangul, which BERT removes with the case."""
-    plain = ["".join(c for c in unicodedata.normalize("NFD", p) if unicodedata.category(c) != "Mn") for p in pieces]
-    return sum(map(operator.ne, plain, pieces)) > len(pieces) / 100
+    strip = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFD(), tokenizers.normalizers.StripAccents()])
+    return sum(strip.normalize_str(piece) != piece for piece in pieces) > len(pieces) / 100
 
 
 def _check_accents(normalizer: Mapping[str, Any], pieces: Collection[str], path: epath.Path) -> None:

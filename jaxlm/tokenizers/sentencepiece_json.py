@@ -59,8 +59,7 @@ def symbol_pieces(proto: Any) -> list[str]:
 def arrange_pieces(proto: Any, head: Sequence[str], special: Collection[str]) -> None:
     """Move the special tokens `head` to the first ids, and append those of `special` that the model lacks."""
     found = {piece.piece: piece for piece in proto.pieces}
-    names = dict.fromkeys((*head, *found, *special))
-    pieces = [found.get(name) or sp.ModelProto.SentencePiece(piece=name) for name in names]
+    pieces = [found.get(x) or sp.ModelProto.SentencePiece(piece=x) for x in dict.fromkeys((*head, *found, *special))]
     del proto.pieces[:]
     proto.pieces.extend(pieces)
     for piece in proto.pieces:

@@ -195,6 +195,13 @@ def test_pieces_of_sentencepiece_in_vocab_txt_are_refused(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+def test_unknown_steps_of_a_tokenizer_json_are_refused(tmp_path):
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "JapaneseWords"}]}
+    write(tmp_path, tokenizer={"model": {"type": "WordPiece", "vocab": {"a": 0}}, "normalizer": steps})
+    with pytest.raises(UserError, match="the step JapaneseWords"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize(("model", "config", "expected"), [
     (Roberta, {"tokenizer_class": "BertTokenizer"}, "[CLS] the [SEP] river [SEP]"),
     (Roberta, {}, "[CLS] the [SEP] [SEP] river [SEP]"),
