@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import functools
-import importlib
+import importlib.metadata
 import inspect
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +137,42 @@ def test_imports_go_in_no_circle():
     assert graph["jaxlm.training.program"] >= {"jaxlm.objectives.base", "jaxlm.parallel.mesh"}
     assert circle_among({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["a", "b", "c", "d"]
     assert not circle_among(graph)
+
+
+def test_every_key_has_a_purpose():
+    """`jax.random.key` is called in jaxlm.keys, and elsewhere only for shapes."""
+    for name, tree in modules().items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        shapes = {id(x) for node in calls if ast.unparse(node.func) == "jax.eval_shape" for x in ast.walk(node)}
+        own = [node for node in calls if ast.unparse(node.func) in ("jax.random.key", "jax.random.PRNGKey")]
+        assert name == "jaxlm.keys" or not [node.lineno for node in own if id(node) not in shapes], name
+
+
+def test_every_import_is_declared():
+    """What a module imports at its import is required; what a function imports may be in an extra."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT.parent / "setup.cfg")
+
+    def distributions(text: str) -> set[str]:
+        found = (re.match(r"[\w.-]+", line.strip()) for line in text.splitlines())
+        return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+    required = distributions(setup["options"]["install_requires"])
+    extras = distributions("\n".join(setup["options.extras_require"].values()))
+    installed, missing = importlib.metadata.packages_distributions(), set()
+    for name, tree in modules().items():
+        inner = {id(x) for _, function in functions(tree) for x in ast.walk(function)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                packages = [node.module]
+            else:
+                packages = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for package in {package.split(".")[0] for package in packages} - sys.stdlib_module_names - {"jaxlm"}:
+                is_optional = id(node) in inner or name == "jaxlm.tasks.lm_eval"  # imported by its command alone
+                allowed = required | extras if is_optional else required
+                if not distributions("\n".join([package, *installed.get(package, [])])) & allowed:
+                    missing.add(f"{package} ({name})")
+    assert not missing
 
 
 def test_public_methods_are_documented():

@@ -18,6 +18,7 @@ from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
@@ -107,7 +108,7 @@ def bench_generation(
     if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} trains no model that writes text; leave --generate out.")
     prompts = np.random.default_rng(0).choice(np.flatnonzero(~objective.vocabulary.special), (rows, length)).tolist()
-    params = jax.jit(objective.init)(jax.random.key(experiment.train.seed))
+    params = jax.jit(objective.init)(purpose_key(experiment.train.seed, Purpose.INITIALIZATION))
     settings = Settings(max_new_tokens=new_tokens, stop_ids=())
     sides = [Side("jaxlm", lambda _: continuations(objective, params, prompts, settings))]
     if has_peer:

@@ -60,7 +60,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
-    choices = {value: resolve_config(parser, options, [*flags, *([field, value] if field else [])]) for value in values}
+    choices: dict[str, Resolved] = {}
+    for value in values:
+        pretrained = choices[values[0]].pretrained if choices else None  # loaded once
+        choices[value] = resolve_config(parser, options, [*flags, *([field, value] if field else [])], pretrained)
     config = any_path(options.config)
     run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
     start_jax()

@@ -41,7 +41,7 @@ class OptimizerConfig:
     bias_correction: bool = True
     """Adam's bias correction (adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = field(0.01, range="[0, inf)")
-    """Decoupled weight decay of kernels and embeddings; biases and norm scales have none."""
+    """Decoupled weight decay of kernels and embeddings; biases and norm scales have none (XLNet: see `DECAYED`)."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
     freeze: tuple[str, ...] = ()
@@ -91,7 +91,8 @@ class TrainConfig:
     """Number of newest checkpoints to keep, besides the best one."""
     skip_nonfinite: int = field(0, resumable=True, range="[0, inf)")
     """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters, optimizer
-    and its schedule then stay as they were. The next such step ends the run. `skipped` in the metrics is their share.
+    and its schedule then stay as they were, while a recurrence memory goes on with the text, and is reset if it is not
+    finite. The next such step ends the run. `skipped` in the metrics is their share.
     A high but finite loss is never left out."""
     profile_steps: str = field("", resumable=True)
     """First and last step to profile on process 0, as 100:105, for TensorBoard's profile plugin (`pip install xprof`);

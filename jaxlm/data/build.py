@@ -32,7 +32,7 @@ from etils import epath
 from jaxlm.data import arrays, store
 from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence_parts
 from jaxlm.data.mentions import first_tokens
-from jaxlm.data.readers import Piece
+from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.errors import UserError
 from jaxlm.paths import in_bucket, write_whole
 
@@ -145,7 +145,8 @@ class StoreBuild:
             """Yield the chunk of each piece, the piece, its first byte in the text, and the route of its document."""
             for piece in itertools.chain.from_iterable(self.files[file:]):
                 start = seen.bytes
-                yield start // _CHUNK, piece, start, seen.add(piece)
+                if piece != NO_TEXT:
+                    yield start // _CHUNK, piece, start, seen.add(piece)
 
         for number, group in itertools.groupby(pieces(), lambda item: item[0]):
             if number > numbers[-1]:

@@ -105,7 +105,12 @@ class TextData(Data):
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        self._survey(self._corpus(), report)
+        corpus = self._corpus()
+        text = self._survey(corpus, report)
+        if corpus.remark:
+            report(corpus.remark)
+        if text.blank:
+            report(f"Rows of {self.source} without text, which are left out: {text.blank:,}")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""

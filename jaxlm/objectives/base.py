@@ -22,7 +22,7 @@ from jaxlm.fields import check_ranges, field, marks_of
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import extend_embeddings, merge_params
+from jaxlm.trees import extend_vocabulary, merge_params
 from jaxlm.types import Params
 
 Batch = Any
@@ -156,7 +156,7 @@ class Objective:
     @property
     def text_template(self) -> Template:
         """Template of texts for `jaxlm embed`."""
-        return self.model.text_model.template
+        return self.model.text_model.template.for_vocabulary(self.vocabulary)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         """Return a copy for this vocabulary.
@@ -202,10 +202,10 @@ class Objective:
 
         Args:
             params: Fresh parameters.
-            source: A pretrained model, whose parameters replace those of the same name; embeddings keep the fresh rows
-                of new tokens.
+            source: A pretrained model, whose parameters replace those of the same name; embeddings and output layers
+                keep the fresh values of new tokens.
         """
-        return params if source is None else merge_params(params, extend_embeddings(source.params, params))
+        return params if source is None else merge_params(params, extend_vocabulary(source.params, params))
 
     def from_pretrained(self, source: PretrainedModel) -> Params:
         """Return the parameters of a pretrained model that training may begin with."""
@@ -222,6 +222,9 @@ class Objective:
             UserError: Training cannot use the data.
         """
         return self
+
+    def require_rows(self, rows: Any, data: Any) -> None:
+        """Raise UserError if nothing can be learnt from the data, as from rows of a single class."""
 
     def remarks(self, rows: Any, length: int) -> list[str]:
         """Return lines about the opened data for the user, as rows of `length` tokens."""

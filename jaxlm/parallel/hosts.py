@@ -341,14 +341,11 @@ def place_rows(sharding: NamedSharding, batch_size: int, rows: slice) -> Callabl
     """Return a function from this process's rows to the global array of `batch_size` rows."""
 
     def place(local: np.ndarray) -> jax.Array:
-        shape = (batch_size, *local.shape[1:])
-        if rows == slice(0, batch_size):
-            return jax.device_put(local, sharding)
-
         def part(index: tuple[slice, ...]) -> np.ndarray:
             start, stop, _ = index[0].indices(batch_size)
             return local[start - rows.start : stop - rows.start]
 
-        return jax.make_array_from_callback(shape, sharding, part)
+        # `jax.device_put` would compare the rows between all processes, on each call.
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, part)
 
     return place

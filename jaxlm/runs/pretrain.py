@@ -137,7 +137,7 @@ def initial_state(
     """Return the state to train from, and the sums of metrics that are not logged yet."""
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
-        return restored[0], Totals(restored[1]["unlogged"], restored[1].get("skipped_in_row", 0))
+        return restored[0], Totals(*(restored[1][name] for name in ("unlogged", "skipped", "skipped_in_row")))
     if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")

@@ -16,7 +16,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
@@ -28,7 +28,8 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 def resolve(
-    config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, program: str = ""
+    config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, program: str = "",
+    pretrained: PretrainedModel | None = None,
 ) -> Resolved:
     """Resolve the configuration of a run.
 
@@ -38,19 +39,21 @@ def resolve(
         init_from: Folder of the pretrained model, which replaces the configuration's model.
         as_text: Whether a decoder writes a task's answers, as T5 always does.
         program: Name of the command in `--help`.
+        pretrained: The model of `init_from`, on the host, if it is loaded already.
 
     Raises:
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
-    objective, pretrained = experiment.objective, None
+    objective = experiment.objective
     if as_text:
         # A decoder's row holds the text and the answer.
         objective = _as_text(objective, experiment.data.length // 2)
     if init_from:
-        pretrained = load_model(init_from)
-        # On the host, from where each device of the mesh gets its shard.
-        pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
+        if pretrained is None:
+            pretrained = load_model(init_from)
+            # On the host, from where each device of the mesh gets its shard.
+            pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
         model = pretrained.objective.model
         if objective.name and model.writes_answers and not model.fine_tuning:
             objective = _as_text(objective)

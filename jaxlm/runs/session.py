@@ -75,6 +75,8 @@ class Session:
                 report(line)
         if error:
             raise error
+        if pretrained is not None:
+            objective.require_rows(rows, data)
         warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
         if pretrained is not None:
             pretrained = dataclasses.replace(pretrained, params=objective.from_pretrained(pretrained))

@@ -21,7 +21,8 @@ from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
-from jaxlm.tasks.remarks import row_remarks
+from jaxlm.tasks.metrics import label_order
+from jaxlm.tasks.remarks import require_classes, row_remarks
 from jaxlm.tokenizers.template import Row, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -52,7 +53,8 @@ class Task(Objective):
     model: Model = field(Model(), weights=True)
     """The pretrained model; `--init-from` brings it."""
     labels: tuple[str, ...] = field((), weights=True)
-    """Names of the classes in the order of their numbers; empty: those of the training rows, sorted."""
+    """Names of the classes in the order of their numbers; empty: those of the training rows, numbers by their value
+    and then texts."""
     classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
@@ -95,7 +97,7 @@ class Task(Objective):
     @property
     def template(self) -> Template:
         """Special tokens around the texts."""
-        return self.reading.template
+        return self.reading.template.for_vocabulary(self.vocabulary)
 
     @property
     def text_template(self) -> Template:
@@ -136,7 +138,7 @@ class Task(Objective):
 
         Args:
             records: The training rows.
-            names: Labels to put first, in this order; others follow, sorted.
+            names: Labels to put first, in this order; others follow, in the order of `label_order`.
 
         Raises:
             UserError: Most rows have a label of their own, so that another column must be meant.
@@ -147,7 +149,7 @@ class Task(Objective):
                 f"{len(records):,} rows have {len(found):,} different labels, such as {min(found)!r:.60}; name the "
                 "column that has the labels, as with --data.label-field."
             )
-        ordered = (*(name for name in names if name in found), *sorted(found.difference(names)))
+        ordered = (*(name for name in names if name in found), *sorted(found.difference(names), key=label_order))
         return dataclasses.replace(self, labels=self.labels or ordered)
 
     def prepare(self, rows: LabelledSource, data: LabelledData) -> Self:
@@ -155,8 +157,10 @@ class Task(Objective):
             raise UserError("--data.source is empty; give a file of rows to train on.")
         if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
             raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
-        labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
-        return self.with_labels(labelled, data.class_names())
+        return self.with_labels(_labelled(rows, data), data.class_names())
+
+    def require_rows(self, rows: LabelledSource, data: LabelledData) -> None:
+        require_classes(self, _labelled(rows, data), data)
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
         examples = rows.examples("train", self, length)
@@ -329,6 +333,11 @@ class Task(Objective):
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(task: Task, params: Params, constants: Constants, batch: Arrays) -> Arrays:
     return task.with_constants(constants).predict(params, batch)
+
+
+def _labelled(rows: LabelledSource, data: LabelledData) -> list[Record]:
+    """Return the rows whose labels are those of the task."""
+    return rows.records["train"] + ([] if data.dev else rows.records["held_out"])
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -59,8 +59,8 @@ class DistilledClassification(Classification):
         return LinearHead(self.model.stack, self.teacher_hidden_size)
 
     def init(self, key: jax.Array) -> Params:
-        params = super().init(key)
-        projection = {"projection_to_teacher": self._projection.init(jax.random.fold_in(key, 2))}
+        key_task, key_projection = jax.random.split(key)
+        params, projection = super().init(key_task), {"projection_to_teacher": self._projection.init(key_projection)}
         return params | projection if self.layer_weight else params
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:

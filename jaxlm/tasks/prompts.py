@@ -253,5 +253,5 @@ def fill(template: str, row: TableRow) -> str:
                 value = value[int(key[:-1]) if isinstance(value, list) else key[:-1]]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{row.place}: there is no {{{name}}} (of {', '.join(map(repr, row.values))}).") from error
-        parts.append(" ".join(texts_of(value, row.place, name)))
+        parts.append(" ".join(texts_of("" if value is None else value, row.place, name)))
     return "".join(parts)

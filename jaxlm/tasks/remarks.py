@@ -8,12 +8,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.data.labelled import Example, LabelledSource
+from jaxlm.data.labelled import Example, LabelledData, LabelledSource, Record
+from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
     from jaxlm.tasks.base import Task
 
 _SHOWN = 20  # labels in one line
+
+
+def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -> None:
+    """Raise UserError if all training rows have the same label, so that nothing can be learnt."""
+    (labels, *others) = {frozenset(task.label_names(record)) for record in records}
+    if others or len(labels) != 1:
+        return
+    flag, columns = data.label_columns(data.source)
+    other = f", or another column with {flag} (those that vary: {', '.join(columns[:_SHOWN])})" if columns else ""
+    raise UserError(
+        f"{data.source}: all {len(records):,} rows have the label {min(labels)!r:.60}, so there is nothing to learn; "
+        f"give rows of two classes or more{other}."
+    )
 
 
 def row_remarks(task: Task, rows: LabelledSource, examples: Sequence[Example], length: int) -> list[str]:
@@ -27,8 +41,7 @@ def row_remarks(task: Task, rows: LabelledSource, examples: Sequence[Example], l
     """
     records = rows.records["train"]
     counts = collections.Counter(label for record in records for label in task.label_names(record))
-    lines = [rows.remark] if rows.remark else []
-    lines += label_remarks(task.labels, counts) if task.labels else []
+    lines = label_remarks(task.labels, counts) if task.labels else []
     if empty := [record for record in records if not all(text.strip() for text in record.texts)]:
         lines.append(f"{_rows(len(empty))} with an empty text (kept), the first at {empty[0].place}")
     num_full = int(np.sum([example.arrays["input_ids"].shape[-1] >= length for example in examples]))

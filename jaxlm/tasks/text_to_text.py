@@ -113,6 +113,10 @@ class TextToText(Task):
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         return dataclasses.replace(self, kind=self.kind.with_labels(records, names)) if self.kind else self
 
+    def require_rows(self, rows: LabelledSource, data: LabelledData) -> None:
+        if self.kind:
+            self.kind.require_rows(rows, data)
+
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
         return row_remarks(self.kind or self, rows, rows.examples("train", self, length), length)
 

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from jaxlm.paths import write_whole
-from jaxlm.tokenizers.files import ROLES
+from jaxlm.tokenizers.classes import ROLES
 from jaxlm.tokenizers.template import Template, parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as sp
@@ -53,6 +54,17 @@ def is_normalized(proto: Any) -> bool:
 def symbol_pieces(proto: Any) -> list[str]:
     """Return the special tokens: control symbols and the unknown symbol."""
     return [piece.piece for piece in proto.pieces if piece.type in (_CONTROL, _UNKNOWN)]
+
+
+def arrange_pieces(proto: Any, head: Sequence[str], special: Collection[str]) -> None:
+    """Move the special tokens `head` to the first ids, and append those of `special` that the model lacks."""
+    found = {piece.piece: piece for piece in proto.pieces}
+    pieces = [found.get(x) or sp.ModelProto.SentencePiece(piece=x) for x in dict.fromkeys((*head, *found, *special))]
+    del proto.pieces[:]
+    proto.pieces.extend(pieces)
+    for piece in proto.pieces:
+        if piece.type != _UNKNOWN and piece.piece in {*head, *special}:
+            piece.type = _CONTROL
 
 
 def prefix_lines(text: str) -> str:

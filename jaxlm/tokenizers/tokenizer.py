@@ -114,7 +114,7 @@ class Tokenizer:
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
             ngram_start=ngram_start, sentinel=sentinel, num_sentinels=count, symbols=symbols,
-            name=self._definition.name, pieces=tuple(self._pieces), **ids,
+            name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
         )
 
     @classmethod
@@ -125,8 +125,9 @@ class Tokenizer:
             path: a folder written by `save` (or a run folder that has one), a SentencePiece .model (unigram or BPE), a
                 BERT vocab.txt, byte-level BPE files (folder with vocab.json or encoder.json, and merges.txt or
                 vocab.bpe; with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers
-                folder. A tokenizer_config.json beside it says whether text is lowercased; without one, a vocab.txt
-                without capital letters means yes.
+                folder, with the settings of its other files and the defaults of its class. Without a setting, a
+                vocab.txt with small letters and no capital ones means that text is lowercased, and pieces with accents
+                or composed Hangul that those are kept.
 
         Raises:
             UserError: there is no tokenizer at `path`, or it is damaged or of an unknown kind.
@@ -227,7 +228,7 @@ class Tokenizer:
         definition = self._definition
         saved = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
-            "fingerprint": self.fingerprint,
+            "fingerprint": self.fingerprint, "separators": definition.separators,
         }
         # The marker comes last, so that a folder with it is complete even after a crash.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)

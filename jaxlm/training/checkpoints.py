@@ -22,8 +22,8 @@ from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
 
-LAYOUT = 2
-"""Version of the names and shapes of parameters in a checkpoint: since 2 equal layers are stored stacked."""
+LAYOUT = 3
+"""Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 
 
@@ -121,7 +121,8 @@ class Checkpoints:
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
-        if not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size:
+        is_full = not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size
+        if is_true_of_any(is_full):  # the others would wait for this process
             raise self._write_error("no space is left")
         with self._writing():
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
@@ -230,8 +231,8 @@ def require_layout(folder: epath.Path) -> None:
             continue
         if layout != LAYOUT:
             raise UserError(
-                f"{folder.parent} was written by an earlier version of jaxlm, which stored every layer by itself; "
-                "export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
+                f"{folder.parent} was written by an earlier version of jaxlm, whose checkpoints and random numbers "
+                "differ; export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
                 "--init-from."
             )
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.layers.dropout import dropout_key
 from jaxlm.objectives.base import (
     Batch,
@@ -34,9 +35,6 @@ from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.trees import matches_patterns, path_string, paths
 from jaxlm.types import Params
-
-EVALUATION_STEP = 2**31 - 1
-"""Step whose corruption key evaluation uses; training never reaches it."""
 
 
 class TrainState(NamedTuple):
@@ -92,7 +90,8 @@ class Program:
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
-        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(jax.random.key(seed))
+        key = purpose_key(seed, Purpose.INITIALIZATION)
+        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(key)
 
     def begin(self, params: Params) -> TrainState:
         """Return the state of step 0 with these parameters.
@@ -157,8 +156,7 @@ def _check_patterns(patterns: Sequence[str], params: Params) -> None:
 
 def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     """Return the key of a step's corruption: threefry, so that masks are the same on every mesh and device."""
-    # `dropout_key` folds in 1.
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
+    return jax.random.fold_in(purpose_key(seed, Purpose.CORRUPTION), step)
 
 
 def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
@@ -185,7 +183,11 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
         # state, so that no run could be resumed with another limit.
         if t.skip_nonfinite:
             finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
-            kept = state._replace(step=state.step + 1)
+            is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(memory)]))
+            reset = jax.tree.map(
+                lambda new, fresh: jnp.where(is_whole, new, fresh), memory, initial_memory(objective, t.batch_size)
+            )
+            kept = state._replace(step=state.step + 1, memory=reset)
             new = jax.tree.map(lambda updated, old: jnp.where(finite, updated, old), new, kept)
         return new, terms
 
@@ -270,7 +272,7 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
         objective = program.objective.with_constants(constants)
-        key = jax.random.fold_in(corruption_key(program.train.seed, EVALUATION_STEP), index)
+        key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)

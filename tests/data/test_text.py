@@ -207,6 +207,17 @@ def test_an_empty_corpus(tmp_path, text):
         prepare(TextData(source=str(tmp_path / "empty.txt"), cache_dir=str(tmp_path / "c")), lambda line: None)
 
 
+def test_what_is_left_out_of_a_text_is_told(config, tmp_path):
+    (folder := tmp_path / "texts").mkdir()
+    (folder / "a.jsonl").write_text('{"text": null}\n{"text": "one"}\n{"text": " "}\n')
+    (folder / "b.pdf").write_text("x")
+    lines, config = [], dataclasses.replace(config, source=str(folder), cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):  # the second time from the cache
+        config.survey(lines.append)
+        assert lines[-2:] == ["Files of text: 1; not read: 1 .pdf (b.pdf)",
+                              f"Rows of {folder} without text, which are left out: 2"]
+
+
 def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
     with pytest.raises(UserError, match=r"50,?000"):
         prepare(dataclasses.replace(config, vocab_size=50_000, cache_dir=str(tmp_path)), lambda line: None)

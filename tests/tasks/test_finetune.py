@@ -15,7 +15,8 @@ from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.runs.load import load_run
+from jaxlm.runs import resolve as resolution
+from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import experiment_of, resolve
 from jaxlm.runs.session import open_session
 from jaxlm.tasks.classification import Classification
@@ -199,11 +200,14 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     assert "has learnt from would be scored" in capsys.readouterr().err
 
 
-def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys):
+def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(resolution, "load_model", lambda path: loaded.append(path) or load_model(path))
     flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
              "--data.dev", str(rows["classify"]), "--test", str(rows["classify"]), "--bootstrap", "50"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
     found = result(capsys)
+    assert loaded.count(models("bert")) == 1
     assert found["chosen"] == {"optimizer.learning-rate": "3e-3"}
     assert found["run"] == str(tmp_path / "sweep" / "learning-rate_3e-3")
     chosen = found["sweep"]["3e-3"]["accuracy"]

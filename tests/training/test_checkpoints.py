@@ -49,6 +49,13 @@ def restore(folder: Path) -> tuple[TrainState | None, list[str]]:
         checkpoints.close()
 
 
+def test_a_disk_that_is_full_for_another_process_ends_all(tmp_path, monkeypatch):
+    """Otherwise this one would wait in Orbax's barrier for the one that has found no space."""
+    monkeypatch.setattr("jaxlm.training.checkpoints.is_true_of_any", lambda here: not here)
+    with pytest.raises(UserError, match="no space is left"):
+        save(tmp_path, 1)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"

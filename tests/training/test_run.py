@@ -414,7 +414,7 @@ def test_transformers_folders_of_links_are_read(finished, tmp_path, capsys):
 def test_a_run_of_another_layout_is_refused_before_anything_is_written(finished, capsys):
     for step in saved_steps(finished):
         path = finished / "checkpoints" / str(step) / "metadata" / "metadata"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 1}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 2}))
     before = files_of(finished)
     for command in (["pretrain", finished, "--train.steps", "14"], ["fill-mask", finished, "[MASK]"]):
         assert "written by an earlier version of jaxlm" in refused(capsys, *command)
