@@ -185,7 +185,7 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
             finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
             is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(memory)]))
             reset = jax.tree.map(
-                lambda new, fresh: jnp.where(is_whole, new, fresh), memory, initial_memory(objective, t.batch_size)
+                lambda new, fresh: jnp.where(is_whole, new, fresh), memory, objective.initial_memory(t.batch_size)
             )
             kept = state._replace(step=state.step + 1, memory=reset)
             new = jax.tree.map(lambda updated, old: jnp.where(finite, updated, old), new, kept)
