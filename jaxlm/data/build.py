@@ -38,6 +38,8 @@ from jaxlm.paths import in_bucket, write_whole
 
 _CHUNK = 1 << 23  # bytes of text
 _GROUP = 1 << 18  # characters encoded at a time, since encodings take many bytes a token
+# Texts of a store, and their first characters, with which the tokenizer is compared with its export.
+_COMPARED, _COMPARED_LENGTH = 1000, 1000
 _MOST_THREADS = 8  # more threads only wait for the one that reads
 
 
@@ -163,6 +165,8 @@ class StoreBuild:
 
     def _write_chunk(self, number: int, parts: list[Part], digests: bytes) -> None:
         """Tokenize the parts of a chunk and write its file."""
+        every = max(1, len(parts) * self.num_chunks // _COMPARED)
+        self.tokenizer.require_equal_ids([part.text[:_COMPARED_LENGTH] for part in parts[::every]])
         if self.sentences:
             parts = [sentence for part in parts for sentence in sentence_parts(part)]
         names: dict[str, int] = {}  # the entities of the chunk, numbered from 1
