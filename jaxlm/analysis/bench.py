@@ -49,7 +49,7 @@ def bench_pretraining(
             then timed with AdamW on both sides.
         steps: Steps in a round; None for about ROUND_SECONDS.
         report: Receives progress messages.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
+        vocabulary: See `jaxlm.runs.load.vocabulary_of`; None for a stand-in of the preset's size.
 
     Raises:
         UserError: The configuration is invalid, or the peer is not available.
@@ -106,7 +106,7 @@ def bench_generation(
         new_tokens: Tokens to generate for each prompt; no stop token ends one earlier.
         has_peer: Also time Transformers' `generate` of the same sizes.
         report: Receives progress messages.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
+        vocabulary: See `jaxlm.runs.load.vocabulary_of`; None for a stand-in of the preset's size.
 
     Raises:
         UserError: The model does not generate text, or the peer is not available.
@@ -123,9 +123,8 @@ def bench_generation(
     sides = [Side("jaxlm", lambda _: continuations(objective, params, prompts, settings))]
     if has_peer:
         sides.append(generation(objective, prompts, new_tokens))
-    named = describe_vocabulary(experiment.objective, vocabulary)
-    facts = _facts(experiment, objective) | dict(prompt=length, new_tokens=new_tokens, vocabulary=named)
-    return facts | _timed(sides, "tokens", rows, new_tokens, report)
+    facts = dict(vocabulary=describe_vocabulary(experiment.objective, vocabulary), prompt=length, new_tokens=new_tokens)
+    return _facts(experiment, objective) | facts | _timed(sides, "tokens", rows, new_tokens, report)
 
 
 def bench_fine_tuning(

@@ -80,7 +80,7 @@ def describe_vocabulary(objective: Any, vocabulary: Vocabulary | None) -> str:
     """Describe the size and origin of a vocabulary. None means the stand-in of a preset."""
     if vocabulary is None:
         return f"vocabulary of {objective.model.vocab_size:,}: the preset's own"
-    return f"vocabulary of {vocabulary.size:,}: the run's own"
+    return f"vocabulary of {vocabulary.size:,}: the tokenizer's"
 
 
 def stand_in_vocabulary(objective: Any) -> Vocabulary:

@@ -3,8 +3,9 @@
 jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
-The text is synthetic. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in
-alternating rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
+The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
+would use. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in alternating
+rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
 A task (configs/tasks, with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     start_jax()
     from jaxlm.analysis import bench
     from jaxlm.analysis.timing import readable
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.runs.load import vocabulary_of
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     has_peer = options.peer is not None
@@ -49,10 +50,10 @@ def main(arguments: list[str]) -> int:
         require_task(resolved.experiment)
         found = bench.bench_fine_tuning(with_rows(resolved, report=say), has_peer, options.steps, say)
     elif options.generate is not None:
-        vocabulary = run_vocabulary(options.config)
+        vocabulary = vocabulary_of(options.config, resolved.experiment, say)
         found = bench.bench_generation(resolved.experiment, options.generate, has_peer, say, vocabulary)
     else:
-        vocabulary = run_vocabulary(options.config)
+        vocabulary = vocabulary_of(options.config, resolved.experiment, say)
         found = bench.bench_pretraining(resolved.experiment, has_peer, options.steps, say, vocabulary)
     print(json.dumps(found) if options.json else readable(found))
     return 0

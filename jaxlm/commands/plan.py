@@ -56,9 +56,9 @@ def main(arguments: list[str]) -> int:
     compilation.prepare_environment()
     from jaxlm.analysis.plan import plan as plan_step
     from jaxlm.analysis.step import describe_vocabulary
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.runs.load import vocabulary_of
 
-    vocabulary = run_vocabulary(options.config)
+    vocabulary = vocabulary_of(options.config, experiment, functools.partial(print, file=sys.stderr))
     if options.search:
         return search(experiment, topologies[0], vocabulary, options)
     if len(topologies) == 1:
@@ -94,10 +94,11 @@ def here(experiment: Any, options: Any) -> int:
     """Print the plan for the devices of this machine and return the exit code."""
     start_jax()
     from jaxlm.analysis.local import plan_here
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.runs.load import vocabulary_of
 
     say = functools.partial(print, file=sys.stderr, flush=True)
-    plan = plan_here(experiment, run_vocabulary(options.config), options.hlo and Path(options.hlo), say)
+    vocabulary = vocabulary_of(options.config, experiment, say)
+    plan = plan_here(experiment, vocabulary, options.hlo and Path(options.hlo), say)
     print(json.dumps(plan) if options.json else local_report(plan) + short_rows(experiment))
     return 0
 

@@ -7,7 +7,8 @@ import os
 
 import jax
 
-from jaxlm.config.presets import load_config
+from jaxlm.config.experiment import Experiment
+from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
@@ -16,6 +17,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
+from jaxlm.types import Report
 
 
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
@@ -75,9 +77,16 @@ def load_teacher(path: str) -> PretrainedModel:
     return dataclasses.replace(model, params=jax.device_get(params))
 
 
-def run_vocabulary(config: str) -> Vocabulary | None:
-    """Return the vocabulary of the run folder `config`; None for a preset."""
-    run = RunFolder.read(config)
+def vocabulary_of(config: str, experiment: Experiment, report: Report = print) -> Vocabulary | None:
+    """Return the vocabulary of a run folder, or of the data that flags name for a preset; None if they name none.
+
+    Args:
+        config: the preset or run folder.
+        experiment: the resolved configuration.
+        report: receives progress messages, since a vocabulary may have to be trained first, as in pretraining.
+    """
+    run, data = RunFolder.read(config), experiment.data
     if run.tokenizer_folder is None:
-        return None
+        is_named = data != dataclasses.replace(load_preset(config).data, length=data.length)
+        return data.prepare_tokenizer(report, experiment.objective.symbols).vocabulary if is_named else None
     return dataclasses.replace(Tokenizer.load(run.tokenizer_folder).vocabulary, preserve_rows=run.is_imported)
