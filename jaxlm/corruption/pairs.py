@@ -15,9 +15,6 @@ from jaxtyping import Array, Bool, Int
 
 from jaxlm.types import TokenBatch
 
-_GROUP = 8  # rows of similar size among which partners are chosen; a power of 2
-_MATCHING_ROUNDS = 2
-
 
 class Pairs(NamedTuple):
     """Rows `[CLS] A [SEP] B [SEP]` with the labels of both pair tasks.
@@ -263,17 +260,16 @@ def _partners(
     equal ones shuffled, and matched greedily within groups of 8. The rows that are left are sorted and matched again.
     Rows of kind 0 stay unmatched.
     """
-    rows = sizes.shape[0]
-    place = np.arange(rows)
-    partner = jnp.arange(rows)
-    for key_order in jax.random.split(key, _MATCHING_ROUNDS):
+    place, partner = np.arange(sizes.size), jnp.arange(sizes.size)
+    for key_order in jax.random.split(key):
         kind = jnp.where(partner == place, kind, 0)
-        order = jnp.lexsort((jax.random.uniform(key_order, (rows,)), -sizes, -kind))
+        order = jnp.lexsort((jax.random.uniform(key_order, sizes.shape), -sizes, -kind))
         kinds, documents, mate = kind[order], document[order], jnp.asarray(place)
-        for step in range(1, _GROUP):  # place ^ step is an involution, so that both rows of a couple agree
-            other = np.minimum(place ^ step, rows - 1)
-            is_couple = (place ^ step < rows) & (mate == place) & (mate[other] == other) & (documents != documents[other])
-            mate = jnp.where(is_couple & (kinds == kinds[other]) & (kinds > 0), other, mate)
+        for step in range(1, 8):  # place ^ step is an involution, so that both rows of a couple agree
+            other = np.minimum(place ^ step, sizes.size - 1)
+            is_free = (place ^ step < sizes.size) & (mate == place) & (mate[other] == other)
+            fits = (kinds == kinds[other]) & (kinds > 0) & (documents != documents[other])
+            mate = jnp.where(is_free & fits, other, mate)
         partner = jnp.where(kind > 0, partner.at[order].set(order[mate]), partner)
     return partner
 

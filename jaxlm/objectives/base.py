@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.base import RowFormat
+from jaxlm.data.base import RowFormat, Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field, marks_of
 from jaxlm.tokenizers.template import Template
@@ -171,6 +171,10 @@ class Objective:
         free = [f.name for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}]
         model = dataclasses.replace(pretrained, **{name: getattr(own, name) for name in free})
         return dataclasses.replace(self, model=model)
+
+    def text_remarks(self, statistics: Statistics) -> list[str]:
+        """Return a line for each property of the text because of which the objective would learn less."""
+        return []
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import at_source, shorten, single_segments
-from jaxlm.data.base import RowFormat
+from jaxlm.data.base import RowFormat, Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
@@ -116,6 +116,15 @@ class MaskedLM(Objective):
         if self.input_format == "full-sentences":
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
+
+    def text_remarks(self, statistics: Statistics) -> list[str]:
+        share = statistics.longest_document
+        is_dominant = self.input_format == "next-sentence" and share > 0.5  # up to a half, each row can have a partner
+        return [
+            f"One document has {share:.1%} of the tokens, so at most {2 - 2 * share:.1%} of the rows can get a random "
+            "second segment for next-sentence prediction; divide the text (in a .txt, a blank line ends a document) or "
+            "choose --objective.input-format sentence-order or document"
+        ] if is_dominant else []
 
     def row_format(self, length: int) -> RowFormat:
         packing = "packed-eos" if self.input_format == "full-sentences" else "document"

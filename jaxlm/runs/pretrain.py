@@ -109,7 +109,7 @@ def _pretrain(
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return last_evaluation(run.path)[1]
-    for line in [*remarks, "Compiling the step; its first figures follow."]:
+    for line in [*remarks, *objective.text_remarks(text.statistics), "Compiling the step; its first figures follow."]:
         report(line)
 
     # Steps.

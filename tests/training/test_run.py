@@ -108,6 +108,19 @@ def test_a_run_that_ends_before_the_long_rows_says_so(preset, tmp_path, capsys):
     assert "batches of 16 x 16, 1 cpu" in said and "All 1 steps read rows of 16 tokens" in said
 
 
+def test_a_text_of_one_document_is_told_before_training(tmp_path, capsys, monkeypatch):
+    """Its next-sentence labels would be constant; sentence order and one segment need no other document."""
+    preset = write_preset(tmp_path)
+    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text().replace("\n\n", "\n"))
+    monkeypatch.setattr("jaxlm.runs.pretrain.train", lambda *a, **k: 1 / 0)
+    remark = "One document has 100.0% of the tokens, so at most 0.0% of the rows can get a random second segment"
+    for input_format in ("next-sentence", "sentence-order", "document"):
+        with pytest.raises(ZeroDivisionError):
+            main(["pretrain", str(preset), "--run-dir", str(tmp_path / input_format),
+                  "--objective.input-format", input_format])
+        assert (remark in capsys.readouterr().out) == (input_format == "next-sentence")
+
+
 def test_a_change_of_rows_is_told_after_the_step_before_it(preset, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxlm.training.progress.SECONDS_BETWEEN_LINES", 0.0)
     flags = ["--train.short-steps", "3", "--train.short-length", "16", "--train.log-every", "1", "--train.steps", "4"]
