@@ -25,7 +25,7 @@ class Pairs(NamedTuple):
         attention_mask: 1 for non-padding tokens, int32 [batch, length + 3].
         is_random: 1 where B comes from another row (BERT's labels: 0 = next, 1 = random), int32 [batch].
         is_swapped: 1 where the row's second part comes first, int32 [batch].
-        has_pair: 1 for rows with a label: 0 for rows too short to split, for rows of one segment, and where B could
+        has_pair: 1 for rows with a label; 0 for rows too short to split, for rows of one segment, and where B could
             not come from another row, int32 [batch].
         source: place in the text of each token, row · length + column; -1 at special symbols and padding. int32
             [batch, length + 3].
