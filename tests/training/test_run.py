@@ -76,7 +76,8 @@ def test_short_rows_first(preset, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "batches of 16 x 16 for 6 steps, then 8 x 32" in said
     assert re.search(r"Token store: [\d,]+ tokens to train on \(\d\.\d bytes each, [\d,]+ per document\), [\d,]+ held "
-                     r"out \([\d,]+ of 120 documents\); 12 steps are \d\.\d passes over it\n", said)
+                     r"out \([\d,]+ of 120 documents\); 0\.0% of the tokens are \[UNK\]; 12 steps are \d\.\d passes "
+                     r"over it\n", said)
     # Lines come when they are five seconds apart: that of step 6 is not there, the last one is.
     assert said.index("step 1/12") < said.index("From step 7 on, rows have 32 tokens") < said.index("step 12/12")
     for steps in (5, 12):
