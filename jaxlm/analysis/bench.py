@@ -113,9 +113,8 @@ def bench_generation(
     sides = [Side("jaxlm", lambda _: continuations(objective, params, prompts, settings))]
     if has_peer:
         sides.append(generation(objective, prompts, new_tokens))
-    named = describe_vocabulary(session)
-    facts = _facts(experiment, objective) | dict(prompt=length, new_tokens=new_tokens, vocabulary=named)
-    return facts | _timed(sides, "tokens", rows, new_tokens, report)
+    facts = dict(vocabulary=describe_vocabulary(session), prompt=length, new_tokens=new_tokens)
+    return _facts(experiment, objective) | facts | _timed(sides, "tokens", rows, new_tokens, report)
 
 
 def bench_fine_tuning(

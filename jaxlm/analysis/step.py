@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.config.presets import load_preset
+from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import teacher_shapes
 from jaxlm.runs.session import Session, open_session
 from jaxlm.training.program import Program
+from jaxlm.types import Report
 
 Batch = Any
 """Shapes of a batch: a tree of jax.ShapeDtypeStruct."""
 
 
-def open_stand_in(experiment: Experiment, run: RunFolder = NO_RUN) -> Session:
-    """Open an experiment for a plan: a run with its own vocabulary, a preset with that of its published model."""
+def open_stand_in(
+    experiment: Experiment, config: str | None = None,
+    constants: Callable[[Objective], Constants] = teacher_shapes, report: Report = print,
+) -> Session:
+    """Open an experiment to plan or time its step on synthetic rows.
+
+    A run has its own vocabulary, and a preset for which flags name other data that of pretraining on them, which may
+    have to be trained first. Any other preset has a stand-in for the vocabulary that its model was published with.
+
+    Args:
+        experiment: The resolved configuration.
+        config: The preset or run folder that it comes from.
+        constants: Returns the objective's constants, or their shapes.
+        report: Receives progress messages.
+    """
     experiment.validate()
-    return open_session(Resolved(experiment), run, constants=teacher_shapes, is_stand_in=True)
+    run, is_named = NO_RUN if config is None else RunFolder.read(config), False
+    if config is not None and run.tokenizer_folder is None:
+        data = experiment.data
+        is_named = data != dataclasses.replace(load_preset(config).data, length=data.length)
+    return open_session(Resolved(experiment), run, report, constants, is_stand_in=not is_named)
 
 
 def batch_shapes(session: Session) -> Batch:
@@ -60,5 +82,5 @@ def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
 
 def describe_vocabulary(session: Session) -> str:
     """Describe the size and origin of the vocabulary."""
-    owner = "run" if session.tokenizer else "preset"
-    return f"vocabulary of {session.objective.vocabulary.size:,}: the {owner}'s own"
+    owner = "tokenizer's" if session.tokenizer else "preset's own"
+    return f"vocabulary of {session.objective.vocabulary.size:,}: the {owner}"

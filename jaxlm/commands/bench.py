@@ -3,8 +3,9 @@
 jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
-The text is synthetic. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in
-alternating rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
+The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
+would use. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in alternating
+rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
 A task (configs/tasks, with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
@@ -36,9 +37,8 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis import bench
+    from jaxlm.analysis.step import open_stand_in
     from jaxlm.analysis.timing import readable
-    from jaxlm.config.experiment import Resolved
-    from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import teacher_arrays
     from jaxlm.runs.resolve import require_command
     from jaxlm.runs.session import open_session
@@ -52,8 +52,7 @@ def main(arguments: list[str]) -> int:
         session = open_session(resolved, report=say, constants=teacher_arrays).with_rows(say)
         found = bench.bench_fine_tuning(session, has_peer, options.steps, say)
     else:
-        run = RunFolder.read(options.config)
-        session = open_session(Resolved(resolved.experiment), run, say, teacher_arrays, is_stand_in=True)
+        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, say)
         if options.generate is not None:
             found = bench.bench_generation(session, options.generate, has_peer, say)
         else:

@@ -56,9 +56,8 @@ def main(arguments: list[str]) -> int:
     compilation.prepare_environment()
     from jaxlm.analysis.plan import plan as plan_step
     from jaxlm.analysis.step import describe_vocabulary, open_stand_in
-    from jaxlm.runs.folder import RunFolder
 
-    session = open_stand_in(experiment, RunFolder.read(options.config))
+    session = open_stand_in(experiment, options.config, report=functools.partial(print, file=sys.stderr))
     if options.search:
         return search(session, topologies[0], options)
     if len(topologies) == 1:
@@ -94,14 +93,11 @@ def here(experiment: Any, options: Any) -> int:
     """Print the plan for the devices of this machine and return the exit code."""
     start_jax()
     from jaxlm.analysis.local import plan_here
-    from jaxlm.config.experiment import Resolved
-    from jaxlm.runs.folder import RunFolder
+    from jaxlm.analysis.step import open_stand_in
     from jaxlm.runs.load import teacher_arrays
-    from jaxlm.runs.session import open_session
 
     say = functools.partial(print, file=sys.stderr, flush=True)
-    run = RunFolder.read(options.config)
-    session = open_session(Resolved(experiment), run, say, teacher_arrays, is_stand_in=True)
+    session = open_stand_in(experiment, options.config, teacher_arrays, say)
     plan = plan_here(session, options.hlo and Path(options.hlo), say)
     print(json.dumps(plan) if options.json else local_report(plan) + short_rows(experiment))
     return 0

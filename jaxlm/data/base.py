@@ -27,10 +27,12 @@ class Statistics:
         token_counts: int64 [vocabulary], count of each id in the training split.
         unigram_entropy: entropy of the tokens of the held-out split, in nats per token: the loss of a model that knows
             only token frequencies. 0 without a held-out split.
+        longest_document: share of the training tokens that are in the longest document; 0 if there are no documents.
     """
 
     token_counts: np.ndarray
     unigram_entropy: float
+    longest_document: float = 0.0
 
 
 def entropy(counts: np.ndarray) -> float:

@@ -22,6 +22,7 @@ from jaxlm.data.permutation import permute
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.unknown import summarize_unknown
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report
 
@@ -284,7 +285,15 @@ class LabelledSource:
         how = f" ({self._division})" if self._division else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
         bad = f"; {self.num_bad:,} left out, which have no text or cannot be used" if self.num_bad else ""
-        return f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
+        sizes = f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
+        return "; ".join(filter(None, [sizes, self.unknown]))
+
+    @property
+    def unknown(self) -> str:
+        """Share of [UNK] in the rows encoded so far; see `jaxlm.tokenizers.unknown.summarize_unknown`."""
+        rows = [(example.arrays[next(iter(encoder.padding))], self.records[split][example.record].texts)
+                for (split, encoder, _), examples in self._encoded.items() for example in examples]
+        return summarize_unknown(self.tokenizer, rows)
 
     @property
     def statistics(self) -> Statistics:

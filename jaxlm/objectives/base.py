@@ -110,6 +110,12 @@ class Line(NamedTuple):
     marks: list[str]
 
 
+def with_options(model: Any, source: Any) -> Any:
+    """Return `model` with the training options of `source`: dropout, dtype, remat, kernels."""
+    names = [item.name for item in dataclasses.fields(model) if marks_of(item) & {"recipe", "resumable"}]
+    return dataclasses.replace(model, **{name: getattr(source, name) for name in names if hasattr(source, name)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """Base class of objectives: how a batch becomes an example, and the loss on it.
@@ -185,9 +191,7 @@ class Objective:
                 f"--init-from {source.path} holds a {type(pretrained).__name__}, but the configuration trains a "
                 f"{type(own).__name__}; choose a preset of the same family."
             )
-        free = [f.name for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}]
-        model = dataclasses.replace(pretrained, **{name: getattr(own, name) for name in free})
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=with_options(pretrained, own))
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""

@@ -16,12 +16,12 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import Session, open_session, with_steps
-from jaxlm.systems import TASKS
+from jaxlm.systems import TASKS, system_of
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -57,6 +57,8 @@ def resolve(
         model = pretrained.objective.model
         if objective.name and model.writes_answers and not model.fine_tuning:
             objective = _as_text(objective)
+        if system_of(objective, model):  # it may be of another family than the preset's
+            objective = dataclasses.replace(objective, model=with_options(model, objective.model))
         objective = objective.with_pretrained_model(pretrained)
     preset = dataclasses.replace(experiment, objective=objective)
     experiment = override(preset, list(flags), program)

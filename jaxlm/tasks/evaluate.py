@@ -149,6 +149,9 @@ def answer_rows(
     unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
     if unseen:
         source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
+    source.examples("held_out", task, data.length)
+    if (unknown := source.unknown) and jax.process_index() == 0:
+        report(unknown)
     return Answers(task, records, golds, task.answers(params, source, data.length, batch_size), unseen, skipped)
 
 

@@ -21,6 +21,7 @@ from jaxlm.paths import any_path, check_output
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
 from jaxlm.tasks.prompts import METRICS, Example, PromptTask, read_examples, read_task
+from jaxlm.tokenizers.unknown import summarize_unknown
 
 Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
 """A row per prediction (`prediction`, `gold`, scores), metrics, and settings that depend on the model, by name."""
@@ -45,6 +46,9 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
     examples = read_examples(task, limit)
     loaded = jaxlm.load(model_path, to_answer=True)
+    tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
+    if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
+        print(unknown)
     is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)
     if predictions:

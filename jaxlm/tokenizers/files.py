@@ -132,7 +132,7 @@ def _read_sentencepiece(path: epath.Path) -> Definition:
     if has_words := not {*folder.special, *(token["content"] for token in folder.tokens)} <= {*special}:
         # Text between added tokens is encoded like a text of its own.
         metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}
-        tokenizer_json["pre_tokenizer"]["pretokenizers"] = [{"type": "WhitespaceSplit"}, metaspace]
+        tokenizer_json["pre_tokenizer"]["pretokenizers"][:2] = [{"type": "WhitespaceSplit"}, metaspace]
     definition = _define(tokenizer_json, special, folder, path)
     data = data if proto == sentencepiece_json.parse(data) else proto.SerializeToString()
     return definition if steps or has_words else dataclasses.replace(definition, kind=SENTENCEPIECE, data=data)

@@ -15,6 +15,7 @@ from jaxlm.analysis.step import open_stand_in
 from jaxlm.analysis.timing import readable
 from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.presets import load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
@@ -28,7 +29,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.peaks import measured_flops
-from jaxlm.runs.folder import RunFolder, write_imported_run
+from jaxlm.runs.folder import write_imported_run
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.program import corruption_key
@@ -205,12 +206,24 @@ def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, t
     write_imported_run(tmp_path / "run", experiment, params, tokenizer, {"imported_from": "nowhere"})
     assert main(["bench", str(tmp_path / "run"), "--steps", "1", "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
-    assert out["vocabulary"] == "vocabulary of 400: the run's own"
+    assert out["vocabulary"] == "vocabulary of 400: the tokenizer's"
     # 200 more rows of the embedding (16 wide) and of the output's bias.
     assert out["parameters"] == result["parameters"] + 200 * 17
     # An import keeps its spare rows when it is trained, so they are measured too.
-    vocabulary = open_stand_in(experiment, RunFolder.read(tmp_path / "run")).objective.vocabulary
+    vocabulary = open_stand_in(experiment, str(tmp_path / "run")).objective.vocabulary
     assert vocabulary.rows(600) == 600 and tokenizer.vocabulary.rows(600) == 400
+
+
+def test_named_data_are_measured_with_the_vocabulary_of_pretraining(preset, tmp_path):
+    """Its size is the one that the text allows; other flags leave a preset's published size."""
+    (tmp_path / "x.txt").write_text("\n\n".join(f"C(=O)N{i}c1ccccc1" for i in range(200)))
+    own = load_preset(preset)
+    data = dataclasses.replace(own.data, source=str(tmp_path / "x.txt"), cache_dir=str(tmp_path / "cache"))
+    named, lines = dataclasses.replace(own, data=data), []
+    session = open_stand_in(named, preset, report=lines.append)
+    assert session.tokenizer == data.prepare_tokenizer(lines.append) and 458 < len(session.tokenizer) < data.vocab_size
+    longer = dataclasses.replace(own, data=dataclasses.replace(own.data, length=32), train=TrainConfig(batch_size=2))
+    assert open_stand_in(longer, preset, report=pytest.fail).tokenizer is None
 
 
 def test_a_synthetic_batch_is_full_rows_of_text():

@@ -244,7 +244,7 @@ def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
 def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     fits = dict(
         topology="v5e:2x2", devices=4, device_kind="TPU v5 lite", mesh={"data": 4, "fsdp": 1, "tensor": 1},
-        batch_size=8, length=128, parameters=1000, vocabulary="vocabulary of 512: the run's own", fits=True,
+        batch_size=8, length=128, parameters=1000, vocabulary="vocabulary of 512: the tokenizer's", fits=True,
         is_extrapolated=False,
         hbm_bytes_per_chip=2**33, hbm_limit_bytes=2**34, headroom_bytes=2**33, bytes_over=0,
         hbm_by_kind={"optimizer_state": 4000}, flops_per_step=4e12, flops_per_step_per_chip=1e12,
@@ -261,7 +261,7 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
         asynchronous_share=0.5, compile_seconds=1.5, compiler_message=None,
     )
     text = report(fits)
-    assert "vocabulary of 512: the run's own" in text and "3.91 KiB  optimizer state" in text
+    assert "vocabulary of 512: the tokenizer's" in text and "3.91 KiB  optimizer state" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
     assert "25.00 ms a step, MFU 40.0%" in text and "(50.0% by the 1.25 TFLOPs" in text and "20.00 ms" in text
     assert "kernels take 5.00 ms of it: 2 counted by the compiler's schedule.\n" in text

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
@@ -186,6 +188,13 @@ def test_describe_shows_what_was_corrupted():
     assert changed and all(given.marks[i] in ("masked", "random") for i in changed)
     assert [text.ids[i] for i, mark in enumerate(text.marks) if mark == "target"] == targets.ids
     assert "second segment" in pair.title
+
+
+def test_partners_of_a_dominant_document():
+    """Every row of a document with up to half of the text can have a partner; one of three quarters leaves a half."""
+    objective = MaskedLM(model=TINY)
+    assert not objective.remarks(SimpleNamespace(statistics=Statistics(np.ones(1), 0.0, 0.5)), 128)
+    assert "at most 50.0% of the rows" in objective.remarks(SimpleNamespace(statistics=Statistics(np.ones(1), 0.0, 0.75)), 128)[0]
 
 
 def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():

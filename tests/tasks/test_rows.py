@@ -14,6 +14,7 @@ from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
 from jaxlm.data.labelled import Example, Record, good_rows
 from jaxlm.errors import UserError
+from jaxlm.models.bert import Bert
 from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.base import Answer
@@ -26,6 +27,7 @@ from jaxlm.tasks.remarks import label_remarks, require_classes, row_remarks
 from jaxlm.tasks.tables import read_table
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.data.stand_ins import ByteTokenizer
 
@@ -430,6 +432,31 @@ def test_remarks_about_rows():
         "Labels (1): a (3)", "1 row with an empty text (kept), the first at x, line 2",
         "1 of 3 rows reach --data.length 12; longer texts are cut there",
     ]
+
+
+def test_the_share_of_unknown_words_in_rows(tmp_path, monkeypatch):
+    """It counts the tokens of the texts, without special ones, in the summary of the rows and in an evaluation."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]) + "\n")
+    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    task = Classification(model=Bert(max_positions=16, vocab_size=13), labels=("x", "y"))
+    task = task.bind(tokenizer.vocabulary, 16)
+
+    def opened(*texts):
+        (tmp_path / "x.tsv").write_text("text\tlabel\n" + "".join(f"{text}\tx\n" for text in texts))
+        source = TextRows(source=str(tmp_path / "x.tsv"), held_out=0.0).open(tokenizer, print)
+        assert source.summary.endswith("0 held out")  # before the rows are encoded
+        source.batches("train", 2, task.row_format(16), 0)
+        return source
+
+    assert opened("a b c d", "e f g h").summary.endswith("; 0.0% of the tokens are [UNK]")
+    remark = "12.5% of the tokens are [UNK], such as 'zebra': the vocabulary does not suit this text"
+    assert opened("a b c d", "e f zebra h").summary.endswith(f"; {remark}")
+    lines = []
+    monkeypatch.setattr(Classification, "answers", lambda *arguments: [])
+    evaluation.answer_rows(task, None, tokenizer, TextRows(dev=str(tmp_path / "x.tsv"), length=16), 2, lines.append)
+    assert lines == [remark]
+    with pytest.raises(UserError, match=r"every token is \[UNK\], such as 'zebra', 'yak'; choose a tokenizer"):
+        _ = opened("zebra", "yak zebra").summary
 
 
 def canned_answers(right, group=1):
