@@ -193,8 +193,9 @@ def test_describe_shows_what_was_corrupted():
 def test_partners_of_a_dominant_document():
     """Every row of a document with up to half of the text can have a partner; one of three quarters leaves a half."""
     objective = MaskedLM(model=TINY)
-    assert not objective.remarks(SimpleNamespace(statistics=Statistics(np.ones(1), 0.0, 0.5)), 128)
-    assert "at most 50.0% of the rows" in objective.remarks(SimpleNamespace(statistics=Statistics(np.ones(1), 0.0, 0.75)), 128)[0]
+    half, most = (SimpleNamespace(statistics=Statistics(np.ones(1), 0.0, share)) for share in (0.5, 0.75))
+    assert not objective.remarks(half, 128)
+    assert "at most 50.0% of the rows" in objective.remarks(most, 128)[0]
 
 
 def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
