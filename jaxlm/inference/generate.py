@@ -168,7 +168,7 @@ def prepare_prompts(
 
 def decoder_start(objective: Objective) -> int:
     """Return the token that the decoder of an encoder-decoder begins with."""
-    return max(objective.vocabulary.pad, 0)
+    return objective.model.decoder_start(objective.vocabulary)
 
 
 def max_length(objective: Objective) -> int:

@@ -101,6 +101,12 @@ class PretrainedModel:
         return iter((self.objective, self.params, self.tokenizer, self.fresh))
 
 
+def with_options(model: Any, source: Any) -> Any:
+    """Return `model` with the training options of `source`: dropout, dtype, remat, kernels."""
+    names = [item.name for item in dataclasses.fields(model) if marks_of(item) & {"recipe", "resumable"}]
+    return dataclasses.replace(model, **{name: getattr(source, name) for name in names if hasattr(source, name)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """Base class of objectives: how a batch becomes an example, and the loss on it.
@@ -168,9 +174,7 @@ class Objective:
                 f"--init-from {source.path} holds a {type(pretrained).__name__}, but the configuration trains a "
                 f"{type(own).__name__}; choose a preset of the same family."
             )
-        free = [f.name for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}]
-        model = dataclasses.replace(pretrained, **{name: getattr(own, name) for name in free})
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=with_options(pretrained, own))
 
     def text_remarks(self, statistics: Statistics) -> list[str]:
         """Return a line for each property of the text because of which the objective would learn less."""

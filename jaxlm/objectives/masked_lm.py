@@ -23,7 +23,7 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
+from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.objectives.pair_task import PairTask
@@ -104,6 +104,13 @@ class MaskedLM(Objective):
     def preference(self) -> Float[Array, " vocab"] | None:
         """Relative probability of masking each token; None for uniform."""
         return None
+
+    def with_pretrained_model(self, source: PretrainedModel) -> Self:
+        """Return a copy with the pretrained model, and with rows of one segment if it has no segment types."""
+        objective = super().with_pretrained_model(source)
+        if objective.pair_task and objective.model.type_vocab_size < 2:
+            return dataclasses.replace(objective, input_format="document")
+        return objective
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")

@@ -20,12 +20,12 @@ from jaxlm.data.labelled import LabelledData, LabelledSource
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.parallel.hosts import main_first
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
-from jaxlm.systems import TASKS
+from jaxlm.systems import TASKS, system_of
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.remarks import require_classes, row_remarks
 from jaxlm.tasks.text_to_text import TextToText
@@ -62,6 +62,8 @@ def resolve(
         model = pretrained.objective.model
         if isinstance(objective, Task) and model.writes_answers and not model.fine_tuning:
             objective = _as_text(objective)
+        if system_of(dataclasses.replace(objective, model=model)):  # it may be of another family than the preset's
+            objective = dataclasses.replace(objective, model=with_options(model, objective.model))
         objective = objective.with_pretrained_model(pretrained)
     preset = dataclasses.replace(experiment, objective=objective)
     experiment = override(preset, list(flags), program)

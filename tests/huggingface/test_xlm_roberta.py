@@ -98,13 +98,17 @@ def logits(model: XlmRoberta, params: Params, ids: jax.Array, mask: jax.Array) -
 
 
 def difference(objective: MaskedLM, params: Params, theirs: torch.nn.Module, peer) -> float:
-    """Return the largest difference of logits for sentences of four languages, of different lengths."""
-    inputs = dict(peer(list(SENTENCES), padding=True, truncation=True, max_length=POSITIONS, return_tensors="np"))
-    assert len(set(inputs["attention_mask"].sum(1))) > 1
-    expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
-    assert np.abs(expected).max() > 0.1  # agreement on zeros would say nothing
-    ours = logits(objective.model, params, inputs["input_ids"], inputs["attention_mask"])
-    return float(np.abs(real(ours, inputs) - expected).max())
+    """Return the largest difference of logits for sentences of four languages, padded on either side."""
+    found = []
+    for side in ("left", "right"):
+        options = dict(padding=True, padding_side=side, truncation=True, max_length=POSITIONS, return_tensors="np")
+        inputs = dict(peer(list(SENTENCES), **options))
+        assert len(set(inputs["attention_mask"].sum(1))) > 1
+        expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
+        assert np.abs(expected).max() > 0.1  # agreement on zeros would say nothing
+        ours = logits(objective.model, params, inputs["input_ids"], inputs["attention_mask"])
+        found.append(float(np.abs(real(ours, inputs) - expected).max()))
+    return max(found)
 
 
 def test_imported_logits_and_exported_files(peer, folder, tmp_path):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.errors import UserError
@@ -22,6 +22,7 @@ from jaxlm.models.ernie import Ernie
 from jaxlm.objectives.base import PretrainedModel, constant_shapes, load_constants, total_loss, with_constants
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.runs.load import load_model
 from jaxlm.runs.pretrain import unshared
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -254,3 +255,10 @@ def test_an_export_has_the_official_names_of_every_parameter(graph, tmp_path):
     config = json.loads((out / "ernie_config.json").read_text())
     assert config["layer_types"] == ["sim", "mix", "norm", "norm"] and config["num_hidden_layers"] == 4
     assert (out / "vocab.txt").read_text().splitlines() == words and str(graph) in (out / "README.md").read_text()
+    # The state dict of the official class also has the decoder, whose matrix is the word embedding.
+    tied = tensors["bert.embeddings.word_embeddings.weight"]
+    save_file(tensors | {"cls.predictions.decoder.weight": tied}, out / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_model(out).params, params)
+    save_file(tensors | {"cls.predictions.decoder.weight": tied + 1}, out / "model.safetensors")
+    with pytest.raises(UserError, match="differs from"):
+        load_model(out)
