@@ -26,7 +26,6 @@ _IGNORED = frozenset((
 ))
 """Concepts without content that are never taken from a text."""
 _QUESTION_WORDS = ("which", "what", "where", "when", "how", "who", "why")
-_EXPANSIONS = {"What's": "What is", "whats": "what", "U.S.": "US"}
 _BLANK = "___"
 _BLANK_PHRASES = {" them called?": f" {_BLANK}.", " meaning he was not?": f" he was not {_BLANK}.",
                   " one of these?": f" {_BLANK}."}
@@ -119,8 +118,7 @@ def statement(question: str, choice: str) -> str:
     text = _with_blank(question.strip())
     is_first = text.startswith(_BLANK) or f". {_BLANK}" in text
     choice = choice[:1].upper() + choice[1:] if is_first else choice.lower()
-    if not text.endswith(_BLANK):
-        choice = choice.rstrip(".")
+    choice = choice if text.endswith(_BLANK) else choice.rstrip(".")
     return re.sub("__+", lambda _: choice, text)
 
 
@@ -130,9 +128,7 @@ def _with_blank(question: str) -> str:
     The question word is one before a question mark in the last sentence, in the order of `_QUESTION_WORDS`, else the
     first one of the last sentence. Blanks that the question has already stay, besides the new one.
     """
-    text = question
-    for old, new in _EXPANSIONS.items():
-        text = text.replace(old, new)
+    text = question.replace("What's", "What is").replace("whats", "what").replace("U.S.", "US")
     words = [word for word in _QUESTION_WORDS if word != "who" or "people who" not in text]
     patterns = [*(rf"{word}(?=\?[^.]*[. ]*$)" for word in words), rf"({'|'.join(words)})(?=[ ,][^.]*[. ]*$)"]
     for found in filter(None, (re.search(pattern, text.lower()) for pattern in patterns)):

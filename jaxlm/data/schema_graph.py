@@ -114,34 +114,22 @@ def find_paths(graph: ConceptGraph, scores: np.ndarray, head: int, tail: int, th
     for closer, farther in itertools.pairwise(near):
         for concept in np.flatnonzero(closer):
             farther[graph.neighbors(concept)] = True
+
+    def continued(path: tuple[int, ...], hops: int) -> Iterator[tuple[int, ...]]:
+        """Yield the simple paths that go on from `path` for a number of hops, in the order of their concepts."""
+        following = graph.neighbors(path[-1])
+        following = following[near[hops - 1][following]] if hops <= STEPS else following
+        for longer in ((*path, concept) for concept in following.tolist() if concept not in path):
+            yield from (longer,) if hops == 1 else continued(longer, hops - 1)
+
     paths: list[Path] = []
     for hops in range(1, _HOPS + 1) if head != tail else ():
-        walks = list(itertools.islice(_simple_paths(graph, (head,), hops, near), _PER_PAIR - len(paths)))
+        walks = list(itertools.islice(continued((head,), hops), _PER_PAIR - len(paths)))
         concepts = np.array(walks, np.int64).reshape(-1, hops + 1)
         edges = graph.edges(concepts[:, :-1], concepts[:, 1:])
         relations, score = graph.first_relation(edges), np.prod(scores[edges], axis=1)
         paths += map(Path, walks, map(tuple, relations.tolist()), score.tolist())
     return sorted((path for path in paths if path.score >= threshold), key=lambda path: (-path.score, path.concepts))
-
-
-def _simple_paths(
-    graph: ConceptGraph, path: tuple[int, ...], hops: int, near: Sequence[np.ndarray]
-) -> Iterator[tuple[int, ...]]:
-    """Yield the simple paths to a concept that go on from `path` for a number of hops, in the order of their concepts.
-
-    Args:
-        graph: The graph.
-        path: The first concepts.
-        hops: Hops that are left.
-        near: Item i is the mask of concepts that a walk of i hops leads to the end from.
-    """
-    following = graph.neighbors(path[-1])
-    if hops <= len(near):
-        following = following[near[hops - 1][following]]
-    for concept in following.tolist():
-        if concept not in path:
-            longer = (*path, concept)
-            yield from (longer,) if hops == 1 else _simple_paths(graph, longer, hops - 1, near)
 
 
 def schema_graph(graph: ConceptGraph, scores: np.ndarray, concepts: Concepts, sizes: GraphSizes) -> SchemaGraph:
@@ -174,13 +162,11 @@ def schema_graph(graph: ConceptGraph, scores: np.ndarray, concepts: Concepts, si
         rows.append((pairs.setdefault(pair, len(pairs)), row, path.relations))
         for head, tail in itertools.pairwise(path.concepts):
             add_edge(head, tail)
-    for side in concepts if rows else ():
-        for head in side:
-            for tail in np.intersect1d(graph.neighbors(head), side):
-                add_edge(head, int(tail))
-    for path in paths if rows else ():
-        for head, tail in itertools.pairwise(path.concepts):
-            add_edge(head, tail)
+    within = ((head, int(tail)) for side in concepts for head in side
+              for tail in np.intersect1d(graph.neighbors(head), side))
+    along = (hop for path in paths for hop in itertools.pairwise(path.concepts))
+    for head, tail in itertools.chain(within, along) if rows else ():
+        add_edge(head, tail)
     result = empty(sizes)
     result.concepts[: len(nodes)] = list(nodes)
     result.edges[: len(edges)] = np.reshape(list(edges), (-1, 2))

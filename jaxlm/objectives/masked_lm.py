@@ -108,9 +108,8 @@ class MaskedLM(Objective):
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model, and with rows of one segment if it has no segment types."""
         objective = super().with_pretrained_model(source)
-        if objective.pair_task and objective.model.type_vocab_size < 2:
-            return dataclasses.replace(objective, input_format="document")
-        return objective
+        is_possible = not objective.pair_task or objective.model.type_vocab_size > 1
+        return objective if is_possible else dataclasses.replace(objective, input_format="document")
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")

@@ -62,7 +62,7 @@ def resolve(
         model = pretrained.objective.model
         if isinstance(objective, Task) and model.writes_answers and not model.fine_tuning:
             objective = _as_text(objective)
-        if system_of(dataclasses.replace(objective, model=model)):  # it may be of another family than the preset's
+        if system_of(objective, model):  # it may be of another family than the preset's
             objective = dataclasses.replace(objective, model=with_options(model, objective.model))
         objective = objective.with_pretrained_model(pretrained)
     preset = dataclasses.replace(experiment, objective=objective)
