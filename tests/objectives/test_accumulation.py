@@ -178,7 +178,8 @@ def test_microbatches_give_the_gradients_and_terms_of_the_whole(name, num_microb
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(difference), strict=True
     ):
         # Relative to each gradient's norm, or to the norm of all where a gradient is 0 up to rounding (biases of keys).
-        assert norm(error) < 1e-6 * max(norm(own), 0.1 * whole), jax.tree_util.keystr(path)
+        # Rounding alone reaches 1.03e-6, the largest of 16 draws of `entities` in eight microbatches (median: 7e-7).
+        assert norm(error) < 1.5e-6 * max(norm(own), 0.1 * whole), jax.tree_util.keystr(path)
     assert set(parts) == set(terms)
     likelihood = terms[bound(name).primary_metric].total
     for key, term in terms.items():
