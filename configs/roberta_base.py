@@ -5,6 +5,8 @@ Hardware:    published: 1,024 V100 GPUs; here see `jaxlm plan configs/roberta_ba
 Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  124,697,433 with the published vocabulary of 50,265, whose padding symbol has id 1; 124,696,665 with id 0
 Result:      published, MNLI dev after fine-tuning, one model: 87.6 (fairseq, examples/roberta; 160 GB of text)
+
+Biases and norms have no weight decay; in fairseq they have it too.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -5,6 +5,8 @@ Hardware:    published: 1,024 V100 GPUs; here see `jaxlm plan configs/roberta_la
 Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  355,412,057 with the published vocabulary of 50,265, whose padding symbol has id 1; 355,411,033 with id 0
 Result:      published, MNLI dev after fine-tuning, one model: 90.2 (fairseq, examples/roberta; 160 GB of text)
+
+Biases and norms have no weight decay; in fairseq they have it too.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

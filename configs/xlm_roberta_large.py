@@ -6,7 +6,8 @@ Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's att
 Parameters:  560,142,482 with the published vocabulary of 250,002, whose padding symbol has id 1; 560,141,458 with id 0
 
 The paper gives no learning rate; this is RoBERTa's. The paper samples each language in proportion to its share of the
-text to the power of 0.3. Here all text is sampled alike, so repeat the files of rare languages in the source.
+text to the power of 0.3. Here all text is sampled alike, so repeat the files of rare languages in the source. Biases
+and norms have no weight decay; in fairseq they have it too.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -18,6 +18,6 @@ from jaxlm.objectives.permutation_lm import PermutationLM
 experiment = Experiment(
     objective=PermutationLM(model=Xlnet.published("base", activation="gelu_new", dtype="bfloat16")),
     data=TextData(length=512, vocab_size=32000),
-    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=40_000),
+    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=40_000, bias_correction=False),
     train=TrainConfig(steps=500_000, batch_size=2048, log_every=100, eval_every=10_000, checkpoint_every=5_000),
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+import typeguard
 
 from jaxlm.errors import UserError
 
@@ -103,3 +106,18 @@ def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozense
         yield Setting(f"{prefix}{item.name}", value, types[item.name], marks)
         if dataclasses.is_dataclass(value):
             yield from settings(value, f"{prefix}{item.name}.", marks)
+
+
+def check_types(config: Any) -> None:
+    """Raise UserError for a field whose value is not of its annotated type.
+
+    Flags are checked when they are parsed; a preset or a config.json can hold anything.
+    """
+    for setting in settings(config):
+        try:
+            typeguard.check_type(
+                setting.value, setting.type, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
+            )
+        except typeguard.TypeCheckError:
+            kind = inspect.formatannotation(setting.type)
+            raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None

@@ -142,7 +142,11 @@ def _write_whole(path: epath.Path, data: bytes) -> None:
     try:
         if not in_bucket(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
+        with partial.open("wb") as file:
+            file.write(data)
+            if partial != path:  # after a power cut the new name would otherwise hold an empty file
+                file.flush()
+                os.fsync(file.fileno())
         if partial != path:
             partial.replace(path)
     except Exception as error:  # file systems and bucket clients raise different exceptions

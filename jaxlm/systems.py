@@ -87,9 +87,9 @@ SYSTEMS = (
 )
 
 
-def system_of(objective: Any) -> System | None:
-    """Return the system of an objective and its model; None if it is not registered."""
-    classes = (type(objective), type(objective.model))
+def system_of(objective: Any, model: Any = None) -> System | None:
+    """Return the system of an objective and a model, by default its own; None if it is not registered."""
+    classes = (type(objective), type(objective.model if model is None else model))
     return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
 
 

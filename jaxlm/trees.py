@@ -6,11 +6,19 @@ import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.errors import UserError
 from jaxlm.types import Params
+
+VOCABULARY_AXES: Mapping[str, int] = {
+    **{f"{name}/embedding": 0 for name in ("word", "shared", "softmax", "output", "entity")},
+    **{f"{name}/bias": 0 for name in ("mlm_head", "sbo_head", "lm_head", "softmax", "")},
+    "lm_head/kernel": 1,
+}
+"""Last two names of a parameter's path → its vocabulary axis. The bias without a parent is XLNet's."""
 
 
 def get(tree: Params, path: str) -> Any:
@@ -98,15 +106,17 @@ def merge_params(params: Params, source: Params, path: str = "") -> Params:
     return result
 
 
-def extend_embeddings(source: Params, params: Params) -> Params:
-    """Return `source` with the rows that only `params` has appended to embeddings."""
+def extend_vocabulary(source: Params, params: Params, path: str = "") -> Params:
+    """Return `source` with what only `params` has along vocabulary axes appended."""
     result = {}
     for name, leaf in source.items():
-        other = params.get(name)
+        here, other = f"{path}/{name}", params.get(name)
+        axis = VOCABULARY_AXES.get("/".join(here.split("/")[-2:]))
         if isinstance(leaf, dict):
-            result[name] = extend_embeddings(leaf, other) if isinstance(other, dict) else leaf
-        elif name == "embedding" and other is not None and other.shape[0] > leaf.shape[0]:
-            result[name] = jnp.concatenate([leaf, other[leaf.shape[0]:]])
+            result[name] = extend_vocabulary(leaf, other, here) if isinstance(other, dict) else leaf
+        elif axis is not None and other is not None and other.shape[axis] > leaf.shape[axis]:
+            fresh = jax.lax.slice_in_dim(other, leaf.shape[axis], None, axis=axis)
+            result[name] = jnp.concatenate([leaf, fresh], axis)
         else:
             result[name] = leaf
     return result

@@ -205,7 +205,6 @@ def pretrained(folder: Path) -> dict[str, float]:
     """Return the last held-out figures of a run, its parameters, and its training FLOPs as `step_flops` counts them."""
     import jax
 
-    from jaxlm.objectives.base import step_flops
     from jaxlm.runs.folder import RunFolder
     from jaxlm.tokenizers.tokenizer import Tokenizer
     from jaxlm.training.metrics import last_evaluation
@@ -218,11 +217,11 @@ def pretrained(folder: Path) -> dict[str, float]:
     figures["parameters"] = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     if not getattr(objective, "teacher", ""):  # a teacher's FLOPs need its parameters
         short, rows = t.short_steps, t.batch_size
-        long = step_flops(objective, data.length, rows)
+        long = objective.step_flops(data.length, rows)
         figures["flops"] = long * (t.steps - short)
         if short:
             more = rows * data.length // t.short_length
-            figures["flops"] += short * step_flops(objective, t.short_length, more)
+            figures["flops"] += short * objective.step_flops(t.short_length, more)
     return figures
 
 

@@ -78,15 +78,17 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     from jaxlm.analysis.extrapolate import can_extrapolate
     from jaxlm.analysis.outline import outlines
     from jaxlm.analysis.plan import plan
+    from jaxlm.analysis.step import open_stand_in
     from jaxlm.errors import UserError
-    from jaxlm.tasks.resolve import resolve
+    from jaxlm.runs.resolve import resolve
 
     experiment = resolve(str(CONFIGS / f"{name}.py")).experiment
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
+    session = open_stand_in(experiment)
     for topology in TOPOLOGIES:
-        steps = outlines(experiment, topology)
+        steps = outlines(session, topology)
         if steps and steps[0].seconds * experiment.train.steps < 86400 * MAX_DAYS:
             break
     else:
@@ -95,10 +97,10 @@ def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
     if not is_compiled:
         flags = accumulation(experiment, steps[0].accumulate)
         return {"preset": name, "libtpu": None, "changes": flags} | outlined(experiment, steps[0], topology)
-    found, is_extrapolated = None, can_extrapolate(experiment)
+    found, is_extrapolated = None, can_extrapolate(session)
     try:
         # The fastest mesh by formula; another one only where no variant fits on it.
-        for variant, flags in (one for step in steps for one in compiled_variants(experiment, step, topology)):
+        for variant, flags in (one for step in steps for one in compiled_variants(session, step, topology)):
             found = plan(variant, topology, is_extrapolated=is_extrapolated) | {"changes": flags}
             if found["fits"]:
                 break
@@ -115,14 +117,13 @@ def accumulation(experiment: Any, accumulate: int) -> dict[str, int]:
     return {"train.accumulate": accumulate} if accumulate != experiment.train.accumulate else {}
 
 
-def compiled_variants(experiment: Any, outline: Any, topology: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the experiment on the mesh of an outline, then variants that take less memory, each with its flags."""
+def compiled_variants(session: Any, outline: Any, topology: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the session on the mesh of an outline, then variants that take less memory, each with its flags."""
     from jaxlm.analysis.compilation import topology_devices
     from jaxlm.analysis.search import variants
 
-    first = accumulation(experiment, outline.accumulate)
-    train = dataclasses.replace(experiment.train, accumulate=outline.accumulate)
-    changed = dataclasses.replace(experiment, train=train)
+    first = accumulation(session.experiment, outline.accumulate)
+    changed = session.replace(train=dataclasses.replace(session.experiment.train, accumulate=outline.accumulate))
     for variant, changes in variants(changed, outline.mesh, len(topology_devices(topology))):
         yield variant, {key: value for key, value in (first | changes).items() if not key.startswith("mesh.")}
 

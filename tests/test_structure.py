@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import functools
-import importlib
+import importlib.metadata
 import inspect
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,6 @@ import jaxtyping
 import numpy as np
 
 import jaxlm
-from jaxlm.objectives.base import CountsFlops, Describes
 
 ROOT = Path(jaxlm.__file__).parent
 MAX_LINES = 60
@@ -137,17 +139,51 @@ def test_imports_go_in_no_circle():
     assert not circle_among(graph)
 
 
+def test_every_key_has_a_purpose():
+    """`jax.random.key` is called in jaxlm.keys, and elsewhere only for shapes."""
+    for name, tree in modules().items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        shapes = {id(x) for node in calls if ast.unparse(node.func) == "jax.eval_shape" for x in ast.walk(node)}
+        own = [node for node in calls if ast.unparse(node.func) in ("jax.random.key", "jax.random.PRNGKey")]
+        assert name == "jaxlm.keys" or not [node.lineno for node in own if id(node) not in shapes], name
+
+
+def test_every_import_is_declared():
+    """What a module imports at its import is required; what a function imports may be in an extra."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT.parent / "setup.cfg")
+
+    def distributions(text: str) -> set[str]:
+        found = (re.match(r"[\w.-]+", line.strip()) for line in text.splitlines())
+        return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+    required = distributions(setup["options"]["install_requires"])
+    extras = distributions("\n".join(setup["options.extras_require"].values()))
+    installed, missing = importlib.metadata.packages_distributions(), set()
+    for name, tree in modules().items():
+        inner = {id(x) for _, function in functions(tree) for x in ast.walk(function)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                packages = [node.module]
+            else:
+                packages = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for package in {package.split(".")[0] for package in packages} - sys.stdlib_module_names - {"jaxlm"}:
+                is_optional = id(node) in inner or name == "jaxlm.tasks.lm_eval"  # imported by its command alone
+                allowed = required | extras if is_optional else required
+                if not distributions("\n".join([package, *installed.get(package, [])])) & allowed:
+                    missing.add(f"{package} ({name})")
+    assert not missing
+
+
 def test_public_methods_are_documented():
-    """`inspect.getdoc` finds the docstring that an override inherits, unlike ruff; protocols are not inherited."""
+    """`inspect.getdoc` finds the docstring that an override inherits, unlike ruff."""
     undocumented = []
-    protocols = {"describe", "flops"}
-    assert inspect.getdoc(Describes.describe) and inspect.getdoc(CountsFlops.flops)
     for name in modules():
         for cls in vars(importlib.import_module(name)).values():
             if inspect.isclass(cls) and cls.__module__ == name and not cls.__name__.startswith("_"):
                 undocumented += [
                     f"{name}.{cls.__name__}.{key}" for key, member in vars(cls).items()
-                    if not key.startswith("_") and key not in protocols
+                    if not key.startswith("_")
                     and (inspect.isfunction(member) or isinstance(member, property))
                     and not inspect.getdoc(getattr(cls, key))
                 ]

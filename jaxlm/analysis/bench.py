@@ -13,18 +13,16 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
-from jaxlm.analysis.step import describe_vocabulary, stand_in_vocabulary, synthetic_batch
+from jaxlm.analysis.step import describe_vocabulary
 from jaxlm.analysis.timing import Side, compare, time_in_turns
-from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.objectives.base import Objective, load_constants, with_constants
+from jaxlm.keys import Purpose, purpose_key
+from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
-from jaxlm.runs.load import load_teacher
-from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.feed import Feed
 from jaxlm.training.program import Program, TrainState, corruption_key
 from jaxlm.types import Report, TokenBatch
 
@@ -37,34 +35,31 @@ FINE_TUNING_STEPS = 64
 
 
 def bench_pretraining(
-    experiment: Experiment, has_peer: bool = False, steps: int | None = None, report: Report = print,
-    vocabulary: Vocabulary | None = None,
+    session: Session, has_peer: bool = False, steps: int | None = None, report: Report = print
 ) -> dict[str, Any]:
     """Time the train step (corruption, forward, backward, update) on full rows of random tokens.
 
     Args:
-        experiment: The preset or run.
+        session: The preset or run, with its constants.
         has_peer: Also time the Transformers model of the same sizes. PyTorch has no LAMB, so a preset that uses it is
             then timed with AdamW on both sides.
         steps: Steps in a round; None for about ROUND_SECONDS.
         report: Receives progress messages.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
 
     Raises:
         UserError: The configuration is invalid, or the peer is not available.
     """
-    experiment.validate()
+    experiment, objective = session.experiment, session.objective
     if has_peer and experiment.optimizer.name == "lamb":
         report("PyTorch has no LAMB; timing both sides with AdamW …")
-        experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
+        session = session.replace(optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
+        experiment = session.experiment
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
-    objective = experiment.objective.bind(vocabulary or stand_in_vocabulary(experiment.objective), length)
-    batch, device, dtype = synthetic_batch(experiment, objective), mesh.devices.flat[0], objective.model.dtype
+    batch, device, dtype = session.synthetic_batch(), mesh.devices.flat[0], objective.model.dtype
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
-    constants = jax.device_put(load_constants(objective, load_teacher))
-    program = Program(objective, t, experiment.optimizer, mesh, constants)
+    program = session.program(mesh)
     placed, step = jax.device_put(batch, batch_sharding(mesh)), _Steps(program, program.init(t.seed))
     ours = Side("jaxlm", lambda steps: step.run([placed] * steps), lambda: {
         "optimizer": experiment.optimizer.name, "note": f"jax {jax.__version__}",
@@ -87,7 +82,7 @@ def bench_pretraining(
     corruption_seconds = statistics.median(corruption.seconds) / steps
     return _facts(experiment, objective) | dict(
         devices=mesh.size, parameters=program.num_params,
-        vocabulary=describe_vocabulary(experiment.objective, vocabulary),
+        vocabulary=describe_vocabulary(session),
         compile_and_first_step_seconds=ours.first_seconds, corruption_seconds=corruption_seconds,
         corruption_share=corruption_seconds / found["step_seconds"], flops_per_step=flops, peak_flops_per_device=peak,
         peak_is_measured=not published_peak, mfu_formula=MFU_FORMULA,
@@ -95,45 +90,40 @@ def bench_pretraining(
 
 
 def bench_generation(
-    experiment: Experiment, new_tokens: int, has_peer: bool = False, report: Report = print,
-    vocabulary: Vocabulary | None = None,
+    session: Session, new_tokens: int, has_peer: bool = False, report: Report = print
 ) -> dict[str, Any]:
     """Time greedy generation with random parameters, one prompt of half the sequence length per row of a batch.
 
     Args:
-        experiment: The preset or run.
+        session: The preset or run.
         new_tokens: Tokens to generate for each prompt; no stop token ends one earlier.
         has_peer: Also time Transformers' `generate` of the same sizes.
         report: Receives progress messages.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
 
     Raises:
         UserError: The model does not generate text, or the peer is not available.
     """
-    experiment.validate()
+    experiment, objective = session.experiment, session.objective
     rows, length = experiment.train.batch_size, max(1, experiment.data.length // 2)
-    bound = vocabulary or stand_in_vocabulary(experiment.objective)
-    objective = experiment.objective.bind(bound, experiment.data.length)
     if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} trains no model that writes text; leave --generate out.")
-    prompts = np.random.default_rng(0).choice(np.flatnonzero(~bound.special), (rows, length)).tolist()
-    params = jax.jit(objective.init)(jax.random.key(experiment.train.seed))
+    prompts = np.random.default_rng(0).choice(np.flatnonzero(~objective.vocabulary.special), (rows, length)).tolist()
+    params = jax.jit(objective.init)(purpose_key(experiment.train.seed, Purpose.INITIALIZATION))
     settings = Settings(max_new_tokens=new_tokens, stop_ids=())
     sides = [Side("jaxlm", lambda _: continuations(objective, params, prompts, settings))]
     if has_peer:
         sides.append(generation(objective, prompts, new_tokens))
-    named = describe_vocabulary(experiment.objective, vocabulary)
-    facts = _facts(experiment, objective) | dict(prompt=length, new_tokens=new_tokens, vocabulary=named)
-    return facts | _timed(sides, "tokens", rows, new_tokens, report)
+    facts = dict(vocabulary=describe_vocabulary(session), prompt=length, new_tokens=new_tokens)
+    return _facts(experiment, objective) | facts | _timed(sides, "tokens", rows, new_tokens, report)
 
 
 def bench_fine_tuning(
-    resolved: Resolved, has_peer: bool = False, steps: int | None = None, report: Report = print
+    session: Session, has_peer: bool = False, steps: int | None = None, report: Report = print
 ) -> dict[str, Any]:
     """Time fine-tuning as `jaxlm finetune` does it, without evaluations and checkpoints.
 
     Args:
-        resolved: The task's configuration and pretrained model, with rows (see `jaxlm.tasks.resolve.with_rows`).
+        session: The task with its pretrained model and rows.
         has_peer: Also time Transformers' `Trainer` on the same rows.
         steps: Steps in a round; None for FINE_TUNING_STEPS.
         report: Receives progress messages.
@@ -141,22 +131,19 @@ def bench_fine_tuning(
     Raises:
         UserError: The peer has no class for the task, or is not available.
     """
-    experiment, source = resolved
+    experiment, task, rows = session.experiment, session.objective, session.rows
     steps, t, length = steps or FINE_TUNING_STEPS, experiment.train, experiment.data.length
-    mesh, rows = make_mesh(experiment.mesh), experiment.data.open(source.tokenizer, report)
-    vocabulary = dataclasses.replace(source.tokenizer.vocabulary, preserve_rows=True)
-    task = experiment.objective.bind(vocabulary, length, rows.statistics)
-    constants = jax.device_put(load_constants(task, load_teacher))
-    feed, program = Feed(rows, task, t, length, mesh), Program(task, t, experiment.optimizer, mesh, constants)
-    params = with_constants(task, constants).initial_params(program.init_params(t.seed), source)
-    params = jax.device_get(params)
+    program = session.program(make_mesh(experiment.mesh))
+    feed = session.feed(program)
+    fresh = program.init_params(t.seed)
+    params = jax.device_get(task.with_constants(program.constants).initial_params(fresh, session.pretrained))
     step = _Steps(program, program.begin(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:
         examples = rows.examples("train", task, length)
         batches = rows.batches("train", t.batch_size, task.row_format(length), t.seed)
         chosen = [examples[i].arrays for step in range(steps) for i in batches.batch(step)["row"]]
-        sides.append(fine_tuning(experiment, task, params, source.tokenizer, chosen, steps))
+        sides.append(fine_tuning(experiment, task, params, session.tokenizer, chosen, steps))
     facts = _facts(experiment, task) | dict(task=task.name, model=type(task.model).__name__, steps=steps)
     return facts | _timed(sides, "rows", t.batch_size, steps, report)
 

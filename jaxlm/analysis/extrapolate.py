@@ -16,10 +16,9 @@ from jax.sharding import Mesh
 from jaxlm.analysis.compilation import CompiledStep, compile_step
 from jaxlm.analysis.estimate import Estimate
 from jaxlm.analysis.hlo import Traffic
-from jaxlm.analysis.step import input_bytes, train_program
-from jaxlm.config.experiment import Experiment
+from jaxlm.analysis.step import batch_shapes, input_bytes
 from jaxlm.errors import UserError
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.session import Session
 
 DEPTHS = (2, 4)
 """Numbers of layers of the steps that are compiled: even, since GPT-3's layers alternate."""
@@ -31,9 +30,9 @@ Line = Callable[[float, float], float]
 
 
 def compile_extrapolated(
-    experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None, topology: str
+    session: Session, mesh: Mesh, topology: str
 ) -> CompiledStep:
-    """Compile steps of DEPTHS layers and extrapolate to the experiment's own depth.
+    """Compile steps of DEPTHS layers and extrapolate to the session's own depth.
 
     If one of them does not fit in HBM, neither does the whole step, whose size is then at least that of its inputs.
 
@@ -41,23 +40,24 @@ def compile_extrapolated(
         UserError: The model cannot be extrapolated, or the compiler refuses a step for another reason than HBM.
     """
     steps: list[CompiledStep] = []
+    batch = batch_shapes(session)
     for depth in DEPTHS:
-        step = compile_step(*train_program(with_layers(experiment, depth), mesh, vocabulary), topology)
+        step = compile_step(with_layers(session, depth).program(mesh), batch, topology)
         if not step.fits:
-            inputs = input_bytes(*train_program(experiment, mesh, vocabulary))
+            inputs = input_bytes(session.program(mesh), batch)
             return step._replace(hbm_by_kind=inputs, hbm_bytes=max(step.hbm_bytes, sum(inputs.values())))
         steps.append(step)
-    return extrapolate(*steps, experiment.objective.model.num_layers)
+    return extrapolate(*steps, session.objective.model.num_layers)
 
 
-def with_layers(experiment: Experiment, layers: int) -> Experiment:
-    """Return the experiment with `layers` layers in every stack of its model.
+def with_layers(session: Session, layers: int) -> Session:
+    """Return the session with `layers` layers in every stack of its model.
 
     Raises:
         UserError: The model has no stack of more than DEPTHS layers, stacks of different depths, layers in a loop, or
             layers of which it cannot have so few.
     """
-    model = experiment.objective.model
+    model = session.objective.model
     depths = stack_depths(model)
     if not is_uniform(model):
         found = ", ".join(f"{name} {depth}" for name, depth in depths.items()) or "no layers"
@@ -73,7 +73,7 @@ def with_layers(experiment: Experiment, layers: int) -> Experiment:
             f"--extrapolate needs {layers} layers in every stack, which {type(model).__name__} cannot have; leave it "
             "out."
         ) from error
-    return dataclasses.replace(experiment, objective=dataclasses.replace(experiment.objective, model=model))
+    return session.replace(objective=dataclasses.replace(session.objective, model=model))
 
 
 def stack_depths(model: Any) -> dict[str, int]:
@@ -87,10 +87,10 @@ def is_uniform(model: Any) -> bool:
     return len(depths) == 1 and min(depths) > max(DEPTHS) and not getattr(model, "loop_layers", False)
 
 
-def can_extrapolate(experiment: Experiment) -> bool:
-    """Return whether the step of an experiment can be extrapolated."""
+def can_extrapolate(session: Session) -> bool:
+    """Return whether the step can be extrapolated."""
     try:
-        with_layers(experiment, DEPTHS[0])
+        with_layers(session, DEPTHS[0])
     except UserError:
         return False
     return True

@@ -11,16 +11,15 @@ import jax
 from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.costs import hbm_bytes, product_flops
 from jaxlm.analysis.hlo import parse, traffic
-from jaxlm.analysis.step import describe_vocabulary, input_bytes, memory_by_kind, train_program
-from jaxlm.config.experiment import Experiment
+from jaxlm.analysis.step import batch_shapes, describe_vocabulary, input_bytes, memory_by_kind
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_bandwidth, tpu_generation
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.session import Session
 from jaxlm.types import Report
 
 
 def plan_here(
-    experiment: Experiment, vocabulary: Vocabulary | None = None, hlo: Path | None = None, report: Report = print
+    session: Session, hlo: Path | None = None, report: Report = print
 ) -> dict[str, Any]:
     """Compile a train step for the devices of this machine, predict its time, and measure it if it fits.
 
@@ -30,18 +29,17 @@ def plan_here(
     more.
 
     Args:
-        experiment: The preset or run.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
+        session: The preset or run.
         hlo: File for the text of the compiled module.
         report: Receives progress messages.
 
     Returns:
         The object that `jaxlm plan --json` prints without --topology. `relative_error` is that of the prediction.
     """
-    experiment.validate()
+    experiment = session.experiment
     mesh, t, length = make_mesh(experiment.mesh), experiment.train, experiment.data.length
     device = mesh.devices.flat[0]
-    program, batch = train_program(experiment, mesh, vocabulary)
+    program, batch = session.program(mesh), batch_shapes(session)
     report("Compiling …")
     compiled = program.lower(batch).compile()
     text = compiled.as_text()
@@ -54,7 +52,7 @@ def plan_here(
     found = {
         "topology": None, "devices": mesh.size, "device_kind": device.device_kind, "mesh": dict(mesh.shape),
         "batch_size": t.batch_size, "length": length,
-        "vocabulary": describe_vocabulary(experiment.objective, vocabulary),
+        "vocabulary": describe_vocabulary(session),
         "parameters": program.num_params, "fits": used <= limit, "hbm_bytes_per_chip": used, "hbm_limit_bytes": limit,
         "hbm_by_kind": by_kind, "flops_per_step": formula, "executed_flops_per_chip": flops,
         "bytes_accessed_per_chip": accessed,
@@ -65,7 +63,7 @@ def plan_here(
     chip = tpu_generation(device)
     bandwidth = chip.hbm_bandwidth if chip else measured_bandwidth(device)
     bandwidth /= mesh.size if device.platform == "cpu" else 1  # the devices of one CPU share its memory
-    measured = bench_pretraining(experiment, report=report, vocabulary=vocabulary)
+    measured = bench_pretraining(session, report=report)
     peak, seconds = measured["peak_flops_per_device"], measured["step_seconds"]
     predicted = flops / peak + accessed / bandwidth
     return found | {

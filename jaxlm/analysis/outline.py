@@ -13,12 +13,12 @@ import numpy as np
 from jaxlm.analysis.compilation import hbm_limit, topology_devices
 from jaxlm.analysis.hlo import BETWEEN_SLICES, Collective
 from jaxlm.analysis.links import collective_timer
-from jaxlm.analysis.step import input_bytes, step_inputs
-from jaxlm.config.experiment import Experiment
+from jaxlm.analysis.step import batch_shapes, input_bytes
 from jaxlm.errors import UserError
 from jaxlm.parallel.compiler import OVERLAP_OPTIONS, compiler_options
 from jaxlm.parallel.mesh import MeshConfig, make_mesh, num_slices
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
+from jaxlm.runs.session import Session
 from jaxlm.training.program import Program
 
 PEAK_SHARE = 0.5
@@ -60,7 +60,7 @@ class Outline(NamedTuple):
     accumulate: int
 
 
-def outlines(experiment: Experiment, topology: str) -> list[Outline]:
+def outlines(session: Session, topology: str) -> list[Outline]:
     """Return the outlined steps of the meshes of a topology on which the step seems to fit, best first.
 
     `tensor` above 1 is tried where nothing else seems to fit, and microbatches where the activations of one do not.
@@ -68,12 +68,13 @@ def outlines(experiment: Experiment, topology: str) -> list[Outline]:
     Raises:
         UserError: The topology does not exist, or its clock is not known.
     """
+    experiment, objective, found = session.experiment, session.objective, []
     devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
     if tpu_generation(devices[0]) is None:
         raise UserError(f"the clock of {devices[0].device_kind} is not known, so that {topology} cannot be outlined.")
     chips = len(devices) // num_slices(devices)  # of one slice
     limit = hbm_limit(devices[0])
-    (objective, constants, batch), found = step_inputs(experiment), []
+    batch = batch_shapes(session)
     for tensor in TENSOR_SIZES:
         for fsdp in (2**i for i in range(chips.bit_length()) if not chips % (2**i * tensor)):
             config = MeshConfig(-1, fsdp, tensor)
@@ -82,7 +83,7 @@ def outlines(experiment: Experiment, topology: str) -> list[Outline]:
                 if t.batch_size % (accumulate * objective.row_group * len(devices) // tensor):
                     break
                 train = dataclasses.replace(t, accumulate=accumulate)
-                outline = _outline(Program(objective, train, experiment.optimizer, mesh, constants), batch, length)
+                outline = _outline(session.replace(train=train).program(mesh), batch, length)
                 if outline.hbm_bytes < FILLED * limit:
                     found.append(outline._replace(mesh=config))
                     break

@@ -10,23 +10,20 @@ from jaxlm.analysis.estimate import KERNEL_PEAK_SHARE
 from jaxlm.analysis.extrapolate import compile_extrapolated
 from jaxlm.analysis.hlo import asynchronous_share
 from jaxlm.analysis.links import predict
-from jaxlm.analysis.step import describe_vocabulary, train_program
-from jaxlm.config.experiment import Experiment
+from jaxlm.analysis.step import batch_shapes, describe_vocabulary
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.session import Session
 
 
 def plan(
-    experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, hlo: Path | None = None,
-    is_extrapolated: bool = False,
+    session: Session, topology: str, hlo: Path | None = None, is_extrapolated: bool = False
 ) -> dict[str, Any]:
     """Compile a train step for a topology and return its memory, FLOPs, collectives and estimated time.
 
     Args:
-        experiment: The preset or run.
+        session: The preset or run.
         topology: Name of a topology, such as "v5e:16x16".
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
         hlo: File for the text of the compiled module; not of an extrapolated step.
         is_extrapolated: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
 
@@ -39,13 +36,13 @@ def plan(
         UserError: Topology, mesh or batch size are impossible, the compiler refuses the step otherwise, or it cannot be
             extrapolated.
     """
-    experiment.validate()
+    experiment = session.experiment
     devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
     mesh, limit, peak = make_mesh(experiment.mesh, devices), hbm_limit(devices[0]), peak_flops(devices[0])
-    program, batch = train_program(experiment, mesh, vocabulary)
+    program, batch = session.program(mesh), batch_shapes(session)
     flops = program.step_flops(length, t.batch_size)
     if is_extrapolated:
-        step = compile_extrapolated(experiment, mesh, vocabulary, topology)
+        step = compile_extrapolated(session, mesh, topology)
     else:
         step = compile_step(program, batch, topology, hlo)
     used, e, totals = step.hbm_bytes, step.estimate, step.collectives
@@ -54,7 +51,7 @@ def plan(
     return {
         "topology": topology, "devices": len(devices), "device_kind": devices[0].device_kind, "mesh": dict(mesh.shape),
         "batch_size": t.batch_size, "length": length,
-        "vocabulary": describe_vocabulary(experiment.objective, vocabulary),
+        "vocabulary": describe_vocabulary(session),
         "parameters": program.num_params, "is_extrapolated": is_extrapolated,
         "fits": step.fits and used <= limit, "hbm_bytes_per_chip": used, "hbm_limit_bytes": limit,
         "headroom_bytes": max(limit - used, 0), "bytes_over": max(used - limit, 0), "hbm_by_kind": step.hbm_by_kind,

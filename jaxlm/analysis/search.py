@@ -9,17 +9,16 @@ from typing import Any
 from jaxlm.analysis.compilation import topology_devices
 from jaxlm.analysis.outline import TENSOR_SIZES
 from jaxlm.analysis.plan import plan
-from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig, num_slices
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.session import Session
 
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 
 
 def search(
-    experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, is_extrapolated: bool = False
+    session: Session, topology: str, is_extrapolated: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield the plans of a step over several meshes.
 
@@ -28,7 +27,7 @@ def search(
     tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
 
     Yields:
-        Plans as `jaxlm.analysis.plan.plan` returns them, with "changes", the flags that differ from the experiment.
+        Plans as `jaxlm.analysis.plan.plan` returns them, with "changes", the flags that differ from the session.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
@@ -40,9 +39,9 @@ def search(
         if fitted:
             break
         for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
-            for changed, changes in variants(experiment, MeshConfig(-1, fsdp, tensor), len(devices)):
+            for changed, changes in variants(session, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
-                    found = plan(changed, topology, vocabulary, is_extrapolated=is_extrapolated)
+                    found = plan(changed, topology, is_extrapolated=is_extrapolated)
                 except UserError as error:
                     refused = error
                     break
@@ -55,25 +54,25 @@ def search(
         raise refused
 
 
-def variants(experiment: Experiment, mesh: MeshConfig, devices: int) -> Iterator[tuple[Experiment, dict[str, Any]]]:
-    """Yield the experiment over a mesh, then variants that take less memory and more time."""
+def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple[Session, dict[str, Any]]]:
+    """Yield the session over a mesh, then variants that take less memory and more time."""
     flags = {"mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
-    experiment = dataclasses.replace(experiment, mesh=mesh)
-    yield experiment, flags
-    t, shards = experiment.train, devices // mesh.tensor
+    session = session.replace(mesh=mesh)
+    yield session, flags
+    t, shards = session.experiment.train, devices // mesh.tensor
     accumulate = t.accumulate
     while t.batch_size % (2 * accumulate * shards) == 0:
         accumulate *= 2
         train = dataclasses.replace(t, accumulate=accumulate)
-        yield dataclasses.replace(experiment, train=train), flags | {"train.accumulate": accumulate}
-    objective = experiment.objective
+        yield session.replace(train=train), flags | {"train.accumulate": accumulate}
+    objective = session.objective
     if getattr(objective.model, "remat", "full") != "full":
         try:
             model = objective.model.with_execution(remat="full")
         except UserError:  # a reversible model always recomputes
             return
         objective = dataclasses.replace(objective, model=model)
-        yield dataclasses.replace(experiment, objective=objective), flags | {"objective.model.remat": "full"}
+        yield session.replace(objective=objective), flags | {"objective.model.remat": "full"}
 
 
 def fastest(plans: list[dict[str, Any]]) -> dict[str, Any] | None:

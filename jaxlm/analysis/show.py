@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import jax
 import numpy as np
-from etils import epath
 from rich.console import Console
 from rich.text import Text
 
-from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Describes
-from jaxlm.runs.folder import RunFolder
-from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.feed import Stage, stage_after, stages_of
 from jaxlm.training.program import corruption_key
-from jaxlm.types import Params, Report
+from jaxlm.types import Params
 
 STYLES = {
     "": "", "special": "dim", "padding": "dim", "masked": "bold white on red", "random": "bold black on yellow",
@@ -28,31 +22,17 @@ BRACKETS = {"masked": "«»", "random": "‹›", "kept": "{}", "target": "**", 
 LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept, predicted", "target": "predicted", "span": "span"}
 
 
-def show(
-    experiment: Experiment, folder: epath.Path, step: int, examples: int, report: Report = print,
-    tokenizer: Tokenizer | None = None, params: Params | None = None,
-) -> None:
+def show(session: Session, step: int, examples: int, params: Params | None = None) -> None:
     """Print rows of a training batch and their examples.
 
     Args:
-        experiment: The preset or run.
-        folder: Run folder whose tokenizer is used if it exists.
+        session: The preset or run, with its data.
         step: Training step, from 0.
         examples: Number of rows.
-        report: Receives progress messages.
-        tokenizer: Tokenizer to use instead.
         params: Parameters of a task's run, whose predictions are shown, too.
     """
-    if not isinstance(experiment.objective, Describes):
-        raise UserError(f"{type(experiment.objective).__name__} has no `describe` method; add it to show examples.")
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
-    run, data = RunFolder.read(folder), experiment.data
-    if run.tokenizer_folder:
-        data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
-    tokenizer = tokenizer or data.prepare_tokenizer(report, experiment.objective.symbols)
-    text = data.open(tokenizer, report)
-    vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)
-    objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
+    experiment, objective, text, tokenizer = session.experiment, session.objective, session.rows, session.tokenizer
     stages = stages_of(text, objective, experiment.train, experiment.data.length)
     first = stage_after(stages, step)
     used: dict[str, None] = {}
@@ -72,7 +52,9 @@ def show(
             example |= jax.device_get(jax.jit(objective.predict)(params, example))
         for row in range(min(examples, rows)):
             console.print(f"\nrow {row}", style="bold")
-            for line in objective.describe(batch, example, row):
+            if (lines := objective.describe(batch, example, row)) is None:
+                raise UserError(f"{type(objective).__name__} has no `describe` method; add it to show examples.")
+            for line in lines:
                 shown = Text(f"{line.title:>12}  ", style="cyan")
                 for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
                     used[mark] = None

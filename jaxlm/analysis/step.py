@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from jaxlm.config.experiment import Experiment
-from jaxlm.objectives.base import Constants, Objective, constant_shapes
+from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.config.presets import load_preset
+from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
-from jaxlm.runs.load import load_teacher
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.folder import NO_RUN, RunFolder
+from jaxlm.runs.load import teacher_shapes
+from jaxlm.runs.session import Session, open_session
 from jaxlm.training.program import Program
+from jaxlm.types import Report
 
 Batch = Any
 """Shapes of a batch: a tree of jax.ShapeDtypeStruct."""
 
 
-def train_program(experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None = None) -> tuple[Program, Batch]:
-    """Return the program of an experiment's train step over a mesh, and the shapes of its batch.
+def open_stand_in(
+    experiment: Experiment, config: str | None = None,
+    constants: Callable[[Objective], Constants] = teacher_shapes, report: Report = print,
+) -> Session:
+    """Open an experiment to plan or time its step on synthetic rows.
+
+    A run has its own vocabulary, and a preset for which flags name other data that of pretraining on them, which may
+    have to be trained first. Any other preset has a stand-in for the vocabulary that its model was published with.
 
     Args:
-        experiment: The preset or run.
-        mesh: The mesh.
-        vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
+        experiment: The resolved configuration.
+        config: The preset or run folder that it comes from.
+        constants: Returns the objective's constants, or their shapes.
+        report: Receives progress messages.
     """
-    objective, constants, batch = step_inputs(experiment, vocabulary)
-    return Program(objective, experiment.train, experiment.optimizer, mesh, constants), batch
+    experiment.validate()
+    run, is_named = NO_RUN if config is None else RunFolder.read(config), False
+    if config is not None and run.tokenizer_folder is None:
+        data = experiment.data
+        is_named = data != dataclasses.replace(load_preset(config).data, length=data.length)
+    return open_session(Resolved(experiment), run, report, constants, is_stand_in=not is_named)
 
 
-def step_inputs(experiment: Experiment, vocabulary: Vocabulary | None = None) -> tuple[Objective, Constants, Batch]:
-    """Return what does not depend on the mesh: the bound objective, and the shapes of its constants and of a batch."""
-    objective = experiment.objective.bind(
-        vocabulary or stand_in_vocabulary(experiment.objective), experiment.data.length
-    )
-    batch = synthetic_batch(experiment, objective)
-    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
-    return objective, constant_shapes(objective, load_teacher), shapes
-
-
-def synthetic_batch(experiment: Experiment, objective: Any) -> Any:
-    """Return full rows of random tokens, as the host provides them."""
-    row_format = objective.row_format(experiment.data.length)
-    return experiment.data.synthetic(experiment.train.batch_size, row_format, objective.vocabulary)
+def batch_shapes(session: Session) -> Batch:
+    """Return the shapes of a batch of full rows."""
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), session.synthetic_batch())
 
 
 def input_bytes(program: Program, batch: Batch) -> dict[str, int]:
@@ -76,13 +80,7 @@ def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
     }
 
 
-def describe_vocabulary(objective: Any, vocabulary: Vocabulary | None) -> str:
-    """Describe the size and origin of a vocabulary. None means the stand-in of a preset."""
-    if vocabulary is None:
-        return f"vocabulary of {objective.model.vocab_size:,}: the preset's own"
-    return f"vocabulary of {vocabulary.size:,}: the run's own"
-
-
-def stand_in_vocabulary(objective: Any) -> Vocabulary:
-    """Return a stand-in vocabulary of the published size of the objective's model."""
-    return Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
+def describe_vocabulary(session: Session) -> str:
+    """Describe the size and origin of the vocabulary."""
+    owner = "tokenizer's" if session.tokenizer else "preset's own"
+    return f"vocabulary of {session.objective.vocabulary.size:,}: the {owner}"

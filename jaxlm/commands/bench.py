@@ -3,8 +3,9 @@
 jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
-The text is synthetic. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in
-alternating rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
+The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
+would use. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in alternating
+rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
 A task (configs/tasks, with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
@@ -36,23 +37,25 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis import bench
+    from jaxlm.analysis.step import open_stand_in
     from jaxlm.analysis.timing import readable
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.runs.load import teacher_arrays
+    from jaxlm.runs.resolve import require_command
+    from jaxlm.runs.session import open_session
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     has_peer = options.peer is not None
     if options.init_from:
-        from jaxlm.tasks.resolve import require_task, with_rows
-
         if options.generate is not None:
             raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
-        require_task(resolved.experiment)
-        found = bench.bench_fine_tuning(with_rows(resolved, report=say), has_peer, options.steps, say)
-    elif options.generate is not None:
-        vocabulary = run_vocabulary(options.config)
-        found = bench.bench_generation(resolved.experiment, options.generate, has_peer, say, vocabulary)
+        require_command(resolved.experiment, "finetune", options.config)
+        session = open_session(resolved, report=say, constants=teacher_arrays).with_rows(say)
+        found = bench.bench_fine_tuning(session, has_peer, options.steps, say)
     else:
-        vocabulary = run_vocabulary(options.config)
-        found = bench.bench_pretraining(resolved.experiment, has_peer, options.steps, say, vocabulary)
+        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, say)
+        if options.generate is not None:
+            found = bench.bench_generation(session, options.generate, has_peer, say)
+        else:
+            found = bench.bench_pretraining(session, has_peer, options.steps, say)
     print(json.dumps(found) if options.json else readable(found))
     return 0

@@ -46,7 +46,7 @@ def output_option(parser: argparse.ArgumentParser, flag: str, text: str) -> None
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
     parser.add_argument("--bootstrap", type=int, default=0, metavar="N",
-                        help="resample the rows N times for 95 %% confidence intervals of the metrics (say 1000)")
+                        help="resample groups of rows N times for 95 %% confidence intervals of the metrics (say 1000)")
 
 
 def task_options(parser: argparse.ArgumentParser) -> None:
@@ -68,16 +68,19 @@ def parse_options(parser: Parser, arguments: list[str]) -> tuple[argparse.Namesp
     return parser.parse_known_args(arguments)
 
 
-def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]) -> Resolved:
-    """Resolve CONFIG with the flags and the model of --init-from; `--help` prints options and fields and exits."""
+def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str], pretrained: Any = None) -> Resolved:
+    """Resolve CONFIG with the flags and the model of --init-from; `--help` prints options and fields and exits.
+
+    `pretrained` is that model, a `PretrainedModel`, if it is loaded already.
+    """
     if {"-h", "--help"} & set(flags):
         print(parser.format_help())  # the fields follow
     init_from, as_text = getattr(options, "init_from", None), getattr(options, "as_text", False)
     if init_from:  # its parameters are loaded on a device
         start_jax()
-    from jaxlm.tasks.resolve import resolve
+    from jaxlm.runs.resolve import resolve
 
-    return resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}")
+    return resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}", pretrained)
 
 
 def start_jax() -> None:

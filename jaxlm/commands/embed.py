@@ -26,6 +26,8 @@ def main(arguments: list[str]) -> int:
         "folder of sentence-transformers says, else mean"))
     parser.add_argument("--normalize", action="store_true", help="scale vectors to unit length")
     parser.add_argument("--length", type=int, default=None, help="longest text in tokens; the rest is cut")
+    parser.add_argument("--prompt", default=None, help=(
+        "text before each text, such as 'query: '; by default that of a folder of sentence-transformers"))
     output_option(parser, "--out", "file for the vectors, in numpy's format")
     options = parser.parse_args(arguments or ["--help"])
     if options.length is not None and options.length < 3:
@@ -46,10 +48,10 @@ def main(arguments: list[str]) -> int:
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
     loaded = load_model(options.model)
-    folder = read(Path(options.model)) or Vectors("mean", None, False)
+    folder = read(Path(options.model), options.prompt) or Vectors("mean", None, False, options.prompt or "")
     vectors = embed(
-        loaded.objective, loaded.params, loaded.tokenizer, texts, options.pooling or folder.pooling,
-        options.length or folder.length, options.normalize or folder.normalize,
+        loaded.objective, loaded.params, loaded.tokenizer, [folder.prompt + text for text in texts],
+        options.pooling or folder.pooling, options.length or folder.length, options.normalize or folder.normalize,
     )
     if out is None:
         for text, vector in zip(texts, vectors, strict=True):

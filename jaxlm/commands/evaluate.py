@@ -15,15 +15,18 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlm.commands.common import Parser, bootstrap_option, output_option, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
+if TYPE_CHECKING:
+    from jaxlm.runs.session import Session
+
 RESAMPLES = 1000
-MAX_CLASSES = 50  # in a table
 """Resamples of a comparison."""
+MAX_CLASSES = 50  # in a table
 
 
 def main(arguments: list[str]) -> int:
@@ -70,27 +73,31 @@ def evaluate_run(
     path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
+    from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import evaluate
-    from jaxlm.tasks.resolve import resolve_evaluation
 
     _require_count(resamples)
-    experiment, model = resolve_evaluation(path, flags or [])
-    size = experiment.train.batch_size
-    return evaluate(experiment.objective, model.params, model.tokenizer, experiment.data, size, predictions, resamples)
+    session = open_evaluation(path, flags or [])
+    return evaluate(*_rows_of(session), predictions, resamples)
 
 
 def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
     """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
+    from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import answer_rows, compare
-    from jaxlm.tasks.resolve import resolve_evaluation
 
     _require_count(resamples)
     answers = []
     for model_path in (path, other):
-        experiment, model = resolve_evaluation(model_path, flags)
-        size = experiment.train.batch_size
-        answers.append(answer_rows(experiment.objective, model.params, model.tokenizer, experiment.data, size))
+        answers.append(answer_rows(*_rows_of(open_evaluation(model_path, flags))))
     return compare(*answers, resamples)
+
+
+def _rows_of(session: Session) -> tuple[Any, ...]:
+    """Return the arguments of `answer_rows` for the model and the rows of an evaluation."""
+    experiment = session.experiment
+    return (session.objective, session.pretrained.params, session.tokenizer, experiment.data,
+            experiment.train.batch_size)
 
 
 def _require_count(resamples: int) -> None:
@@ -110,7 +117,8 @@ def print_result(result: dict[str, Any]) -> None:
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"
-    for name, remark in (("skipped", "bad rows left out"),
+    for name, remark in (("skipped", "left out, which have no text or cannot be used"),
+                         ("groups", "groups of rows that share texts and are resampled together"),
                          ("unlabelled", "without a label and not scored"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
@@ -145,3 +153,4 @@ def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[in
         print(f"and {len(classes) - len(shown):,} less frequent classes (--json has all)")
     if len(predicted) == 1 < len(classes):
         print(f"All rows are predicted as {predicted[0]!r}: the model does not tell the classes apart.")
+        print("Try other rates (finetune --sweep optimizer.learning-rate=1e-5,1e-4,1e-3) and more --train.epochs.")

@@ -26,10 +26,8 @@ def main(arguments: list[str]) -> int:
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
     from jaxlm.huggingface.sentence_transformers import Vectors
-    from jaxlm.models.base import Writer
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
-    from jaxlm.tasks.base import Task
     from jaxlm.training.metrics import last_evaluation
 
     model, run = load_run(options.run), RunFolder.read(options.run)
@@ -51,7 +49,7 @@ def main(arguments: list[str]) -> int:
         derived_from=metadata.get("imported_from", ""),
     )
     trained_length = experiment.data.length if step else None
-    is_encoder = not isinstance(model.objective, Task) and not isinstance(model.objective.model, Writer)
+    is_encoder = not model.objective.name and model.objective.answer_kind != "text"
     pooling = options.sentence_transformers or ("mean" if is_encoder else "none")
     vectors = Vectors(pooling, trained_length, options.normalize) if pooling != "none" else None
     out = export_folder(

@@ -60,18 +60,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
-    choices = {value: resolve_config(parser, options, [*flags, *([field, value] if field else [])]) for value in values}
+    choices: dict[str, Resolved] = {}
+    for value in values:
+        pretrained = choices[values[0]].pretrained if choices else None  # loaded once
+        choices[value] = resolve_config(parser, options, [*flags, *([field, value] if field else [])], pretrained)
     config = any_path(options.config)
     run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
     start_jax()
     import jax
 
     from jaxlm.commands.evaluate import evaluate_run, print_result
-    from jaxlm.tasks.resolve import require_task
+    from jaxlm.runs.resolve import require_command
 
     trainings = {}
     for value, resolved in choices.items():
-        require_task(resolved.experiment)
+        require_command(resolved.experiment, "finetune", options.config)
         resolved.experiment.objective.require_packages()
         folder = run_dir / f"{field.rpartition('.')[2]}_{value}" if field else run_dir
         trainings[value] = seeds_of(resolved, folder, options)
@@ -139,9 +142,8 @@ def train_run(training: Training, options: argparse.Namespace) -> dict[str, Any]
 
     from jaxlm.commands.evaluate import evaluate_run
     from jaxlm.runs.pretrain import pretrain
-    from jaxlm.tasks.resolve import with_rows
 
-    figures = pretrain(with_rows(training.resolved, training.folder), training.folder)
+    figures = pretrain(training.resolved, training.folder)
     if jax.process_index() == 0:
         update_curves(training.folder)
     if not figures:

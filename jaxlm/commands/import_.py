@@ -26,10 +26,9 @@ def main(arguments: list[str]) -> int:
     from jaxlm.data.text import TextData
     from jaxlm.huggingface import import_folder
     from jaxlm.runs.folder import write_imported_run
-    from jaxlm.tasks.base import Task
 
     imported = import_folder(options.hf_dir, seed=options.seed)
-    if isinstance(imported.objective, Task):
+    if imported.objective.name:
         raise UserError(
             f"{options.hf_dir} holds a fine-tuned {type(imported.objective).__name__}, which needs no import: give it "
             "to `jaxlm evaluate`, or to `jaxlm finetune` as --init-from."

@@ -55,24 +55,23 @@ def main(arguments: list[str]) -> int:
     compilation.require_compiler()
     compilation.prepare_environment()
     from jaxlm.analysis.plan import plan as plan_step
-    from jaxlm.analysis.step import describe_vocabulary
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.analysis.step import describe_vocabulary, open_stand_in
 
-    vocabulary = run_vocabulary(options.config)
+    session = open_stand_in(experiment, options.config, report=functools.partial(print, file=sys.stderr))
     if options.search:
-        return search(experiment, topologies[0], vocabulary, options)
+        return search(session, topologies[0], options)
     if len(topologies) == 1:
         hlo = options.hlo and Path(options.hlo)
-        plan = priced(plan_step(experiment, topologies[0], vocabulary, hlo, options.extrapolate), options)
+        plan = priced(plan_step(session, topologies[0], hlo, options.extrapolate), options)
         print(json.dumps(plan) if options.json else report(plan) + short_rows(experiment))
         return 0
-    rows = (priced(plan_row(experiment, name, vocabulary, options.extrapolate), options) for name in topologies)
+    rows = (priced(plan_row(session, name, options.extrapolate), options) for name in topologies)
     if options.json:
         print(json.dumps({"topologies": list(rows)}))
         return 0
     for index, row in enumerate(rows):
         if index == 0:  # after the first compilation, which finds the user's mistakes
-            print(heading(experiment, describe_vocabulary(experiment.objective, vocabulary)))
+            print(heading(experiment, describe_vocabulary(session)))
         print(table_row(row, row["topology"]), flush=True)
     print(f"\n{CAVEAT}{short_rows(experiment)}")
     return 0
@@ -94,10 +93,12 @@ def here(experiment: Any, options: Any) -> int:
     """Print the plan for the devices of this machine and return the exit code."""
     start_jax()
     from jaxlm.analysis.local import plan_here
-    from jaxlm.runs.load import run_vocabulary
+    from jaxlm.analysis.step import open_stand_in
+    from jaxlm.runs.load import teacher_arrays
 
     say = functools.partial(print, file=sys.stderr, flush=True)
-    plan = plan_here(experiment, run_vocabulary(options.config), options.hlo and Path(options.hlo), say)
+    session = open_stand_in(experiment, options.config, teacher_arrays, say)
+    plan = plan_here(session, options.hlo and Path(options.hlo), say)
     print(json.dumps(plan) if options.json else local_report(plan) + short_rows(experiment))
     return 0
 
@@ -130,15 +131,15 @@ def local_report(plan: dict[str, Any]) -> str:
     ])
 
 
-def search(experiment: Any, topology: str, vocabulary: Any, options: Any) -> int:
+def search(session: Any, topology: str, options: Any) -> int:
     """Print the plans of several meshes, or them and the fastest as one JSON object, and return the exit code."""
     from jaxlm.analysis import search as searching
     from jaxlm.analysis.step import describe_vocabulary
 
     plans = []
-    for found in searching.search(experiment, topology, vocabulary, options.extrapolate):
+    for found in searching.search(session, topology, options.extrapolate):
         if not plans and not options.json:
-            print(heading(experiment, describe_vocabulary(experiment.objective, vocabulary), "mesh"))
+            print(heading(session.experiment, describe_vocabulary(session), "mesh"))
         plans.append(priced(found, options))
         if not options.json:
             print(table_row(plans[-1], " x ".join(map(str, found["mesh"].values()))) + _changes(found), flush=True)
@@ -169,7 +170,7 @@ def short_rows(experiment: Any) -> str:
     )
 
 
-def plan_row(experiment: Any, name: str, vocabulary: Any, is_extrapolated: bool) -> dict[str, Any]:
+def plan_row(session: Any, name: str, is_extrapolated: bool) -> dict[str, Any]:
     """Return the plan of a topology, or the reason why there is none."""
     from jaxlm.analysis.compilation import topology_devices
     from jaxlm.analysis.plan import plan
@@ -178,7 +179,7 @@ def plan_row(experiment: Any, name: str, vocabulary: Any, is_extrapolated: bool)
     row: dict[str, Any] = {"topology": name, "devices": None, "fits": None}
     try:
         row["devices"] = len(topology_devices(name))
-        return plan(experiment, name, vocabulary, is_extrapolated=is_extrapolated)
+        return plan(session, name, is_extrapolated=is_extrapolated)
     except UserError as error:
         return row | {"error": str(error)}
 

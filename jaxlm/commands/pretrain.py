@@ -17,11 +17,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="begin from trained parameters")
     options, flags = parse_options(parser, arguments)
     resolved = resolve_config(parser, options, flags)
-    from jaxlm.data.labelled import LabelledData
+    from jaxlm.runs.resolve import require_command
 
     config = any_path(options.config)
-    if isinstance(resolved.experiment.data, LabelledData):
-        raise UserError(f"{config} is a task's configuration; use `jaxlm finetune`.")
+    require_command(resolved.experiment, "pretrain", options.config)
     run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
     if config.is_dir() and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(

@@ -26,13 +26,11 @@ def main(arguments: list[str]) -> int:
     from jaxlm.analysis.show import show
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
-    from jaxlm.tasks.base import Task
-    from jaxlm.tasks.resolve import with_rows
+    from jaxlm.runs.session import open_session
 
-    experiment, pretrained = with_rows(resolved)
-    tokenizer = pretrained.tokenizer if pretrained else None
-    task, folder, params = experiment.objective, any_path(options.config), None
-    if isinstance(task, Task) and task.shows_predictions and RunFolder.read(folder).newest_step:
-        params = load_run(folder).params
-    show(experiment, folder, options.step, options.examples, tokenizer=tokenizer, params=params)
+    session = open_session(resolved, RunFolder.read(any_path(options.config))).with_rows()
+    params = None
+    if session.objective.shows_predictions and session.run.newest_step:
+        params = load_run(session.run.path).params
+    show(session, options.step, options.examples, params)
     return 0

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from typing import Any, Literal, NamedTuple
-
-import typeguard
+from typing import Literal, NamedTuple
 
 from jaxlm.data.base import Data
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.fields import check_ranges, field, settings
+from jaxlm.fields import check_ranges, check_types, field
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig
 
@@ -44,7 +41,7 @@ class OptimizerConfig:
     bias_correction: bool = True
     """Adam's bias correction (adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = field(0.01, range="[0, inf)")
-    """Decoupled weight decay of kernels and embeddings; biases and norm scales have none."""
+    """Decoupled weight decay of kernels and embeddings; biases and norm scales have none (XLNet: see `DECAYED`)."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
     freeze: tuple[str, ...] = ()
@@ -94,7 +91,8 @@ class TrainConfig:
     """Number of newest checkpoints to keep, besides the best one."""
     skip_nonfinite: int = field(0, resumable=True, range="[0, inf)")
     """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters, optimizer
-    and its schedule then stay as they were. The next such step ends the run. `skipped` in the metrics is their share.
+    and its schedule then stay as they were, while a recurrence memory goes on with the text, and is reset if it is not
+    finite. The next such step ends the run. `skipped` in the metrics is their share.
     A high but finite loss is never left out."""
     profile_steps: str = field("", resumable=True)
     """First and last step to profile on process 0, as 100:105, for TensorBoard's profile plugin (`pip install xprof`);
@@ -144,6 +142,8 @@ class Experiment:
                 f"{type(self.objective).__name__} trains no model that fills masks or writes text; leave "
                 "train.sample_every at 0."
             )
+        if t.short_steps and self.data.command != "pretrain":
+            raise UserError("train.short_steps is for pretraining; set it to 0.")
         if t.short_steps and (t.short_length < 1 or self.data.length % t.short_length):
             raise UserError(
                 f"train.short_length {t.short_length} does not divide data.length {self.data.length}; choose another "
@@ -157,22 +157,7 @@ def _is_range(steps: str) -> bool:
 
 
 class Resolved(NamedTuple):
-    """Complete configuration (see `jaxlm.tasks.resolve`), and the pretrained model that the run begins with."""
+    """Complete configuration (see `jaxlm.runs.resolve`), and the pretrained model that the run begins with."""
 
     experiment: Experiment
     pretrained: PretrainedModel | None = None
-
-
-def check_types(config: Any) -> None:
-    """Raise UserError for a field whose value is not of its annotated type.
-
-    Flags are checked when they are parsed; a preset or a config.json can hold anything.
-    """
-    for setting in settings(config):
-        try:
-            typeguard.check_type(
-                setting.value, setting.type, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
-            )
-        except typeguard.TypeCheckError:
-            kind = inspect.formatannotation(setting.type)
-            raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None

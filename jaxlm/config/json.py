@@ -23,10 +23,6 @@ CLASSES: dict[str, type] = {
 }
 
 
-DROPPED = {(TrainConfig, "tensorboard")}
-"""Removed fields, which are ignored in files of earlier versions."""
-
-
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
     if dataclasses.is_dataclass(value):
@@ -56,7 +52,6 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
     cls = CLASSES.get(str(value.get("type")))
     if cls is None:
         raise UserError(f"{where} names a type {value.get('type')!r} that this version of jaxlm does not know.")
-    value = {name: item for name, item in value.items() if (cls, name) not in DROPPED}
     marks = {f.name: marks_of(f) for f in dataclasses.fields(cls)}
     unknown = sorted(name for name in value if name != "type" and "bound" in marks.get(name, {"bound"}))
     if unknown:

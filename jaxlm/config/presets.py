@@ -8,9 +8,10 @@ import os
 import runpy
 from pathlib import Path
 
-from jaxlm.config.experiment import Experiment, check_types
+from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
+from jaxlm.fields import check_types
 from jaxlm.paths import any_path, reading, refuse_links
 
 

@@ -25,7 +25,8 @@ class Pairs(NamedTuple):
         attention_mask: 1 for non-padding tokens, int32 [batch, length + 3].
         is_random: 1 where B comes from another row (BERT's labels: 0 = next, 1 = random), int32 [batch].
         is_swapped: 1 where the row's second part comes first, int32 [batch].
-        has_pair: 0 for rows too short to split and for rows of one segment, int32 [batch].
+        has_pair: 1 for rows with a label; 0 for rows too short to split, for rows of one segment, and where B could
+            not come from another row, int32 [batch].
         source: place in the text of each token, row · length + column; -1 at special symbols and padding. int32
             [batch, length + 3].
     """
@@ -82,8 +83,9 @@ def sentence_pairs(
     """Split each row at a random sentence end and replace its second part with probability `random_rate`.
 
     The replacement comes from a row of another document whose second part has about the same size. Both rows of such a
-    couple are cut to the shorter second part, swapped or not, so that lengths do not reveal a swap. A row without a
-    sentence end is split at the word start nearest to its middle. Without random pairs no token is lost.
+    couple are cut to the shorter second part, swapped or not, so that lengths do not reveal a swap. A row without such
+    a partner has no label, since its second part would always be its own. A row without a sentence end is split at the
+    word start nearest to its middle. Without random pairs no token is lost.
 
     Args:
         key: sampling key.
@@ -108,7 +110,8 @@ def sentence_pairs(
     row = jnp.arange(rows)
     kind = jnp.where(has_pair, 1 + at_sentence, 0)
     partner = _partners(key_order, sizes - size_a, kind, segment_ids[:, 0]) if random_rate > 0 else row
-    is_random = jax.random.bernoulli(key_swap, float(random_rate), (rows,)) & (partner != row)
+    has_pair &= (partner != row) | (random_rate <= 0)
+    is_random = jax.random.bernoulli(key_swap, float(random_rate), (rows,)) & has_pair
     size_b = jnp.minimum(sizes - size_a, (sizes - size_a)[partner])
     source = jnp.where(is_random, partner, row)
     a = _Part(tokens, row, 0, jnp.zeros_like(sizes), size_a)
@@ -250,19 +253,25 @@ def _cut(
 def _partners(
     key: jax.Array, sizes: Int[Array, " rows"], kind: Int[Array, " rows"], document: Int[Array, " rows"]
 ) -> Int[Array, " rows"]:
-    """Return for each row another one of the same kind, another document and about the same size, or the row itself.
+    """Match rows of the same kind, of different documents and of about the same size; the rest match themselves.
 
-    The rows are sorted by kind and size, equal ones shuffled, and each looks at the 7 others of its group of 8. The
-    relation is symmetric: whether a row is the shorter or the longer of a couple says nothing about a swap. Rows of
-    kind 0 have no partner.
+    The result is an involution, so that a row is the shorter of its couple as often as the longer one: neither its
+    length nor where its second part breaks off tells whether it was swapped. The rows are sorted by kind and size,
+    equal ones shuffled, and matched greedily within groups of 8. The rows that are left are sorted and matched again.
+    Rows of kind 0 stay unmatched.
     """
-    rows = sizes.shape[0]
-    order = jnp.lexsort((jax.random.uniform(key, (rows,)), -sizes, -kind))
-    neighbour = np.arange(rows)[:, None] ^ np.arange(1, 8)
-    row, other = order[:, None], order[np.minimum(neighbour, rows - 1)]
-    is_partner = (neighbour < rows) & (kind[other] == kind[row]) & (kind[row] > 0) & (document[other] != document[row])
-    first = jnp.take_along_axis(other, jnp.argmax(is_partner, axis=1, keepdims=True), axis=1)[:, 0]
-    return jnp.zeros_like(order).at[order].set(jnp.where(jnp.any(is_partner, axis=1), first, order))
+    place, partner = np.arange(sizes.size), jnp.arange(sizes.size)
+    for key_order in jax.random.split(key):
+        kind = jnp.where(partner == place, kind, 0)
+        order = jnp.lexsort((jax.random.uniform(key_order, sizes.shape), -sizes, -kind))
+        kinds, documents, mate = kind[order], document[order], jnp.asarray(place)
+        for step in range(1, 8):  # place ^ step is an involution, so that both rows of a couple agree
+            other = np.minimum(place ^ step, sizes.size - 1)
+            is_free = (place ^ step < sizes.size) & (mate == place) & (mate[other] == other)
+            fits = (kinds == kinds[other]) & (kinds > 0) & (documents != documents[other])
+            mate = jnp.where(is_free & fits, other, mate)
+        partner = jnp.where(kind > 0, partner.at[order].set(order[mate]), partner)
+    return partner
 
 
 def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Segments:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -27,10 +27,12 @@ class Statistics:
         token_counts: int64 [vocabulary], count of each id in the training split.
         unigram_entropy: entropy of the tokens of the held-out split, in nats per token: the loss of a model that knows
             only token frequencies. 0 without a held-out split.
+        longest_document: share of the training tokens that are in the longest document; 0 if there are no documents.
     """
 
     token_counts: np.ndarray
     unigram_entropy: float
+    longest_document: float = 0.0
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -99,6 +101,9 @@ class Data:
     `tokenizer`.
     """
 
+    command: ClassVar[str] = "pretrain"
+    """The command of `jaxlm` that trains on this kind of data."""
+
     def validate(self) -> None:
         """Raise UserError for a value out of range."""
         check_ranges(self, "data.")
@@ -133,6 +138,10 @@ class Data:
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the prepared data, and prepare what is missing."""
         raise NotImplementedError
+
+    def without_bad_rows(self) -> Self | None:
+        """Return a copy that leaves out rows that cannot be used; None for data without such rows."""
+        return None
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Any:
         """Return a batch of random text tokens for plans and benchmarks, without reading the source.

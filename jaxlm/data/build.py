@@ -32,12 +32,15 @@ from etils import epath
 from jaxlm.data import arrays, store
 from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence_parts
 from jaxlm.data.mentions import first_tokens
-from jaxlm.data.readers import Piece
+from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.errors import UserError
 from jaxlm.paths import in_bucket, write_whole
+from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
 
 _CHUNK = 1 << 23  # bytes of text
 _GROUP = 1 << 18  # characters encoded at a time, since encodings take many bytes a token
+# Texts of a store, and their first characters, with which the tokenizer is compared with its export.
+_COMPARED, _COMPARED_LENGTH = 1000, 1000
 _MOST_THREADS = 8  # more threads only wait for the one that reads
 
 
@@ -145,7 +148,8 @@ class StoreBuild:
             """Yield the chunk of each piece, the piece, its first byte in the text, and the route of its document."""
             for piece in itertools.chain.from_iterable(self.files[file:]):
                 start = seen.bytes
-                yield start // _CHUNK, piece, start, seen.add(piece)
+                if piece != NO_TEXT:
+                    yield start // _CHUNK, piece, start, seen.add(piece)
 
         for number, group in itertools.groupby(pieces(), lambda item: item[0]):
             if number > numbers[-1]:
@@ -162,6 +166,8 @@ class StoreBuild:
 
     def _write_chunk(self, number: int, parts: list[Part], digests: bytes) -> None:
         """Tokenize the parts of a chunk and write its file."""
+        every = max(1, len(parts) * self.num_chunks // _COMPARED)
+        self.tokenizer.require_equal_ids([part.text[:_COMPARED_LENGTH] for part in parts[::every]])
         if self.sentences:
             parts = [sentence for part in parts for sentence in sentence_parts(part)]
         names: dict[str, int] = {}  # the entities of the chunk, numbered from 1
@@ -173,6 +179,9 @@ class StoreBuild:
                 entities[-1][token] = names.setdefault(entity, 1 + len(names))
         arrays_of = {"digests": np.frombuffer(digests, "uint8")}
         arrays_of["names"] = np.frombuffer(json.dumps(list(names)).encode(), "uint8")
+        unk = self.tokenizer.vocabulary.unk
+        words = unknown_words(self.tokenizer, [part.text for i, part in enumerate(parts) if unk in ids[i]])
+        arrays_of["unknown_words"] = np.frombuffer(json.dumps(words).encode(), "uint8")
         for split in store.SPLITS:
             own = [i for i, part in enumerate(parts) if part.is_held_out == (split == "held_out")]
             is_last = np.array([parts[i].last for i in own], bool)
@@ -199,12 +208,13 @@ class StoreBuild:
                 split: _SplitWriter(folder, self._dtype, vocabulary.size, text.mentions > 0)
                 for split, folder in folders.items()
             }
-            seen, entities = hashlib.sha256(), {}
+            seen, entities, unknown = hashlib.sha256(), {}, {}
             for number in range(self.num_chunks):
                 chunk = _read_chunk(self._chunks / _file_name(number))
                 seen.update(chunk["digests"])
                 for entity in json.loads(chunk["names"].tobytes()):
                     entities.setdefault(entity, 1 + len(entities))
+                unknown |= dict.fromkeys(json.loads(chunk["unknown_words"].tobytes()))
                 for split, writer in writers.items():
                     writer.add(chunk, split, entities)
             if seen.hexdigest() != text.fingerprint:
@@ -223,7 +233,8 @@ class StoreBuild:
                 "held_out_tail": HeldOutRule.of(self.held_out, text).tail < text.bytes,
                 "unit": "sentences" if self.sentences else "documents",
                 "source": self.source,
-                "vocabulary": {"size": vocabulary.size, "pad": vocabulary.pad, "eos": vocabulary.eos},
+                "vocabulary": {name: getattr(vocabulary, name) for name in ("size", "pad", "eos", "unk")},
+                "unknown_words": list(unknown)[:NUM_WORDS],
                 "arrays": name,
                 "parts": {split: writer.close() for split, writer in writers.items()},
             }
@@ -269,14 +280,16 @@ class _SplitWriter:
         self._offsets = arrays.ArrayWriter(f"{folder}/offsets", "int64")
         self._offsets.append(np.zeros(1, np.int64))
         self._counts = np.zeros(vocab_size, np.int64)
-        self._length = self._document_start = self._text_bytes = self._mentions = 0
+        self._length = self._document_start = self._longest = self._text_bytes = self._mentions = 0
 
     def add(self, chunk: Mapping[str, np.ndarray], split: str, entities: Mapping[str, int]) -> None:
         """Append what a chunk has for the split; `entities` are the numbers of all entities."""
         tokens, ends = chunk[f"{split}.tokens"], self._length + chunk[f"{split}.ends"]
         self._tokens.append(tokens)
         self._counts += np.bincount(tokens, minlength=len(self._counts))
-        self._offsets.append(ends[np.diff(ends, prepend=self._document_start) > 0])  # without empty documents
+        sizes = np.diff(ends, prepend=self._document_start)
+        self._offsets.append(ends[sizes > 0])  # without empty documents
+        self._longest = int(max(self._longest, sizes.max(initial=0)))
         self._document_start = ends[-1] if len(ends) else self._document_start
         self._length += len(tokens)
         self._text_bytes += int(chunk[f"{split}.text_bytes"])
@@ -295,6 +308,7 @@ class _SplitWriter:
         return ({} if self._entities is None else {"mentions": self._mentions}) | {
             "documents": self._offsets.close() - 1,
             "tokens": self._tokens.close(),
+            "longest": self._longest,
             "text_bytes": self._text_bytes,
             "disk_bytes": store.disk_bytes(self._folder),
         }

@@ -82,8 +82,6 @@ class ConceptGraph:
     """int64 [concepts + 1]: first edge of each concept."""
     tails: np.ndarray
     """int32 [edges]: the concept at the other end of each edge."""
-    reverse: np.ndarray
-    """int64 [edges]: the edge in the other direction."""
     relation_offsets: np.ndarray
     """int64 [edges + 1]: first relation of each edge."""
     edge_relations: np.ndarray
@@ -109,8 +107,6 @@ class ConceptGraph:
             tuple(concepts), relations,
             offsets=np.searchsorted(pairs[:, 0], np.arange(len(concepts) + 1)),
             tails=pairs[:, 1].astype(np.int32),
-            # Sorted by tail first, edge k is the reverse of edge k sorted by head first.
-            reverse=np.lexsort((pairs[:, 0], pairs[:, 1])),
             relation_offsets=np.append(first, len(rows)),
             edge_relations=rows[:, 2].astype(np.int32),
         )
@@ -136,6 +132,14 @@ class ConceptGraph:
     def neighbors(self, concept: int) -> np.ndarray:
         """Return the concepts with an edge to `concept`, ascending."""
         return self.tails[self.offsets[concept] : self.offsets[concept + 1]]
+
+    def edges(self, heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
+        """Return the numbers of the edges from `heads` to `tails`, which exist."""
+        return np.searchsorted(self._keys, heads * np.int64(len(self.concepts)) + tails)
+
+    @functools.cached_property
+    def _keys(self) -> np.ndarray:
+        return self.heads * np.int64(len(self.concepts)) + self.tails
 
     def first_relation(self, edge: Any) -> Any:
         """Return the lowest relation id of an edge or of several, so forward relations before inverse ones.

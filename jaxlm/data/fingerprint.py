@@ -17,7 +17,7 @@ from typing import NamedTuple
 import fsspec
 
 from jaxlm.data.mentions import Mentions, divide_mentions
-from jaxlm.data.readers import Piece
+from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.paths import in_bucket
 from jaxlm.tokenizers.tokenizer import split_sentences
 
@@ -107,6 +107,7 @@ class Survey:
             documents below it are more than a fifth of the text.
         mentions: number of mentions of entities.
         starts: first byte of each file.
+        blank: number of rows without text, which are left out.
     """
 
     fingerprint: str
@@ -117,11 +118,12 @@ class Survey:
     least_below: int
     mentions: int = 0
     starts: Sequence[int] = (0,)
+    blank: int = 0
 
 
 def survey(*files: Iterable[Piece]) -> Survey:
     """Read the files of a text and return its survey."""
-    text, size, starts = TextHash(), 0, []
+    text, size, starts, blank = TextHash(), 0, [], 0
     lowest, highest = (1 << ROUTE_BITS) - 1, 0
     first: list[tuple[int, int]] = []  # (-route, bytes) of the documents with the lowest routes: a heap of _LEAST bytes
     held = 0  # their bytes
@@ -132,6 +134,9 @@ def survey(*files: Iterable[Piece]) -> Survey:
             yield from file
 
     for piece in pieces():
+        if piece == NO_TEXT:
+            blank += 1
+            continue
         before = text.bytes
         route = text.add(piece)
         lowest, highest = min(lowest, route), max(highest, route)
@@ -146,7 +151,7 @@ def survey(*files: Iterable[Piece]) -> Survey:
         if held < min(_LEAST, text.bytes / 10):
             least, held = 1 - negative, held + size
     least = least if held <= text.bytes / 5 else 0
-    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, least, text.mentions, starts)
+    return Survey(text.fingerprint, text.documents, text.bytes, lowest, highest, least, text.mentions, starts, blank)
 
 
 class Part(NamedTuple):
@@ -178,14 +183,10 @@ def sentence_parts(part: Part) -> Iterator[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutRule:
-    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text.
-
-    `is_new` says that the first version of this rule, which had no minimum, held out another text.
-    """
+    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text."""
 
     below: int
     tail: int
-    is_new: bool = False
 
     @classmethod
     def of(cls, share: float, text: Survey) -> HeldOutRule:
@@ -196,13 +197,11 @@ class HeldOutRule:
         if share <= 0:
             return cls(0, text.bytes)
         share = max(share, min(0.1, _LEAST / text.bytes))
-        of_share = round(share * (1 << ROUTE_BITS))
-        below = max(of_share, text.least_below)
+        below = max(round(share * (1 << ROUTE_BITS)), text.least_below)
         has_many = share * text.documents >= 4
-        was_by_hash = has_many and text.lowest_route < of_share <= text.highest_route
         if has_many and text.least_below and text.lowest_route < below <= text.highest_route:
-            return cls(below, text.bytes, is_new=not was_by_hash or below > of_share)
-        return cls(0, text.bytes - round(share * text.bytes), is_new=was_by_hash)
+            return cls(below, text.bytes)
+        return cls(0, text.bytes - round(share * text.bytes))
 
     def divide(self, piece: Piece, route: int, start: int, end: int) -> list[Part]:
         """Split a piece where the tail begins.

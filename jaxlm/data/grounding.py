@@ -25,10 +25,12 @@ _IGNORED = frozenset((
     "someone", "somebody", "everybody", "something", "sometimes_people",
 ))
 """Concepts without content that are never taken from a text."""
-_QUESTION_WORD = r"\b(which|what|where|when|how|(?<!people )who|why)\b"
-_question_words = [re.compile(_QUESTION_WORD + end, re.IGNORECASE) for end in (r"(?=\?[\s.]*$)", "(?=[ ,][^.]*$)")]
+_QUESTION_WORDS = ("which", "what", "where", "when", "how", "who", "why")
+_BLANK = "___"
+_BLANK_PHRASES = {" them called?": f" {_BLANK}.", " meaning he was not?": f" he was not {_BLANK}.",
+                  " one of these?": f" {_BLANK}."}
+"""Ends of questions without a question word, and what stands for each."""
 _word = re.compile(r"[^\W_]+")
-_blank = re.compile("_{2,}")
 
 
 class Concepts(NamedTuple):
@@ -110,17 +112,33 @@ class Grounder:
 def statement(question: str, choice: str) -> str:
     """Return question and choice as one sentence, in which the choice stands for the question word.
 
-    That is the one before a final question mark, else the first one of the last sentence. The choice stands in a blank
-    (two underscores or more) if the question has one, and at the end if it has neither.
+    The rules are those of the reference, which finds the letters of question words within other words, too ("show"),
+    and writes a choice in lower case unless it begins a sentence.
     """
-    text = question.strip()
-    if not _blank.search(text):
-        word = next(filter(None, (pattern.search(text) for pattern in _question_words)), None)
-        text = f"{text[: word.start()]}__{text[word.end() :]}" if word else f"{text.rstrip('.? ')} __"
-        text = re.sub(r"\?\s*$", ".", text)
-    if _blank.match(text):
-        choice = choice[:1].upper() + choice[1:]
-    return _blank.sub(lambda _: choice, text)
+    text = _with_blank(question.strip())
+    is_first = text.startswith(_BLANK) or f". {_BLANK}" in text
+    choice = choice[:1].upper() + choice[1:] if is_first else choice.lower()
+    choice = choice if text.endswith(_BLANK) else choice.rstrip(".")
+    return re.sub("__+", lambda _: choice, text)
+
+
+def _with_blank(question: str) -> str:
+    """Return the question with a blank for its question word, or for what else asks for the choice.
+
+    The question word is one before a question mark in the last sentence, in the order of `_QUESTION_WORDS`, else the
+    first one of the last sentence. Blanks that the question has already stay, besides the new one.
+    """
+    text = question.replace("What's", "What is").replace("whats", "what").replace("U.S.", "US")
+    words = [word for word in _QUESTION_WORDS if word != "who" or "people who" not in text]
+    patterns = [*(rf"{word}(?=\?[^.]*[. ]*$)" for word in words), rf"({'|'.join(words)})(?=[ ,][^.]*[. ]*$)"]
+    for found in filter(None, (re.search(pattern, text.lower()) for pattern in patterns)):
+        text = text[: found.start()] + _BLANK + re.sub(r"\?$", ".", text[found.end() :])
+        return text.replace(f"{_BLANK} of the following", _BLANK).replace(f"{_BLANK} of these", _BLANK)
+    for phrase, end in _BLANK_PHRASES.items():
+        if phrase in text:
+            return text.replace(phrase, end)
+    text = re.sub(r" this[ ?]", f" {_BLANK} ", text) if text.endswith((".", "?")) else f"{text} {_BLANK}"
+    return text if "_" in text else f"{question.rstrip('.? ')} {_BLANK}"
 
 
 def _words(text: str) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from jaxlm.data.permutation import permute
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.unknown import summarize_unknown
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report
 
@@ -55,6 +58,11 @@ class Record(NamedTuple):
     def is_labelled(self) -> bool:
         """Whether the right answer is known."""
         return all(self.values.get(name, "") is not None for name in ANSWERS)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is anything to read besides the right answer."""
+        return any(str(value).strip() for name, value in self.values.items() if name not in ANSWERS)
 
 
 class Example(NamedTuple):
@@ -93,6 +101,8 @@ class RowEncoder(Protocol):
 class LabelledData(Data):
     """Rows of a task in files; a subclass per format implements `read`."""
 
+    command = "finetune"
+
     source: str = field("", resumable=True)
     """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]`."""
 
@@ -124,13 +134,16 @@ class LabelledData(Data):
         """
         raise NotImplementedError
 
-    def remark(self, path: str) -> str:
-        """Return a remark on how a file is read, for the user; empty for none."""
-        return ""
+    def label_columns(self, path: str) -> tuple[str, list[str]]:
+        """Return the flag of the column of labels, and the columns that are not read and differ in the first rows."""
+        return "", []
 
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()
+
+    def without_bad_rows(self) -> Self:
+        return dataclasses.replace(self, skip_bad_rows=True)
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         if not self.tokenizer:
@@ -168,9 +181,16 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError(f"{data.source} has no rows to train on.")
     if data.dev and not held_out:
         raise UserError(f"{data.dev} has no rows to evaluate on.")
-    remark = " ".join(data.remark(path) for path in (data.source, data.dev) if path).strip()
     records = {"train": train, "held_out": held_out}
-    return LabelledSource(tokenizer, records, data.buckets, division, bad_train + bad_held_out, remark)
+    return LabelledSource(tokenizer, records, data.buckets, division, bad_train + bad_held_out)
+
+
+def varying(rows: Iterable[Mapping[Any, Any]], used: Collection[Any]) -> list[str]:
+    """Return the columns besides the `used` ones that have different values in the first 1,000 rows."""
+    values = collections.defaultdict(set)
+    for name, value in itertools.chain.from_iterable(row.items() for row in itertools.islice(rows, 1000)):
+        values[name].add(str(value))
+    return [str(name) for name, found in values.items() if len(found) > 1 and name not in used]
 
 
 def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
@@ -182,9 +202,10 @@ def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
 
 
 def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tuple[list[Record], int]:
-    """Return the rows of a file, none if it has no name, and the number of bad rows that were left out.
+    """Return the rows of a file, none if it has no name, and the number of rows that were left out.
 
-    With `needs_labels`, as in training, a row without a label is a bad one.
+    Rows without text are left out, as in pretraining. With `needs_labels`, as in training, a row without a label is a
+    bad one.
 
     Raises:
         UserError: There are bad rows, and `data.skip_bad_rows` is off or there are no others.
@@ -195,9 +216,12 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
         raise UserError(f"{path} is a folder; give one of its files ({shown}).")
     rows: list[Record] = []
     errors: list[UserError] = []
+    without_text = 0
     for row in data.read(path) if path else ():
         if isinstance(row, UserError):
             errors.append(row)
+        elif not row.has_text:
+            without_text += 1
         elif needs_labels and not row.is_labelled:
             errors.append(UserError(f"{row.place} has no label; fill it in, or name the column that has it."))
         else:
@@ -213,7 +237,7 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
             f"{path}: {len(errors):,} of {len(rows) + len(errors):,} rows cannot be used; fix them, or leave them out "
             f"with --data.skip-bad-rows True.{shown}{more}"
         )
-    return rows, len(errors)
+    return rows, len(errors) + without_text
 
 
 def _changed(path: str) -> int:
@@ -228,12 +252,11 @@ class LabelledSource:
         records: the records of each split.
         tokenizer: the tokenizer.
         num_bad: number of rows that were left out.
-        remark: a remark on how the files are read, or "".
     """
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = "",
-        num_bad: int = 0, remark: str = "",
+        num_bad: int = 0,
     ) -> None:
         """Hold the records of each split.
 
@@ -243,10 +266,9 @@ class LabelledSource:
             buckets: See `LabelledData.buckets`.
             division: How the held-out rows were drawn, for the summary.
             num_bad: Number of rows that were left out.
-            remark: A remark on how the files are read, or "".
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
-        self._division, self.num_bad, self.remark = division, num_bad, remark
+        self._division, self.num_bad = division, num_bad
         self._encoded: dict[Any, list[Example]] = {}
 
     @functools.cached_property
@@ -262,8 +284,16 @@ class LabelledSource:
         """Sizes of both splits, in one line."""
         how = f" ({self._division})" if self._division else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
-        bad = f"; {self.num_bad:,} that cannot be used are left out" if self.num_bad else ""
-        return f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
+        bad = f"; {self.num_bad:,} left out, which have no text or cannot be used" if self.num_bad else ""
+        sizes = f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
+        return "; ".join(filter(None, [sizes, self.unknown]))
+
+    @property
+    def unknown(self) -> str:
+        """Share of [UNK] in the rows encoded so far; see `jaxlm.tokenizers.unknown.summarize_unknown`."""
+        rows = [(example.arrays[next(iter(encoder.padding))], self.records[split][example.record].texts)
+                for (split, encoder, _), examples in self._encoded.items() for example in examples]
+        return summarize_unknown(self.tokenizer, rows)
 
     @property
     def statistics(self) -> Statistics:

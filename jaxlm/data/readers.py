@@ -3,18 +3,19 @@
 A document may be larger than memory. It comes as pieces of at most `PIECE` characters, cut before white space, which
 are tokenized separately and joined in the token store. In .txt a document ends at a blank line, or with the line that
 brings it to `PIECE` characters; in JSON lines and tables, a document is the text of a row. The cuts depend only on the
-text, so the same text gives the same tokens from any kind of file. Only rows are held whole.
+text, so the same text gives the same tokens from any kind of file. Only rows are held whole. A row whose text is null
+or white space gives `NO_TEXT`.
 
 Unusual characters: NUL and other control characters pass unchanged (a tokenizer with byte fallback keeps them, BERT's
 drops them). A byte-order mark at the start of a file is dropped. Windows line ends become plain ones in .txt files. An
-unpaired surrogate, which JSON can write and UTF-8 cannot, becomes U+FFFD. Bytes that are not UTF-8 are an error.
+unpaired surrogate, which JSON can write and UTF-8 cannot, becomes U+FFFD. Bytes that are not UTF-8 are an error, which
+names the likely encoding.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import functools
 import io
 import itertools
 import json
@@ -23,7 +24,6 @@ import re
 import types
 import typing
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
@@ -48,9 +48,7 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".xz": lzma.LZMADecompressor,
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
-_ENCODINGS = (
-    "utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5",
-)
+_CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5"]
 """Encodings that text files have beside UTF-8."""
 _KINDS = {
     type(None): "null or missing", bool: "true or false", int: "a number", float: "a number", list: "a list",
@@ -73,6 +71,10 @@ class Piece(NamedTuple):
     first: bool
     last: bool
     mentions: Mentions = ()
+
+
+NO_TEXT = Piece("", first=True, last=True)
+"""Stands for a row without text, which is no document."""
 
 
 class Cutter:
@@ -108,7 +110,10 @@ class Cutter:
         self._parts, self._size, self._first = [], 0, True
 
     def document(self, text: str, mentions: Mentions = ()) -> Iterator[Piece]:
-        """Yield the pieces of a whole document. A mention that a cut divides is dropped."""
+        """Yield the pieces of a whole document, or `NO_TEXT`. A mention that a cut divides is dropped."""
+        if not text.strip():
+            yield NO_TEXT
+            return
         start = 0
         for piece in itertools.chain(self.add(text), self.end()):
             yield piece._replace(mentions=within(mentions, start, start + len(piece.text))) if mentions else piece
@@ -150,11 +155,12 @@ def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[
             if line.strip():
                 record = json_object(line, place)
                 require_field(text_field, list(record), place)
-                text = mend_surrogates(text_of(record[text_field], place, text_field, others=()))
+                value = "" if record[text_field] is None else record[text_field]
+                text = mend_surrogates(text_of(value, place, text_field, others=()))
                 listed = record.get(entities_field) if entities_field else None
                 yield from cutter.document(text, read_mentions(listed, text, place, entities_field))
     elif kind == "table":
-        for row in read_columns(path, [text_field]):
+        for row in read_columns(path, [text_field], "Choose the column of the text with --data.text-field"):
             if isinstance(row, UserError):
                 raise row
             yield from cutter.document(row[1][text_field])
@@ -164,31 +170,39 @@ def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[
 
 
 def read_columns(
-    path: str, columns: Sequence[str], encoding: str = "utf-8-sig"
+    path: str, columns: Sequence[str] | None, advice: str = ""
 ) -> Iterator[tuple[str, dict[str, str]] | UserError]:
     """Yield (place, {column: value}) of each row of a table, or an error for a row that cannot be read.
 
     A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
-    of .csv are separated by the most frequent of comma, semicolon and tab in its first line; those of other files by
-    tabs, without quotes, as in GLUE's files.
+    of .csv are separated by the most frequent of comma, semicolon, tab and bar in its first line; those of other files
+    by tabs, without quotes, as in GLUE's files.
+
+    Args:
+        path: The file.
+        columns: The columns to read; None for all, of a file with a line of names.
+        advice: How to choose a column, for messages.
 
     Raises:
         UserError: The file cannot be read, or a column is missing.
     """
-    lines = _split_lines(path, encoding)
+    lines = _split_lines(path)
     if (first := next(lines, None)) is None:
         return
     if isinstance(names := first[1], UserError):
         raise names
-    if all(name.isdecimal() for name in columns):  # there is no line of names
+    if columns and all(name.isdecimal() for name in columns):  # there is no line of names
         names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
+    columns = names if columns is None else columns
     if missing := [name for name in columns if name not in names]:
+        shown = ", ".join(f"{name[:40]!r}{'…' * (len(name) > 40)}" for name in names[:12])
         close = [name for name in names if name.casefold() == missing[0].casefold()]
         hint = f"perhaps {close[0]!r} is meant; " if close else ""
+        if len(names) == 1 and (found := [repr(each) for each in ",;|" if each in names[0]]):
+            hint = f"{' or '.join(found)} separates columns only in a .csv, outside quotes; "
         raise UserError(
-            f"{path}, line 1: there is no column {missing[0]!r}; {hint}it has {', '.join(map(repr, names)):.300}. "
-            "Choose columns with --data.text-field, --data.label-field ('' where there are no labels) and so on, or in "
-            "the prompt file."
+            f"{path}, line 1: there is no column {missing[0]!r}; {hint}it has {shown}{', …' * (len(names) > 12)}. "
+            f"{advice}; without a line of names, a column's name is its place, from 1."
         )
     for place, values in lines:
         if isinstance(values, UserError):
@@ -201,75 +215,40 @@ def read_columns(
             yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
 
 
-def _split_lines(path: str, encoding: str) -> Iterator[tuple[str, list[str] | UserError]]:
-    """Yield (place for messages, values) of each row of a table, or an error for a line whose quote does not end.
+def _split_lines(path: str) -> Iterator[tuple[str, list[str] | UserError]]:
+    """Yield (place for messages, values) of each row of a table, or an error for a line that cannot be split.
 
-    After an error only the first line of the row is given up; the others are read again.
+    Raises:
+        UserError: A quote that does not end has swallowed several lines.
     """
-    lines = (line for _, line in read_lines(path, encoding))
+    lines = (line for _, line in read_lines(path))
     dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if without_compression(path).endswith(".csv"):
         first = next(lines, "")
         names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
-        dialect, lines = {"delimiter": max(",;\t", key=names.count), "strict": True}, itertools.chain([first], lines)
-    number, row_lines, unread = 0, [], deque()  # lines before the row, lines of the row, lines to read again
-
-    def next_lines() -> Iterator[str]:
-        while (line := unread.popleft() if unread else next(lines, None)) is not None:
-            row_lines.append(line)
-            yield line
-
+        dialect, lines = {"delimiter": max(",;\t|", key=names.count), "strict": True}, itertools.chain([first], lines)
+    rows = csv.reader(lines, **dialect)
     while True:
+        start = rows.line_num + 1
+        place = f"{path}, line {start}"
         try:
-            for values in csv.reader(next_lines(), **dialect):
-                if values:  # an empty line is no row
-                    yield f"{path}, line {number + 1}", values
-                number += len(row_lines)
-                row_lines.clear()
+            values: list[str] | UserError = next(rows)
+        except StopIteration:
             return
         except csv.Error as error:
-            number += 1
-            place = f"{path}, line {number}"
-            is_quote = dialect.get("strict") and "new-line" not in str(error)
-            hint = "a quote that begins a column does not end it; quotes within such a column are doubled"
-            what = hint if is_quote else "the line has a carriage return that ends no line, or is no text"
-            yield place, UserError(f"{place}: {what} ({error}). Fix or remove the line.")
-            unread.extendleft(reversed(row_lines[1:]))
-            row_lines.clear()
+            values = UserError(
+                f"{place} cannot be split into columns ({error}); double the quotes within a column that begins with a "
+                "quote, end lines with a newline, or remove the line."
+            )
+            if rows.line_num > start:
+                raise values from error
+        if values:  # an empty line is no row
+            yield place, values
 
 
-class NotUtf8(UserError):
-    """The file is not UTF-8 text; `encoding` is the most likely one, or ""."""
-
-    def __init__(self, path: str, encoding: str) -> None:
-        what = f" but most likely {encoding}" if encoding else ""
-        super().__init__(
-            f"{path} is not UTF-8 text{what}; convert it (`iconv -f {encoding or 'ENCODING'} -t UTF-8 FILE > NEW`) or "
-            "leave it out."
-        )
-        self.encoding = encoding
-
-
-@functools.lru_cache(16)
-def encoding_of(path: str) -> str:
-    """Return "utf-8-sig", or "cp1252" for a text of Western Europe that is not UTF-8.
-
-    Raises:
-        UserError: the file is in another encoding, or it cannot be read.
-    """
-    try:
-        for _ in read_lines(path):
-            pass
-    except NotUtf8 as error:
-        if error.encoding != "CP1252":
-            raise
-        return "cp1252"
-    return "utf-8-sig"
-
-
-def read_lines(path: str, encoding: str = "utf-8-sig") -> Iterator[tuple[str, str]]:
+def read_lines(path: str) -> Iterator[tuple[str, str]]:
     """Yield (place for messages, line) of a file; raise UserError for unreadable content."""
-    with open_text(path, encoding) as stream:
+    with open_text(path) as stream:
         number = 0
         while line := stream.readline(LONGEST_LINE + 1):
             number += 1
@@ -280,16 +259,19 @@ def read_lines(path: str, encoding: str = "utf-8-sig") -> Iterator[tuple[str, st
 
 
 @contextlib.contextmanager
-def open_text(path: str, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
-    """Open a file of text, decompressed by its suffix.
+def open_text(path: str) -> Iterator[TextIO]:
+    """Open a file of UTF-8 text, decompressed by its suffix.
 
     Only a newline character ends a line. All errors of reading become UserError.
     """
     try:
         with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
-            yield io.TextIOWrapper(stream, encoding=encoding, newline="\n")
+            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
     except UnicodeDecodeError as error:
-        raise NotUtf8(path, _likely_encoding(error.object)) from error
+        likely = _likely_encodings(error.object)
+        what = f" but most likely {' or '.join(likely)}" if likely else ""
+        command = f"iconv -f {likely[0] if likely else 'ENCODING'} -t UTF-8 FILE > NEW"
+        raise UserError(f"{path} is not UTF-8 text{what}; convert it (`{command}`) or leave it out.") from error
     except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
         raise UserError(
             f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
@@ -301,23 +283,16 @@ def open_text(path: str, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
 
 
-def _likely_encoding(data: bytes) -> str:
-    """Return the most likely encoding of a text that is not UTF-8; "" if none is likely."""
+def _likely_encodings(data: bytes) -> list[str]:
+    """Return the most likely encodings of a text that is not UTF-8: those that fit almost as well as the best one."""
     import charset_normalizer
 
-    found = charset_normalizer.from_bytes(data, cp_isolation=list(_ENCODINGS), threshold=0.5)
-    if (best := found.best()) is None:
-        return ""
-    # Western European text looks as likely in other encodings; but what seems to have ð and þ is more often Turkish,
-    # what seems to have ý Czech, and superscripts before letters Polish.
-    western = next((each for each in found if "cp1252" in each.could_be_from_charset), None)
-    if western and western.chaos < best.chaos + 0.2:
-        text = data.decode("cp1252")
-        if set("ðþÐÞ") & set(text):
-            return "CP1254"
-        if not re.search(r"[ýÝ]|[¹³][^\W\d]", text):
-            return "CP1252"
-    return best.encoding.upper().replace("_", "-")
+    found = charset_normalizer.from_bytes(data, cp_isolation=_CODECS)
+    best = found.best()
+    close = [each for each in found if each.chaos < best.chaos + 0.05 and each.coherence > best.coherence - 0.1]
+    names = [name for each in close for name in each.could_be_from_charset]
+    # Short Western European texts fit other Latin encodings as well, which are rarer.
+    return [name.upper().replace("_", "-") for name in sorted(names, key="cp1252".__ne__)]
 
 
 def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +25,11 @@ from jaxlm.fields import check_ranges, field
 from jaxlm.paths import reading, write_whole
 from jaxlm.types import Report, SchemaGraph
 
-FORMAT = 1
+FORMAT = 2
 """Version of the cached files."""
 STEPS = 3
-"""Concepts of a path at most: two hops."""
+"""Concepts at most of a path that the path encoder reads: two hops. Longer ones only give edges."""
+_HOPS = 4
 _PER_PAIR = 100
 _CHUNK = 1 << 16  # edges that are scored together
 
@@ -37,13 +38,13 @@ _CHUNK = 1 << 16  # edges that are scored together
 class GraphSizes:
     """Sizes of the arrays of a schema graph, and the lowest score of its paths.
 
-    Where a graph is larger, the paths with the highest scores are kept with their pairs and concepts, then edges
-    between concepts of kept paths, then edges among the other concepts of the question and among those of the choice.
+    Where a graph is larger, the paths of one and two hops with the highest scores are kept with their pairs and
+    concepts, then edges among the concepts of the question and among those of the choice, then edges of other paths.
     """
 
-    nodes: int = field(64, range="[2, 32767]")
+    nodes: int = field(256, range="[2, 32767]")
     """Concepts."""
-    edges: int = field(128, range="[1, 32767]")
+    edges: int = field(512, range="[1, 32767]")
     """Undirected edges."""
     pairs: int = field(16, range="[1, 32767]")
     """Pairs of a concept of the question and one of the choice with a path between them."""
@@ -103,36 +104,44 @@ def edge_scores(
 
 
 def find_paths(graph: ConceptGraph, scores: np.ndarray, head: int, tail: int, threshold: float) -> list[Path]:
-    """Return the simple paths of one and two hops between two concepts, from high to low scores, at most 100.
+    """Return the simple paths of up to four hops between two concepts, from high to low scores.
 
-    The score of a path is the product of its edges'; paths below the threshold are left out. The reference searches
-    paths of up to four hops, stops at 100, and trains on those of two hops.
+    As in the reference, the search stops at 100 paths, shorter ones first, and in the order of their concepts among
+    those of the same length. The score of a path is the product of its edges'; paths below the threshold are left out.
     """
-    if head == tail:
-        return []
-    first, last = (np.arange(graph.offsets[i], graph.offsets[i + 1]) for i in (head, tail))
-    paths = [Path((head, tail), (int(graph.first_relation(edge)),), float(scores[edge]))
-             for edge in first[graph.tails[first] == tail]]
-    _, there, back = np.intersect1d(graph.tails[first], graph.tails[last], assume_unique=True, return_indices=True)
-    there, back = first[there], graph.reverse[last[back]]
-    score = scores[there] * scores[back]
-    best = np.argsort(-score, kind="stable")[:_PER_PAIR]
-    for hop, other in zip(there[best], back[best], strict=True):
-        relations = int(graph.first_relation(hop)), int(graph.first_relation(other))
-        paths.append(Path((head, int(graph.tails[hop]), tail), relations, float(scores[hop] * scores[other])))
-    paths = [path for path in paths if path.score >= threshold]
-    return sorted(paths, key=lambda path: (-path.score, path.concepts))[:_PER_PAIR]
+    near = [np.zeros(len(graph.concepts), bool) for _ in range(STEPS)]  # concepts with a walk of i hops to the tail
+    near[0][tail] = True
+    for closer, farther in itertools.pairwise(near):
+        for concept in np.flatnonzero(closer):
+            farther[graph.neighbors(concept)] = True
+
+    def continued(path: tuple[int, ...], hops: int) -> Iterator[tuple[int, ...]]:
+        """Yield the simple paths that go on from `path` for a number of hops, in the order of their concepts."""
+        following = graph.neighbors(path[-1])
+        following = following[near[hops - 1][following]] if hops <= STEPS else following
+        for longer in ((*path, concept) for concept in following.tolist() if concept not in path):
+            yield from (longer,) if hops == 1 else continued(longer, hops - 1)
+
+    paths: list[Path] = []
+    for hops in range(1, _HOPS + 1) if head != tail else ():
+        walks = list(itertools.islice(continued((head,), hops), _PER_PAIR - len(paths)))
+        concepts = np.array(walks, np.int64).reshape(-1, hops + 1)
+        edges = graph.edges(concepts[:, :-1], concepts[:, 1:])
+        relations, score = graph.first_relation(edges), np.prod(scores[edges], axis=1)
+        paths += map(Path, walks, map(tuple, relations.tolist()), score.tolist())
+    return sorted((path for path in paths if path.score >= threshold), key=lambda path: (-path.score, path.concepts))
 
 
 def schema_graph(graph: ConceptGraph, scores: np.ndarray, concepts: Concepts, sizes: GraphSizes) -> SchemaGraph:
     """Return the schema graph of a statement.
 
-    It has the edges of all paths, and the graph's edges among the concepts of the question and among those of the
-    choice. Where the reference has no path, it links each concept of the question to each of the choice; nothing reads
-    a graph without paths, so ours is empty.
+    It has the paths of one and two hops, the edges of all paths, and the graph's edges among the concepts of the
+    question and among those of the choice. Where the reference has no path, it links each concept of the question to
+    each of the choice; nothing reads a graph without paths of one or two hops, so ours is empty.
     """
     paths = [path for tail in concepts.answer for head in concepts.question
              for path in find_paths(graph, scores, head, tail, sizes.threshold)]
+    paths.sort(key=lambda path: (-path.score, path.concepts))
     nodes: dict[int, int] = {}
     pairs: dict[tuple[int, int], int] = {}
     edges: dict[tuple[int, int], None] = {}
@@ -144,7 +153,7 @@ def schema_graph(graph: ConceptGraph, scores: np.ndarray, concepts: Concepts, si
             ends = sorted(nodes.setdefault(concept, len(nodes)) for concept in (head, tail))
             edges[ends[0], ends[1]] = None
 
-    for path in sorted(paths, key=lambda path: (-path.score, path.concepts)):
+    for path in (path for path in paths if len(path.concepts) <= STEPS):
         pair, new = (path.concepts[0], path.concepts[-1]), set(path.concepts) - nodes.keys()
         is_room = len(pairs) < sizes.pairs or pair in pairs
         if len(rows) == sizes.paths or not is_room or len(nodes) + len(new) > sizes.nodes:
@@ -153,10 +162,11 @@ def schema_graph(graph: ConceptGraph, scores: np.ndarray, concepts: Concepts, si
         rows.append((pairs.setdefault(pair, len(pairs)), row, path.relations))
         for head, tail in itertools.pairwise(path.concepts):
             add_edge(head, tail)
-    for side in concepts if rows else ():
-        for head in side:
-            for tail in np.intersect1d(graph.neighbors(head), side):
-                add_edge(head, int(tail))
+    within = ((head, int(tail)) for side in concepts for head in side
+              for tail in np.intersect1d(graph.neighbors(head), side))
+    along = (hop for path in paths for hop in itertools.pairwise(path.concepts))
+    for head, tail in itertools.chain(within, along) if rows else ():
+        add_edge(head, tail)
     result = empty(sizes)
     result.concepts[: len(nodes)] = list(nodes)
     result.edges[: len(edges)] = np.reshape(list(edges), (-1, 2))

@@ -24,13 +24,14 @@ from jaxlm.data import arrays
 from jaxlm.data.arrays import FlatArray, damaged
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
-from jaxlm.data.fingerprint import HeldOutRule, Survey
+from jaxlm.data.fingerprint import Survey
 from jaxlm.data.knowledge_graph import read_names
 from jaxlm.data.windows import Split, windows_of
 from jaxlm.errors import UserError
+from jaxlm.tokenizers.unknown import describe_unknown
 
-FORMAT = 2
-"""Version of the files; version 1 had one-dimensional arrays."""
+FORMAT = 3
+"""Version of the files; version 2 did not count [UNK]."""
 MANIFEST = "manifest.json"
 ENTITIES = "entities.json"
 SPLITS = ("train", "held_out")
@@ -43,8 +44,6 @@ def store_fingerprint(text: Survey, tokenizer: str, held_out: float, sentences: 
     """
     facts = {"format": 2, "text": text.fingerprint, "tokenizer": tokenizer, "held_out": held_out}
     facts |= {"sentences": True} if sentences else {}
-    if HeldOutRule.of(held_out, text).is_new:
-        facts["rule"] = 2
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -55,7 +54,7 @@ class Store:
         """Open the store in `folder`.
 
         Raises:
-            UserError: the folder has no store, one of another version, or a damaged one.
+            UserError: the folder has no store, one of another version, a damaged one, or one of nothing but [UNK].
         """
         self.folder = str(folder)
         self.manifest = _read_manifest(self.folder)
@@ -67,6 +66,9 @@ class Store:
         self.has_entities: bool = "entities" in self.manifest
         self._context = arrays.context()
         self._entity_ids: dict[str, np.ndarray] = {}
+        counts = self.counts("train") + self.counts("held_out")
+        words, source = self.manifest["unknown_words"], self.manifest["source"]
+        self._unknown = describe_unknown(counts, vocabulary["unk"], words, source)
 
     @functools.cached_property
     def train(self) -> Split:
@@ -85,7 +87,8 @@ class Store:
     @functools.cached_property
     def statistics(self) -> Statistics:
         """Token statistics of both splits."""
-        return Statistics(self.counts("train"), entropy(self.counts("held_out")))
+        longest = self.manifest["parts"]["train"]["longest"] / max(1, self.train.num_tokens)
+        return Statistics(self.counts("train"), entropy(self.counts("held_out")), longest)
 
     @property
     def summary(self) -> str:
@@ -100,7 +103,7 @@ class Store:
             f"Token store: {train.num_tokens:,} tokens to train on ({each:.1f} bytes each, {per:,.0f} per {unit[:-1]}),"
             f" {held_out.num_tokens:,} held out ({of})"
         )
-        return f"{tokens}; {self._entity_summary}" if self.has_entities else tokens
+        return "; ".join(filter(None, [tokens, self._unknown, self.has_entities and self._entity_summary]))
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import json
@@ -24,7 +22,7 @@ from jaxlm.fields import field
 from jaxlm.paths import any_path, in_bucket, write_whole
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.training import MIN_VOCAB_SIZE, Kind, Normalization, train_tokenizer
+from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
 
@@ -55,14 +53,16 @@ class TextData(Data):
     """Kind of the vocabulary that `auto` trains: SentencePiece unigram or BPE, byte-level BPE as in GPT-2 and RoBERTa,
     single bytes (258 ids), or whole words."""
 
-    vocab_size: int = 8192
-    """Size of the vocabulary that `auto` trains. One of kind unigram needs some 300 KB of text for 8,192 pieces, 100 KB
-    for 4,096 and 1 KB for 512, the least."""
+    vocab_size: int = field(8192, range="[108, 4194304]")
+    """Size of the vocabulary that `auto` trains. A text with fewer pieces gives a smaller one: kind unigram needs some
+    300 KB of text for 8,192 pieces, 100 KB for 4,096 and 1 KB for 512. Special tokens, bytes and characters need some
+    460."""
 
     normalization: Normalization = "nmt_nfkc"
     """Text normalization of the tokenizer that `auto` trains: `nmt_nfkc`, the default of SentencePiece (Unicode NFKC
-    composes accents and turns full-width letters into plain ones; control characters are removed; lines and tabs
-    stay), or `identity`, none."""
+    composes accents and turns full-width letters into plain ones; control characters are removed; zero-width spaces and
+    non-joiners, which Persian writes within words, become spaces; lines and tabs stay), or `identity`, which keeps all
+    of them."""
 
     held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the documents, selected by a hash of their text, that is held out for evaluation. A text with few
@@ -85,9 +85,6 @@ class TextData(Data):
         for name in ("text_field", "tokenizer"):
             if not getattr(self, name):
                 raise UserError(f"data.{name} is empty; leave the flag out for its default.")
-        least = 258 if self.tokenizer_kind == "bytes" else MIN_VOCAB_SIZE
-        if not least <= self.vocab_size <= 1 << 22:
-            raise UserError(f"data.vocab_size is {self.vocab_size}; it must be in [{least}, {1 << 22}].")
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it; see `jaxlm.data.base.Data`.
@@ -107,7 +104,12 @@ class TextData(Data):
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        self._survey(self._corpus(), report)
+        corpus = self._corpus()
+        text = self._survey(corpus, report)
+        if corpus.remark:
+            report(corpus.remark)
+        if text.blank:
+            report(f"Rows of {self.source} without text, which are left out: {text.blank:,}")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
@@ -133,9 +135,6 @@ class TextData(Data):
             size = f"{text.bytes / 1e6:,.1f} MB, {text.documents:,} documents{part}"
             report(f"Tokenising {self.source} ({size}) into {folder}")
             build.tokenize(shard, shards)
-            # glibc keeps some 100 MB that the threads of the training and of the build have freed.
-            with contextlib.suppress(AttributeError, OSError, TypeError):
-                ctypes.CDLL(None).malloc_trim(0)
         return build
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
@@ -167,11 +166,15 @@ class TextData(Data):
         facts = json.dumps([2, text.fingerprint, settings, _SAMPLE, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
-        if (folder / MARKER).exists():
-            return Tokenizer.load(str(folder))
-        report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-        texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
-        return train_tokenizer(texts, str(folder), symbols=symbols, **settings)
+        if not (folder / MARKER).exists():
+            report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
+            texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
+            train_tokenizer(texts, str(folder), symbols=symbols, **settings)
+        tokenizer = Tokenizer.load(str(folder))
+        if len(tokenizer) < self.vocab_size:
+            sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"
+            report(f"The vocabulary has {sizes}: this text has no more pieces")
+        return tokenizer
 
 
 def _progress(report: Report) -> Callable[[int, int], None]:

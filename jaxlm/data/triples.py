@@ -102,7 +102,7 @@ class TripleStatistics(Statistics):
             (tails per head + heads per tail) (Wang et al. 2014, section 4.2).
     """
 
-    head_share: np.ndarray
+    head_share: np.ndarray = dataclasses.field(kw_only=True)
 
 
 class TripleSource:
@@ -134,7 +134,7 @@ class TripleSource:
     @property
     def statistics(self) -> TripleStatistics:
         """Counts of the names among the triples to train on, and how often heads are replaced."""
-        return TripleStatistics(self._counts, 0.0, self._head_share)
+        return TripleStatistics(self._counts, 0.0, head_share=self._head_share)
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of triples, a `jaxlm.types.TripleBatch` each."""

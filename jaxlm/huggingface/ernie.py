@@ -59,7 +59,7 @@ def read(folder: Path) -> PretrainedModel:
     """Read a folder that `write` made.
 
     Raises:
-        UserError: A file is missing or damaged, or tensors are missing, unknown or of another shape.
+        UserError: A file is missing or damaged, or tensors are missing, unknown, of another shape, or untied.
     """
     weights = Weights(folder)
     with reading(folder / MARKER):
@@ -98,7 +98,9 @@ def table(objective: EntityAutoencoder) -> Table:
         entries += _fusion(ours, number, layer)
     entries += dense("entity_head/dense", "cls.predictions_ent.transform.dense")
     entries += norm("entity_head/norm", "cls.predictions_ent.transform.LayerNorm")
-    return Table(entries=tuple(entries))
+    return Table(
+        entries=tuple(entries), ties={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+    )
 
 
 def _fusion(ours: str, number: int, layer: int | None) -> list[Entry]:

@@ -12,7 +12,6 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family
 from jaxlm.huggingface.tasks import export_family, import_family, pretraining_objective
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.tasks.base import Task
 
 
 def family_of(objective: Any) -> Family:
@@ -21,7 +20,7 @@ def family_of(objective: Any) -> Family:
     Raises:
         UserError: no Transformers class has its parameters.
     """
-    if isinstance(objective, Task):
+    if objective.name:
         return export_family(family_of(pretraining_objective(objective)), objective)
     system = systems.system_of(objective)
     if system is None or not system.family:

@@ -24,6 +24,7 @@ from jaxlm.huggingface.sentence_transformers import Vectors
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.paths import local_folder, reading, without_empty_folders
 from jaxlm.tokenizers.export import export as export_tokenizer
@@ -157,10 +158,9 @@ def _check_rows(folder: Path, vocabulary: Vocabulary, rows: int) -> None:
     It may have fewer: published embeddings are often padded, and rows without a token are never generated.
     """
     if vocabulary.size > rows:
-        raise UserError(
-            f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; replace it by the "
-            "tokenizer that the model was trained with."
-        )
+        raise UserError(f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; replace it "
+                        "by the tokenizer that the model was trained with (a T5 without sentinels has extra_ids 0 in "
+                        "tokenizer_config.json).")
 
 
 def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:
@@ -204,7 +204,7 @@ def _initialize(objective: Objective, wanted: list[str], seed: int) -> dict[str,
         params = objective.init(key)
         return {path: get(params, path) for path in wanted}
 
-    return {path: np.asarray(leaf) for path, leaf in jax.jit(chosen)(jax.random.key(seed)).items()}
+    return {path: np.asarray(leaf) for path, leaf in jax.jit(chosen)(purpose_key(seed, Purpose.INITIALIZATION)).items()}
 
 
 @contextlib.contextmanager

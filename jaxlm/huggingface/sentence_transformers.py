@@ -16,11 +16,12 @@ MODULES, POOLING, LENGTH = "modules.json", "1_Pooling/config.json", "sentence_be
 
 
 class Vectors(NamedTuple):
-    """Text embedding settings, see `jaxlm.inference.embed.embed`."""
+    """Text embedding settings, see `jaxlm.inference.embed.embed`; `prompt` comes before each text."""
 
     pooling: str
     length: int | None
     normalize: bool
+    prompt: str = ""
 
 
 def write(folder: Path, objective: Any, vectors: Vectors) -> None:
@@ -42,11 +43,15 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def read(folder: Path) -> Vectors | None:
+def read(folder: Path, prompt: str | None = None) -> Vectors | None:
     """Read the embedding settings of a folder; None if it is not one of sentence-transformers.
 
+    Args:
+        folder: the folder.
+        prompt: text before each text; None for the folder's default prompt.
+
     Raises:
-        UserError: jaxlm does not support its modules or its pooling.
+        UserError: jaxlm does not support its modules, its pooling or the prompt.
     """
     if not (folder / MODULES).is_file():
         return None
@@ -54,11 +59,17 @@ def read(folder: Path) -> Vectors | None:
         types = [module["type"].rpartition(".")[2] for module in json.loads((folder / MODULES).read_text("utf-8"))]
         if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             raise UserError(f"{folder} has the modules {', '.join(types)}; jaxlm supports only Pooling and Normalize.")
-        pooling = json.loads((folder / POOLING).read_text("utf-8"))
-        length = json.loads((folder / LENGTH).read_text("utf-8")) if (folder / LENGTH).is_file() else {}
+        files = [folder / name for name in (POOLING, LENGTH, "config_sentence_transformers.json")]
+        pooling, length, config = (json.loads(file.read_text("utf-8")) if file.is_file() else {} for file in files)
         modes = [name.removeprefix("pooling_mode_") for name, value in pooling.items() if value is True]
         chosen = pooling.get("pooling_mode") or [mode for mode in modes if mode != "include_prompt"]
-        matches = [ours for ours, theirs in MODES.items() if chosen in (ours, [ours], [theirs])]
+        matches = [ours for ours, theirs in MODES.items() if chosen in (ours, theirs, [ours], [theirs])]
         if not matches:
             raise UserError(f"{folder / POOLING} asks for {chosen}; jaxlm supports {', '.join(MODES)}.")
-        return Vectors(matches[0], length.get("max_seq_length"), len(types) == 3)
+        prompts = config.get("prompts") or {}
+        default = prompts.get(config.get("default_prompt_name"), None if any(prompts.values()) else "")
+        prompt = default if prompt is None else prompt
+        if prompt is None or (prompt and not pooling.get("include_prompt", True)):
+            raise UserError(f"{folder} has the prompts {prompts}; give the text of one, or '' for none, with --prompt "
+                            "(jaxlm supports no prompt with include_prompt false).")
+        return Vectors(matches[0], length.get("max_seq_length"), len(types) == 3, prompt)

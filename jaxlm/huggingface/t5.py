@@ -69,7 +69,7 @@ def models(objective: EncoderDecoderLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m, v = objective.model, objective.vocabulary
     ids = {"pad_token_id": token_id(v, "pad"), "eos_token_id": token_id(v, "eos"),
-           "decoder_start_token_id": token_id(v, "pad")}
+           "decoder_start_token_id": token_id(v, "pad") if m.start_id is None else m.start_id}
     config = to_config(m, FIELDS) | ids | {
         "model_type": "t5",
         "is_encoder_decoder": True,
@@ -94,6 +94,8 @@ def read_objective(source: Source) -> SpanCorruption:
     is_scaled = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False))
     is_headless = next(iter(config.get("architectures") or [""])) in ("T5Model", "T5EncoderModel")
     decoder_layers = source.value("num_decoder_layers", fields["num_layers"])
+    padding = source.value("pad_token_id", 0)
+    start = source.value("decoder_start_token_id", padding)
     return SpanCorruption(model=T5(
         **fields,
         num_decoder_layers=None if decoder_layers == fields["num_layers"] else decoder_layers,
@@ -101,6 +103,7 @@ def read_objective(source: Source) -> SpanCorruption:
         tied_head=is_scaled or not (is_headless or source.has_tensor("lm_head.weight")),
         scaled_head=is_scaled,
         attention_dropout=fields["dropout"],
+        start_id=None if start == padding else start,
     ))
 
 

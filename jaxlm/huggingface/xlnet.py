@@ -67,7 +67,7 @@ def models(objective: PermutationLM) -> tuple[TransformersModel]:
 
 def read_objective(source: Source) -> PermutationLM:
     """Read permutation language modelling with an XLNet."""
-    source.require(**FIXED, same_length=False, clamp_len=-1, bi_data=False)
+    source.require(**FIXED, same_length=False, clamp_len=-1, bi_data=False, reuse_len=0)
     fields = source.read(FIELDS)
     source.require(d_head=fields["hidden_size"] // fields["num_heads"])
     model = Xlnet(**fields, attention_dropout=fields["dropout"])  # config.json has one rate

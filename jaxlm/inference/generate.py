@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field
 from jaxlm.inference.beam import search
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
@@ -124,7 +125,8 @@ def continuations(
     if s.temperature > 0:
         kind = "filtered" if 0 < s.top_k < vocabulary.size or s.top_p < 1.0 else "sampled"
     sampling = Sampling(
-        jax.random.fold_in(jax.random.key(s.seed), stream), jnp.float32(max(s.temperature, MIN_TEMPERATURE)),
+        jax.random.fold_in(purpose_key(s.seed, Purpose.GENERATION), stream),
+        jnp.float32(max(s.temperature, MIN_TEMPERATURE)),
         jnp.int32(min(s.top_k or vocabulary.size, vocabulary.size)), jnp.float32(s.top_p),
     )
     progress = _start(objective, s.max_new_tokens, kind, params, ids, mask, is_stop, sampling)
@@ -166,7 +168,7 @@ def prepare_prompts(
 
 def decoder_start(objective: Objective) -> int:
     """Return the token that the decoder of an encoder-decoder begins with."""
-    return max(objective.vocabulary.pad, 0)
+    return objective.model.decoder_start(objective.vocabulary)
 
 
 def max_length(objective: Objective) -> int:

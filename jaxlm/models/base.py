@@ -32,7 +32,8 @@ class Inputs(NamedTuple):
     token_types: Int[Array, "batch length"] | None = None
     """Segment types; None for zeros."""
     mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None
-    """1 at tokens, 0 at padding; None without padding. Encoders need the padding at the end of a row."""
+    """1 at tokens, 0 at padding; None without padding. Where the padding is not at the end of a row, an encoder's
+    positions count it, as in Transformers; RoBERTa's do not."""
     documents: Int[Array, "batch length"] | None = None
     """Document number of each token in a packed row, 0 at padding; None: each row is one document, masked by `mask`.
 
@@ -226,6 +227,10 @@ class Writer(TokenPredictor):
     @property
     def writes_answers(self) -> bool:
         return self.has_encoder or self.is_causal
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int:
+        """Return the token that the decoder of an encoder-decoder begins with."""
+        return max(vocabulary.pad, 0)
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,

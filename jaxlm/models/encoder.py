@@ -111,14 +111,18 @@ class Encoder(TransformerConfig, TokenPredictor):
 
     def _embed(self, params: Params, inputs: Inputs, key: jax.Array | None) -> tuple[jax.Array, LayerInputs]:
         """Return the inputs of the first layer, and those that all layers share."""
-        positions = self.first_position + jnp.arange(inputs.ids.shape[1])[None, :]
         x = call(
-            self._embeddings, params["embeddings"], inputs.ids, positions, inputs.token_types, key is None, key=key
+            self._embeddings, params["embeddings"], inputs.ids, self._positions(inputs), inputs.token_types,
+            key is None, key=key,
         )
         if self.has_projection:
             x = call(self._dense, params["projection"], x)
         segments = None if inputs.mask is None else inputs.mask.astype(jnp.int32)
         return x, LayerInputs(visible=Visibility(key_segments=segments))
+
+    def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
+        """Return the row of the position embedding for each token."""
+        return self.first_position + jnp.arange(inputs.ids.shape[1])[None, :]
 
     def pool(self, params: Params, hidden: Float[Array, "batch length hidden"]) -> Float[Array, "batch hidden"]:
         """Return tanh(W h + b) of the first token's hidden state h."""

@@ -172,10 +172,10 @@ class KagNetwork:
         Step i reads concept i and the relation that leaves it; the last concept has the trained row 0 of the relations.
         """
         is_step = (graph.path_nodes >= 0)[..., None]
-        # The product of the gates' kernel with [concept; relation], once for each node and relation.
+        # The product of the gates' kernel with [concept; relation], the latter once for each relation.
         kernel, bias = params["lstm"]["input"]["kernel"], params["lstm"]["input"]["bias"]
         of_concept, of_relation = jnp.split(kernel, [nodes.shape[-1]])
-        gates = _at(nodes @ of_concept, graph.path_nodes) + bias
+        gates = _at(nodes, graph.path_nodes) @ of_concept + bias
         gates += (params["relation"]["embedding"] @ of_relation)[graph.path_relations + 1]
         if self.published_padding:  # padding reads row 0 of the concepts, which training changes
             gates += ~is_step * (params["concept"]["embedding"][0] @ kernel[: self.concept_size])

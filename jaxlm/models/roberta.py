@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Self
 
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
 from jaxlm.fields import field
+from jaxlm.models.base import Inputs
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.config import PlainActivation, transformer_sizes
 from jaxlm.tokenizers.template import Template
@@ -37,6 +41,13 @@ class Roberta(Encoder):
     @property
     def first_position(self) -> int:
         return self.padding_id + 1
+
+    def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
+        """Return the row of the position embedding for each token; padding on the left is not counted."""
+        if inputs.mask is None:
+            return super()._positions(inputs)
+        mask = inputs.mask.astype(jnp.int32)
+        return self.padding_id + mask * jnp.cumsum(mask, axis=1)
 
     @property
     def head_activation(self) -> PlainActivation:

@@ -21,6 +21,7 @@ from jaxlm.models.layers.embeddings import Table
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
 
@@ -77,6 +78,8 @@ class T5(TransformerConfig, Writer):
     Transformers has one rate for both, so an export has that of `dropout`."""
     norm_eps: float = field(1e-6, range="(0, inf)")
     """Epsilon of the norms."""
+    start_id: int | None = None
+    """Id of the token that the decoder begins with; none means the padding symbol."""
 
     template: ClassVar[Template] = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
     """Special symbols around one and two texts."""
@@ -163,7 +166,7 @@ class T5(TransformerConfig, Writer):
 
         Args:
             params: The model's parameters.
-            decoder_ids: Targets shifted right, with padding at the end.
+            decoder_ids: Targets shifted right, after `decoder_start`, with padding at the end.
             memory: The encoder's output.
             memory_mask: 1 at the encoder's tokens, 0 at padding.
             key: Dropout key; None turns dropout off.
@@ -171,6 +174,9 @@ class T5(TransformerConfig, Writer):
         bias = self.position_bias("decoder", params, decoder_ids.shape[1])
         inputs = LayerInputs(Visibility(bias=bias), memory, Visibility(key_segments=_int(memory_mask)))
         return self._run("decoder", params, decoder_ids, inputs, key=key)[0]
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int:
+        return super().decoder_start(vocabulary) if self.start_id is None else self.start_id
 
     def token_features(self, params: Params, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch hidden"]:
         """Return the decoder's output, scaled by hidden_size^-1/2 if `scaled_head`."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from jaxlm.fields import check_ranges, field, marks_of
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import extend_embeddings, merge_params
+from jaxlm.trees import extend_vocabulary, merge_params
 from jaxlm.types import Params
 
 Batch = Any
@@ -96,9 +96,24 @@ class PretrainedModel:
     step: int = 0
     """Training step of the run's checkpoint."""
 
-    def __iter__(self) -> Iterator[Any]:
-        """Unpack as `objective, params, tokenizer, fresh = jaxlm.load(path)`."""
-        return iter((self.objective, self.params, self.tokenizer, self.fresh))
+class Line(NamedTuple):
+    """A line of `jaxlm show`.
+
+    Attributes:
+        title: Text before the tokens.
+        ids: Token ids.
+        marks: How to draw each token: "" (plain), "special", "masked", "random", "kept", "target", "span" or "padding".
+    """
+
+    title: str
+    ids: list[int]
+    marks: list[str]
+
+
+def with_options(model: Any, source: Any) -> Any:
+    """Return `model` with the training options of `source`: dropout, dtype, remat, kernels."""
+    names = [item.name for item in dataclasses.fields(model) if marks_of(item) & {"recipe", "resumable"}]
+    return dataclasses.replace(model, **{name: getattr(source, name) for name in names if hasattr(source, name)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,17 +128,25 @@ class Objective:
     _: dataclasses.KW_ONLY
     vocabulary: Vocabulary | None = field(None, bound=True)
     """Set by `bind`: facts about the tokenizer."""
+    constants: Constants = field((), bound=True)
+    """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
 
+    name: ClassVar[str] = ""
+    """Name of a task in the results of `jaxlm evaluate`; empty for pretraining."""
     symbols: ClassVar[tuple[str, ...]] = ()
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
     """Number of rows that belong together: devices and microbatches take multiples of it."""
     shared_arrays: ClassVar[tuple[str, ...]] = ()
     """Arrays of an example that belong to the whole batch and not to its rows: every microbatch gets them whole."""
+    constants_field: ClassVar[str] = "teacher"
+    """Field with the folder that the constants are read from."""
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
     token_losses: ClassVar[tuple[str, ...]] = ()
     """Terms that are mean losses of predicting tokens of the text, comparable with its unigram entropy."""
+    shows_predictions: ClassVar[bool] = False
+    """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
     """What the trained model can be asked for: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
     neither. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
@@ -139,7 +162,7 @@ class Objective:
     @property
     def text_template(self) -> Template:
         """Template of texts for `jaxlm embed`."""
-        return self.model.text_model.template
+        return self.model.text_model.template.for_vocabulary(self.vocabulary)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         """Return a copy for this vocabulary.
@@ -168,9 +191,7 @@ class Objective:
                 f"--init-from {source.path} holds a {type(pretrained).__name__}, but the configuration trains a "
                 f"{type(own).__name__}; choose a preset of the same family."
             )
-        free = [f.name for f in dataclasses.fields(own) if marks_of(f) & {"recipe", "resumable"}]
-        model = dataclasses.replace(pretrained, **{name: getattr(own, name) for name in free})
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=with_options(pretrained, own))
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""
@@ -185,10 +206,37 @@ class Objective:
 
         Args:
             params: Fresh parameters.
-            source: A pretrained model, whose parameters replace those of the same name; embeddings keep the fresh rows
-                of new tokens.
+            source: A pretrained model, whose parameters replace those of the same name; embeddings and output layers
+                keep the fresh values of new tokens.
         """
-        return params if source is None else merge_params(params, extend_embeddings(source.params, params))
+        return params if source is None else merge_params(params, extend_vocabulary(source.params, params))
+
+    def from_pretrained(self, source: PretrainedModel) -> Params:
+        """Return the parameters of a pretrained model that training may begin with."""
+        return source.params
+
+    def prepare(self, rows: Any, data: Any) -> Self:
+        """Return a copy with what only the opened data tells: the labels of a task.
+
+        Args:
+            rows: The data, a `jaxlm.data.base.Source`.
+            data: Its configuration, a `jaxlm.data.base.Data`.
+
+        Raises:
+            UserError: Training cannot use the data.
+        """
+        return self
+
+    def require_rows(self, rows: Any, data: Any) -> None:
+        """Raise UserError if nothing can be learnt from the data, as from rows of a single class."""
+
+    def remarks(self, rows: Any, length: int) -> list[str]:
+        """Return lines about the opened data for the user, as rows of `length` tokens."""
+        return []
+
+    def num_examples(self, rows: Any, length: int) -> int:
+        """Return the number of examples of an epoch; 0 for text, which is trained by steps."""
+        return 0
 
     def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the model's inputs and targets. Rows of padding get weight 0 in the loss."""
@@ -206,6 +254,63 @@ class Objective:
         """
         raise NotImplementedError
 
+    def initial_memory(self, rows: int) -> Memory:
+        """Return the recurrence memory at the beginning of a stream, a row per sequence; () for a stateless model."""
+        return ()
+
+    def stream_loss(
+        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
+    ) -> tuple[Terms, Memory]:
+        """Return the terms, as `loss` does, and the memory for the next batch. No gradient flows through the memory.
+
+        An objective whose row r of a batch continues row r of the batch before implements it in place of `loss`.
+        """
+        return self.loss(params, example, key, train), ()
+
+    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the arrays that the loss reads and that are neither trained nor saved; () for none.
+
+        Args:
+            load: Opens a run folder or a Transformers folder.
+        """
+        return ()
+
+    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the shapes of the arrays of `load_constants`, for a plan."""
+        arrays = self.load_constants(load)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
+
+    def with_constants(self, constants: Constants) -> Self:
+        """Return a copy bound to the arrays of `load_constants`."""
+        return dataclasses.replace(self, constants=constants)
+
+    def flops(self, length: int) -> float | None:
+        """Return the FLOPs of one sequence's forward pass through what is trained; None if they are not counted.
+
+        Matrix products and full attention only, heads at predicted positions only; a multiply-add counts as 2.
+        """
+        return None
+
+    def constants_flops(self, length: int) -> float:
+        """Return the FLOPs of one sequence's forward pass through a teacher."""
+        return 0.0
+
+    def step_flops(self, length: int, rows: int) -> float:
+        """Return the FLOPs of a training step: 3 × forward of what is trained, 1 × of a teacher; 0 if not counted."""
+        forward = self.flops(length)
+        return 0.0 if forward is None else rows * (3.0 * forward + self.constants_flops(length))
+
+    def describe(self, batch: Batch, example: Example, row: int) -> list[Line] | None:
+        """Return row `row` before and after corruption, from numpy arrays, for `jaxlm show`; None for none."""
+        return None
+
+    def score_rows(self, params: Params, source: Any, length: int, batch_size: int) -> dict[str, float]:
+        """Return metrics of all held-out rows of a source that are no means of terms; none for pretraining.
+
+        The parameters are on one device.
+        """
+        return {}
+
     def prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return the prompt of a sample: the text with every sixth token masked, or its first half."""
         if self.answer_kind == "masks":
@@ -216,136 +321,6 @@ class Objective:
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""
         mask = example.get("attention_mask")
         return (batch.segment_ids if mask is None else mask) > 0
-
-
-class Streams(Objective):
-    """An objective that carries state over a stream: row r of a batch continues row r of the batch before."""
-
-    def initial_memory(self, rows: int) -> Memory:
-        """Return the state at the beginning of a stream of `rows` rows."""
-        raise NotImplementedError
-
-    def stream_loss(
-        self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
-    ) -> tuple[Terms, Memory]:
-        """Return the terms, as `loss` does, and the state for the next batch. No gradient flows through the state."""
-        raise NotImplementedError
-
-
-def stream_loss(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
-) -> tuple[Terms, Memory]:
-    """Return terms and next state of any objective; the state of a stateless one is ()."""
-    if isinstance(objective, Streams):
-        return objective.stream_loss(params, example, memory, key, train)
-    return objective.loss(params, example, key, train), ()
-
-
-def initial_memory(objective: Objective, rows: int) -> Memory:
-    """Return the state at the beginning of a stream; () for a stateless objective."""
-    return objective.initial_memory(rows) if isinstance(objective, Streams) else ()
-
-
-@dataclasses.dataclass(frozen=True)
-class HasConstants(Objective):
-    """An objective whose loss reads arrays that are neither trained nor saved: a teacher's parameters, or a table."""
-
-    _: dataclasses.KW_ONLY
-    constants: Constants = field(None, bound=True)
-    """Set by `with_constants`: the arrays, or their tracers inside a step."""
-
-    constants_field: ClassVar[str] = "teacher"
-    """Field with the folder that the arrays are read from."""
-
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        """Return the arrays.
-
-        Args:
-            load: Opens a run folder or a Transformers folder.
-        """
-        raise NotImplementedError
-
-    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        """Return the shapes of the arrays of `load_constants`, for a plan."""
-        arrays = self.load_constants(load)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
-
-    def constants_flops(self, length: int) -> float:
-        """Return the FLOPs of one sequence's forward pass through a teacher."""
-        return 0.0
-
-
-def load_constants(objective: Objective, load: Callable[[str], PretrainedModel]) -> Constants:
-    """Return the constants of any objective; () for one without."""
-    return objective.load_constants(load) if isinstance(objective, HasConstants) else ()
-
-
-def constant_shapes(objective: Objective, load: Callable[[str], PretrainedModel]) -> Constants:
-    """Return the shapes of the constants of any objective; () for one without."""
-    return objective.constant_shapes(load) if isinstance(objective, HasConstants) else ()
-
-
-def with_constants(objective: Objective, constants: Constants) -> Objective:
-    """Return the objective bound to its constants."""
-    return dataclasses.replace(objective, constants=constants) if isinstance(objective, HasConstants) else objective
-
-
-class Line(NamedTuple):
-    """A line of `jaxlm show`.
-
-    Attributes:
-        title: Text before the tokens.
-        ids: Token ids.
-        marks: How to draw each token: "" (plain), "special", "masked", "random", "kept", "target", "span" or "padding".
-    """
-
-    title: str
-    ids: list[int]
-    marks: list[str]
-
-
-@runtime_checkable
-class Describes(Protocol):
-    """An objective that `jaxlm show` can show."""
-
-    def describe(self, batch: Batch, example: Example, row: int) -> list[Line]:
-        """Return row `row` before and after corruption, from numpy arrays."""
-        ...
-
-
-@runtime_checkable
-class ScoresRows(Protocol):
-    """An objective with metrics of its held-out rows that are no means of terms: a task."""
-
-    def score_rows(self, params: Params, source: Any, length: int, batch_size: int) -> dict[str, float]:
-        """Return the metrics of all held-out rows of a source; the parameters are on one device."""
-        ...
-
-
-@runtime_checkable
-class CountsFlops(Protocol):
-    """An objective whose FLOPs, and so whose MFU, are known."""
-
-    def flops(self, length: int) -> float:
-        """Return the FLOPs of one sequence's forward pass through what is trained.
-
-        Matrix products and full attention only, heads at predicted positions only; a multiply-add counts as 2.
-        """
-        ...
-
-
-def step_flops(objective: Objective, length: int, rows: int) -> float:
-    """Return the FLOPs of a training step: 3 × forward of what is trained, 1 × of a teacher; 0 if not counted.
-
-    Args:
-        objective: The objective, bound to its constants.
-        length: Sequence length.
-        rows: Rows of the batch.
-    """
-    if not isinstance(objective, CountsFlops):
-        return 0.0
-    teacher = objective.constants_flops(length) if isinstance(objective, HasConstants) else 0.0
-    return rows * (3.0 * objective.flops(length) + teacher)
 
 
 def require_positions(length: int, max_positions: int) -> None:

@@ -19,7 +19,7 @@ from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.elmo import Elmo, spell
-from jaxlm.objectives.base import Constants, Example, HasConstants, Line, Memory, Streams, Term, Terms
+from jaxlm.objectives.base import Constants, Example, Line, Memory, Objective, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
@@ -28,7 +28,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
-class BidirectionalLM(Streams, HasConstants):
+class BidirectionalLM(Objective):
     """Language modelling in both directions with shared word vectors and a shared softmax.
 
     Loss: the mean of -log p(word | previous words) over the rows that read forward and of -log p(word | following

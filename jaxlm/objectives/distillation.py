@@ -18,7 +18,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.stack import at_positions
-from jaxlm.objectives.base import Example, HasConstants, Objective, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.teacher import Mismatch, load_teacher, size_mismatches
@@ -28,7 +28,7 @@ from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(MaskedLM, HasConstants):
+class Distillation(MaskedLM):
     """Train a student on the output distribution of its teacher at every token.
 
     Loss: 5 · T² KL(teacher ‖ student) at temperature T + 2 · masked-LM cross-entropy + (1 - cosine of the last hidden

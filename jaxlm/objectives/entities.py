@@ -18,11 +18,11 @@ from jaxlm.data.knowledge_graph import read_names, read_vectors
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Constants, Example, HasConstants, PretrainedModel
+from jaxlm.objectives.base import Constants, Example, Objective, PretrainedModel
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadsEntities(HasConstants):
+class ReadsEntities(Objective):
     """An objective whose model reads the vectors of a knowledge graph's entities.
 
     The table [1 + entities, width] is float32. Its row 0 is zeros, for tokens without an entity. Every device holds it

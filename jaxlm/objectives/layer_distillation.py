@@ -18,7 +18,7 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import stack_flops
-from jaxlm.objectives.base import Example, HasConstants, Line, Objective, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.teacher import Mismatch, layer_mismatches, load_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -26,7 +26,7 @@ from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerDistillation(HasConstants):
+class LayerDistillation(Objective):
     """Train each layer of a student to reproduce a layer of its teacher.
 
     Loss: the sum over the layers of the mean squared errors of attention scores before the softmax, and of hidden

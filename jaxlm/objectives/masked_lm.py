@@ -17,13 +17,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import at_source, shorten, single_segments
-from jaxlm.data.base import RowFormat
+from jaxlm.data.base import RowFormat, Source
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
+from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.objectives.pair_task import PairTask
@@ -105,6 +105,12 @@ class MaskedLM(Objective):
         """Relative probability of masking each token; None for uniform."""
         return None
 
+    def with_pretrained_model(self, source: PretrainedModel) -> Self:
+        """Return a copy with the pretrained model, and with rows of one segment if it has no segment types."""
+        objective = super().with_pretrained_model(source)
+        is_possible = not objective.pair_task or objective.model.type_vocab_size > 1
+        return objective if is_possible else dataclasses.replace(objective, input_format="document")
+
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
         # Checked in `bind` and not in `__post_init__`: an imported model need not be suitable for training.
@@ -116,6 +122,15 @@ class MaskedLM(Objective):
         if self.input_format == "full-sentences":
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
+
+    def remarks(self, rows: Source, length: int) -> list[str]:
+        share = rows.statistics.longest_document
+        is_dominant = self.input_format == "next-sentence" and share > 0.5  # up to a half, each row can have a partner
+        return [
+            f"One document has {share:.1%} of the tokens, so at most {2 - 2 * share:.1%} of the rows can get a random "
+            "second segment for next-sentence prediction; divide the text (in a .txt, a blank line ends a document) or "
+            "choose --objective.input-format sentence-order or document"
+        ] if is_dominant else []
 
     def row_format(self, length: int) -> RowFormat:
         packing = "packed-eos" if self.input_format == "full-sentences" else "document"

@@ -19,14 +19,14 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlnet import Xlnet
-from jaxlm.objectives.base import Example, Line, Memory, Streams, Term, Terms
+from jaxlm.objectives.base import Example, Line, Memory, Objective, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class PermutationLM(Streams):
+class PermutationLM(Objective):
     """Permutation language modelling: loss = mean of -log p(token | tokens before it in a random order).
 
     A sixth of the tokens, in spans, is predicted. The first half of a row continues the stream; the rest is `A [SEP] B

@@ -71,13 +71,14 @@ class EncoderDecoderLM(Objective):
 
         Returns:
             `input_ids`, `attention_mask` int32 [batch, inputs]; `decoder_input_ids`, `labels` int32 and `weights`
-            float32 [batch, targets]. `decoder_input_ids` are the labels shifted by one, after the padding symbol.
+            float32 [batch, targets]. `decoder_input_ids` are the labels shifted by one, after the decoder's start.
         """
         assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         pair = self.make_pair(key, batch)
         is_input = jnp.arange(pair.inputs.shape[1])[None, :] < pair.inputs_size[:, None]
         is_target = jnp.arange(pair.targets.shape[1])[None, :] < pair.targets_size[:, None]
-        shifted = jnp.pad(pair.targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.vocabulary.pad)
+        start = self.model.decoder_start(self.vocabulary)
+        shifted = jnp.pad(pair.targets[:, :-1], ((0, 0), (1, 0)), constant_values=start)
         return {
             "input_ids": pair.inputs,
             "attention_mask": is_input.astype(jnp.int32),

@@ -47,7 +47,7 @@ def load_teacher(
     if not path:
         raise UserError(
             "objective.teacher is empty; give --objective.teacher a run folder or a Transformers folder of the model "
-            "to learn from."
+            "to learn from; masked language modelling (such as configs/bert_tiny.py) continues a model without one."
         )
     teacher = load(path)
     if not isinstance(teacher.objective.model, Encoder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import itertools
@@ -10,11 +9,9 @@ import json
 import os
 import platform
 import re
-import secrets
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -64,28 +61,24 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    seconds, given, came = _seconds(JOIN_SECONDS, 300), _processes_from_env(), {0}
+    seconds, given = _seconds(JOIN_SECONDS, 300), _processes_from_env()
 
-    def state() -> str:
-        if given is None:  # jax chooses where they meet, so they cannot be counted
-            return "this process waits for the others of its cluster"
+    state = "this process waits for the others of its cluster"  # jax chooses where they meet
+    if given:
         address, count, index = given
-        if index > 0:
-            return f"process {index} of {count} waits for process 0 at {address}"
-        missing = ", ".join(str(other) for other in range(count) if other not in came)
-        return f"{len(came)} of {count} processes have joined at {address} (missing: {missing or 'none'})"
+        state = f"process {index} of {count} waits for {'process 0' if index else 'the others'} at {address}"
 
     def give_up() -> None:  # jax's own timeout aborts with a C++ stack
-        say(f"{state()}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
+        say(f"{state}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
         os._exit(2)
 
-    say(f"{state()}; waiting up to {seconds} s ({JOIN_SECONDS}).")
+    say(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
     try:
-        if given:
-            _meet(*given, came)
+        if given and not given[2]:
+            _require_free_port(given[0])
         bind = given[0] if given and _is_loopback(given[0]) else None
         jax.distributed.initialize(
             *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
@@ -131,44 +124,17 @@ def _is_loopback(address: str) -> bool:
     return address.startswith(("127.", "localhost:", "[::1]:"))
 
 
-def _meet(address: str, count: int, index: int, came: set[int]) -> None:
-    """Wait at the coordinator's port, before jax listens there, until all processes have joined.
-
-    Every other process sends its index to process 0, which adds it to `came` and answers when all have joined. A random
-    number beside the index tells a process that connects again from another one with its index.
-    """
+def _require_free_port(address: str) -> None:
+    """Raise UserError if process 0 cannot listen at the address, where jax would crash."""
     host, _, port = address.rpartition(":")
-    host, nonce = host.strip("[]"), secrets.token_hex(8)
-    while index > 0:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5) as connection:
-            connection.sendall(f"jaxlm {index} {nonce}".encode())
-            connection.settimeout(None)
-            if connection.recv(5) == b"jaxlm":
-                return
-        time.sleep(0.5)
-    if not _is_loopback(address):  # the host's name may not resolve to the address that the others see
-        host = "::" if socket.has_dualstack_ipv6() else ""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host = host.strip("[]") if _is_loopback(address) else ""  # the host's name may not resolve to its own address
     try:
-        server = socket.create_server((host, int(port)), family=family, dualstack_ipv6=host == "::")
+        socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen at {address} ({error.strerror.partition(' (')[0]}); give each process a "
             "JAX_PROCESS_ID of its own, and JAX_COORDINATOR_ADDRESS a port that is free."
         ) from error
-    connections, nonces = [], {0: nonce}
-    with server:
-        while len(came) < count:
-            connections.append(server.accept()[0])
-            connections[-1].settimeout(5)
-            with contextlib.suppress(OSError, ValueError):  # not one of ours
-                other, token = connections[-1].recv(40).decode().removeprefix("jaxlm ").split()
-                if nonces.setdefault(int(other), token) != token:
-                    raise UserError(f"two processes have JAX_PROCESS_ID={other}; give each its own.")
-                came.add(int(other))
-    for connection in connections:
-        with contextlib.suppress(OSError), connection:
-            connection.sendall(b"jaxlm")
 
 
 def say(sentence: str) -> None:
@@ -375,14 +341,11 @@ def place_rows(sharding: NamedSharding, batch_size: int, rows: slice) -> Callabl
     """Return a function from this process's rows to the global array of `batch_size` rows."""
 
     def place(local: np.ndarray) -> jax.Array:
-        shape = (batch_size, *local.shape[1:])
-        if rows == slice(0, batch_size):
-            return jax.device_put(local, sharding)
-
         def part(index: tuple[slice, ...]) -> np.ndarray:
             start, stop, _ = index[0].indices(batch_size)
             return local[start - rows.start : stop - rows.start]
 
-        return jax.make_array_from_callback(shape, sharding, part)
+        # `jax.device_put` would compare the rows between all processes, on each call.
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, part)
 
     return place

@@ -22,10 +22,11 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import to_json
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
+from jaxlm.parallel.checksums import digest
 from jaxlm.paths import absolute, any_path, cause, in_bucket, refuse_links, without_empty_folders, write_whole
 from jaxlm.runs.lease import Lease
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.training.checkpoints import Checkpoints, digest
+from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = ("data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh")
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`)."""
@@ -74,6 +75,10 @@ class RunFolder:
         """Folder of the tokenizer that the parameters belong to; None while the run may still choose another."""
         folder = self.path / "tokenizer"
         return folder if folder.is_dir() and (self.has_begun or self.steps) else None
+
+
+NO_RUN = RunFolder(epath.Path(), (), False, {})
+"""State of a run that is only planned or timed."""
 
 
 def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:

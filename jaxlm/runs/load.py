@@ -7,13 +7,13 @@ import os
 
 import jax
 
+from jaxlm.config.experiment import Resolved
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder
-from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.runs.session import open_session
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
 
@@ -48,13 +48,10 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
-    tokenizer = Tokenizer.load(run.tokenizer_folder)
-    if run.is_imported:  # `bind` may refuse it for training: a T5 without sentinels can only generate
-        objective = dataclasses.replace(experiment.objective, vocabulary=tokenizer.vocabulary)
-    else:
-        objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
+    session = open_session(Resolved(experiment), run, only_answers=True)
     # The attention kernel was chosen for the machine that trained the model.
-    objective = dataclasses.replace(objective, model=objective.model.with_execution(attention="auto"))
+    model = session.objective.model.with_execution(attention="auto")
+    objective = dataclasses.replace(session.objective, model=model)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
@@ -65,7 +62,17 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     finally:
         checkpoints.close()
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
-    return PretrainedModel(objective, params, tokenizer, fresh, str(path), step)
+    return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
+
+
+def teacher_arrays(objective: Objective) -> Constants:
+    """Return the constants of an objective (see `Objective.load_constants`), on the host."""
+    return objective.load_constants(load_teacher)
+
+
+def teacher_shapes(objective: Objective) -> Constants:
+    """Return the shapes of `teacher_arrays`."""
+    return objective.constant_shapes(load_teacher)
 
 
 def load_teacher(path: str) -> PretrainedModel:
@@ -74,10 +81,3 @@ def load_teacher(path: str) -> PretrainedModel:
     params = {name: tree for name, tree in model.params.items() if name not in model.fresh}
     return dataclasses.replace(model, params=jax.device_get(params))
 
-
-def run_vocabulary(config: str) -> Vocabulary | None:
-    """Return the vocabulary of the run folder `config`; None for a preset."""
-    run = RunFolder.read(config)
-    if run.tokenizer_folder is None:
-        return None
-    return dataclasses.replace(Tokenizer.load(run.tokenizer_folder).vocabulary, preserve_rows=run.is_imported)

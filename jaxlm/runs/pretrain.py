@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 from typing import Any
 
 import jax
+from etils import epath
+from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
-from jaxlm.data.base import Data, Source
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
-from jaxlm.objectives.base import PretrainedModel, load_constants, with_constants
-from jaxlm.parallel.hosts import main_first, require_same, together
+from jaxlm.objectives.base import PretrainedModel
+from jaxlm.parallel.hosts import main_first, require_same
 from jaxlm.parallel.mesh import check_batch, make_mesh
-from jaxlm.parallel.rules import shardings
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner
-from jaxlm.runs.load import load_teacher
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.runs.load import teacher_arrays
+from jaxlm.runs.session import Session, open_session
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
 from jaxlm.training.feed import Feed
@@ -47,62 +46,52 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         NotFinite: The loss diverges; a UserError and a FloatingPointError.
         Stopped: A signal stopped the run, which has been saved.
     """
-    resolved.experiment.validate()
-    folder, is_main, clock = run_path(run_dir), jax.process_index() == 0, Clock()
+    experiment, clock = resolved.experiment, Clock()
+    experiment.validate()
+    report = report if jax.process_index() == 0 else lambda _: None
     with contextlib.ExitStack() as stack:
-        def open_run() -> RunFolder:
-            run = RunFolder.read(folder)
-            resume.check_run(run, resolved)
-            return run
-
-        require_same(_settings(resolved.experiment))
-        main_first(lambda: require_tracker(resolved.experiment.train.tracker), "find the tracker", everywhere=False)
-        main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
-        require_same({"owner of the run folder": owner(folder)})
-        run = main_first(open_run, "check the run folder")
-        return _pretrain(resolved, run, report if is_main else lambda _: None, stack, clock)
+        # What costs nothing to find comes first: the text may take hours to prepare.
+        run = _hold(resolved, run_path(run_dir), stack)
+        mesh = make_mesh(experiment.mesh)
+        check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
+        session = open_session(resolved, run, report, teacher_arrays).with_rows(report)
+        return _train(session, mesh, report, stack, clock)
 
 
-def _pretrain(
-    resolved: Resolved, run: RunFolder, report: Report, stack: contextlib.ExitStack, clock: Clock
+def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
+    """Lock the run folder until `stack` closes, and return its state, checked against the configuration."""
+    def open_run() -> RunFolder:
+        run = RunFolder.read(folder)
+        resume.check_run(run, resolved)
+        return run
+
+    require_same(_settings(resolved.experiment))
+    tracker = resolved.experiment.train.tracker
+    main_first(lambda: require_tracker(tracker), "find the tracker", everywhere=False)
+    main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
+    require_same({"owner of the run folder": owner(folder)})
+    return main_first(open_run, "check the run folder")
+
+
+def _train(
+    session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock
 ) -> dict[str, float]:
-    experiment, source = resolved
-    t, data, symbols = experiment.train, experiment.data, experiment.objective.symbols
-    is_main = jax.process_index() == 0
-    remarks = resume.schedule_remarks(run, experiment)  # before `write_run` writes config.json
-
-    # Mesh: first, since its mistakes cost nothing to find and the text may take hours to prepare.
-    mesh = make_mesh(experiment.mesh)
-    check_batch(t.batch_size, t.accumulate, mesh, experiment.objective.row_group)
-
-    # Tokenizer and teacher; then the text.
-    if run.tokenizer_folder:
-        data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
-    tokenizer = main_first(
-        lambda: source.tokenizer.with_symbols(symbols) if source else data.prepare_tokenizer(report, symbols),
-        "prepare the tokenizer",
-    )
-    # The embedding of a pretrained model keeps its number of rows.
-    vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=source is not None or run.is_imported)
-    constants = load_constants(experiment.objective.bind(vocabulary, data.length), load_teacher)
-    text = _open_text(data, tokenizer, report)
-    objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
-    feed = Feed(text, objective, t, data.length, mesh)
-    samples = sampler(objective, tokenizer, feed.texts(3)) if t.sample_every and jax.process_count() == 1 else None
-    report(f"{text.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
-
-    # Program. `write_run` makes the last checks, then writes the run's files.
-    constants = jax.device_put(constants, shardings(constants, mesh))
-    program = Program(objective, t, experiment.optimizer, mesh, constants)
-    metadata = resume.run_metadata(run, experiment, source, text, tokenizer, constants)
-    write_run = functools.partial(resume.write_run, run, experiment, tokenizer, vocabulary, metadata)
-    main_first(write_run, "write the configuration", everywhere=False)
+    experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
+    t, remarks = experiment.train, resume.schedule_remarks(run, experiment)  # before `write_run` writes config.json
+    program = session.program(mesh)
+    feed = session.feed(program)
+    has_samples = t.sample_every and jax.process_count() == 1
+    samples = sampler(objective, session.tokenizer, feed.texts(3)) if has_samples else None
+    report(f"{rows.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
+    metadata = resume.run_metadata(session, program.constants)
+    # It makes the last checks, then writes the run's files.
+    main_first(lambda: resume.write_run(session, metadata), "write the configuration", everywhere=False)
 
     # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
     stack.callback(checkpoints.close)
     with clock.during("restore" if checkpoints.steps() else "startup"):
-        state, totals = initial_state(program, checkpoints, metadata, source, report)
+        state, totals = initial_state(program, checkpoints, metadata, session.pretrained, report)
         first = int(state.step)
     report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
     if first >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, first), t):
@@ -116,9 +105,9 @@ def _pretrain(
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
     open_writer = functools.partial(_metrics_writer, run, experiment, first)
     writer = main_first(lambda: stack.enter_context(open_writer()), "open the metrics", everywhere=False)
-    progress = stack.enter_context(Progress(t.steps, first, enabled=is_main))
+    progress = stack.enter_context(Progress(t.steps, first, enabled=jax.process_index() == 0))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
-    evaluation = train(program, state, feed, checkpoints, log, metadata, text.statistics.unigram_entropy, samples)
+    evaluation = train(program, state, feed, checkpoints, log, metadata, rows.statistics.unigram_entropy, samples)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return evaluation
@@ -135,16 +124,6 @@ def _metrics_writer(
     return contextlib.closing(MetricsWriter(run.path, experiment.train.tracker, first, _settings(experiment)))
 
 
-def _open_text(data: Data, tokenizer: Tokenizer, report: Report) -> Source:
-    """Open the data; each process tokenizes a share of it if that is not done yet."""
-    main_first(lambda: data.survey(report), "read the text", everywhere=False)
-    share = functools.partial(data.tokenize, tokenizer, jax.process_index(), jax.process_count(), report)
-    together(share, "the other processes to tokenize their shares of the text")
-    text = main_first(lambda: data.open(tokenizer, report), "prepare the text")
-    require_same({"tokenizer": tokenizer.fingerprint, "text": text.fingerprint})
-    return text
-
-
 def _description(program: Program, feed: Feed) -> str:
     """Return the line that says what is trained, on what batches and devices."""
     devices = program.mesh.devices
@@ -158,13 +137,13 @@ def initial_state(
     """Return the state to train from, and the sums of metrics that are not logged yet."""
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
-        return restored[0], Totals(restored[1]["unlogged"], restored[1].get("skipped_in_row", 0))
+        return restored[0], Totals(*(restored[1][name] for name in ("unlogged", "skipped", "skipped_in_row")))
     if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.begin(params), Totals()
     fresh = program.init_params(program.train.seed)
-    params = with_constants(program.objective, program.constants).initial_params(fresh, source)
+    params = program.objective.with_constants(program.constants).initial_params(fresh, source)
     state = program.begin(params)
     if params is not fresh:
         if source is not None:

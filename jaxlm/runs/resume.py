@@ -9,17 +9,14 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import differences, flatten, to_json
-from jaxlm.data.base import Source
-from jaxlm.data.labelled import LabelledData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
-from jaxlm.objectives.base import Constants, PretrainedModel
+from jaxlm.objectives.base import Constants
+from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
-from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.checkpoints import digest, require_layout
-from jaxlm.training.checksums import checksums
+from jaxlm.runs.session import Session
+from jaxlm.training.checkpoints import require_layout
 
 
 def check_run(run: RunFolder, resolved: Resolved) -> None:
@@ -29,14 +26,19 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     """
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
+    if not (resolved.experiment.objective.name and resolved.pretrained):  # `write_run` checks it when the rows are read
+        _check_configuration(run, resolved.experiment)
+
+
+def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun or run.is_imported:
         keep = Setting.decides_result if run.has_begun else Setting.decides_weights
-        _refuse(run, differences(flatten(run.experiment, keep), flatten(resolved.experiment, keep)))
+        _refuse(run, differences(flatten(run.experiment, keep), flatten(experiment, keep)))
 
 
 def _check_source(run: RunFolder, resolved: Resolved) -> None:
     init_from = resolved.pretrained and resolved.pretrained.path
-    command = "finetune" if isinstance(resolved.experiment.data, LabelledData) else "pretrain"
+    command = resolved.experiment.data.command
     source = run.metadata.get("imported_from")
     if init_from is None and source is not None and not run.steps:
         raise UserError(
@@ -81,37 +83,33 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
     return remarks
 
 
-def run_metadata(
-    run: RunFolder, experiment: Experiment, source: PretrainedModel | None, text: Source, tokenizer: Tokenizer,
-    constants: Constants,
-) -> dict[str, Any]:
+def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     """Return the metadata for data.json and every checkpoint.
 
     It has the fingerprints of token store, tokenizer and constants (on their devices), the text's source and
     unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
+    source, experiment, rows = session.pretrained, session.experiment, session.rows
     begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}
-    return run.metadata | begun_from | {
-        "data": text.fingerprint,
-        "tokenizer": tokenizer.fingerprint,
+    return session.run.metadata | begun_from | {
+        "data": rows.fingerprint,
+        "tokenizer": session.tokenizer.fingerprint,
         "frozen": digest(checksums(constants)[0]) if jax.tree.leaves(constants) else None,
         "source": experiment.data.source,
-        "unigram_entropy": text.statistics.unigram_entropy,
+        "unigram_entropy": rows.statistics.unigram_entropy,
         "configuration": flatten(experiment, Setting.decides_result),
     }
 
 
-def write_run(
-    run: RunFolder, experiment: Experiment, tokenizer: Tokenizer, vocabulary: Vocabulary, metadata: dict[str, Any]
-) -> None:
+def write_run(session: Session, metadata: dict[str, Any]) -> None:
     """Write configuration, metadata and tokenizer, which make the folder a run.
 
-    It is called when everything else has been checked, so that a mistake in a flag leaves no run behind. The written
-    model has the size of the vocabulary.
+    It is called when everything else has been checked, so that a mistake in a flag leaves no run behind.
 
     Raises:
         UserError: The text, the teacher or the configuration is not that of the run, as after an edit of config.json.
     """
+    run, experiment = session.run, session.experiment
     saved = run.metadata
     if run.has_begun and saved.get("data") != metadata["data"]:
         raise UserError(
@@ -125,23 +123,18 @@ def write_run(
             f"objective.{experiment.objective.constants_field} holds other weights than when this run began; give it "
             "the same folder, or choose another --run-dir and start from this run with --init-from."
         )
+    _check_configuration(run, experiment)
     if run.has_begun:
         _refuse(run, differences(saved.get("configuration", {}), metadata["configuration"]))
-    experiment = _for_vocabulary(experiment, vocabulary)
-    if run.has_begun:
-        sizes = [flatten(each, lambda setting: "vocabulary" in setting.marks) for each in
-                 (_for_vocabulary(run.experiment, vocabulary), experiment)]
-        _refuse(run, differences(*sizes))
+        objective = run.experiment.objective
+        model = objective.model.for_vocabulary(session.objective.vocabulary)
+        before = dataclasses.replace(run.experiment, objective=dataclasses.replace(objective, model=model))
+        _refuse(run, differences(*(
+            flatten(each, lambda setting: "vocabulary" in setting.marks) for each in (before, experiment)
+        )))
     if experiment.train.steps > run.newest_step:  # otherwise the run is finished and keeps its configuration
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
     if run.tokenizer_folder is None:
         (run.path / "tokenizer").rmtree(missing_ok=True)  # left by a start that did no step
-        tokenizer.save(run.path / "tokenizer")
-
-
-def _for_vocabulary(experiment: Experiment, vocabulary: Vocabulary) -> Experiment:
-    """Return the experiment with its model for the vocabulary, as it is trained."""
-    objective = experiment.objective
-    objective = dataclasses.replace(objective, model=objective.model.for_vocabulary(vocabulary))
-    return dataclasses.replace(experiment, objective=objective)
+        session.tokenizer.save(run.path / "tokenizer")

@@ -197,7 +197,7 @@ class Answers(Task):
 
     @property
     def template(self) -> Template:
-        return self.reading.answer_template or self.reading.template
+        return self.reading.answer_template or super().template
 
     @property
     def outputs(self) -> int:
@@ -247,9 +247,10 @@ class Answers(Task):
         return super().synthetic(rows, length) | {"start": zeros, "end": zeros, "kind": zeros}
 
     def init(self, key: jax.Array) -> Params:
-        params = super().init(key)
+        key_task, key_kinds = jax.random.split(key)
+        params = super().init(key_task)
         if self.kinds:
-            params["kind_classifier"] = self._dense(jax.random.fold_in(key, 1), len(KINDS), True)
+            params["kind_classifier"] = self._dense(key_kinds, len(KINDS), True)
         return params
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:

@@ -13,14 +13,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.data.base import RowFormat
-from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
-from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions, with_constants
+from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
+from jaxlm.tasks.metrics import label_order
+from jaxlm.tasks.remarks import require_classes, row_remarks
 from jaxlm.tokenizers.template import Row, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -51,19 +53,16 @@ class Task(Objective):
     model: Model = field(Model(), weights=True)
     """The pretrained model; `--init-from` brings it."""
     labels: tuple[str, ...] = field((), weights=True)
-    """Names of the classes in the order of their numbers; empty: those of the training rows, sorted."""
+    """Names of the classes in the order of their numbers; empty: those of the training rows, numbers by their value
+    and then texts."""
     classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
     primary_metric = "task_loss"
-    name: ClassVar[str]
-    """Name in the results of `jaxlm evaluate`."""
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
     pools: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
-    shows_predictions: ClassVar[bool] = False
-    """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
     gold_value: ClassVar[str] = "label"
@@ -98,7 +97,7 @@ class Task(Objective):
     @property
     def template(self) -> Template:
         """Special tokens around the texts."""
-        return self.reading.template
+        return self.reading.template.for_vocabulary(self.vocabulary)
 
     @property
     def text_template(self) -> Template:
@@ -139,7 +138,7 @@ class Task(Objective):
 
         Args:
             records: The training rows.
-            names: Labels to put first, in this order; others follow, sorted.
+            names: Labels to put first, in this order; others follow, in the order of `label_order`.
 
         Raises:
             UserError: Most rows have a label of their own, so that another column must be meant.
@@ -150,8 +149,25 @@ class Task(Objective):
                 f"{len(records):,} rows have {len(found):,} different labels, such as {min(found)!r:.60}; name the "
                 "column that has the labels, as with --data.label-field."
             )
-        ordered = (*(name for name in names if name in found), *sorted(found.difference(names)))
+        ordered = (*(name for name in names if name in found), *sorted(found.difference(names), key=label_order))
         return dataclasses.replace(self, labels=self.labels or ordered)
+
+    def prepare(self, rows: LabelledSource, data: LabelledData) -> Self:
+        if not rows.records["train"]:
+            raise UserError("--data.source is empty; give a file of rows to train on.")
+        if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
+            raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
+        return self.with_labels(_labelled(rows, data), data.class_names())
+
+    def require_rows(self, rows: LabelledSource, data: LabelledData) -> None:
+        require_classes(self, _labelled(rows, data), data)
+
+    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
+        examples = rows.examples("train", self, length)
+        return row_remarks(self, rows, examples, length)
+
+    def num_examples(self, rows: LabelledSource, length: int) -> int:
+        return len(rows.examples("train", self, length))
 
     def label_number(self, record: Record, label: str) -> int:
         """Return the number of a record's label; raise UserError unless training rows have it."""
@@ -168,11 +184,8 @@ class Task(Objective):
         return record if is_seen else record._replace(values=record.values | {self.gold_value: None})
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        if not self.outputs:
-            raise UserError(
-                "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
-                "--data.source FILE, or give a fine-tuned run."
-            )
+        if self.model == Model():
+            raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run.")
         if positions := self.model.max_length:
             require_positions(length, positions)
         for role in self.template.needs:
@@ -180,6 +193,11 @@ class Task(Objective):
         return super().bind(vocabulary, length, statistics)
 
     def init(self, key: jax.Array) -> Params:
+        if not self.outputs:
+            raise UserError(
+                "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
+                "--data.source FILE, or give a fine-tuned run."
+            )
         key_model, key_pooler, key_classifier = jax.random.split(key, 3)
         params = self.model.init_task(key_model)
         if self.pools and self.reading.activation:
@@ -193,14 +211,14 @@ class Task(Objective):
         return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
 
     def from_pretrained(self, source: PretrainedModel) -> Params:
-        """Return the parameters of `source` that training begins with.
+        """Return the parameters of a pretrained model that training begins with.
 
         They are those of the model (see `Model.text_params`), and the classifier of a model that was fine-tuned for
         the same task and labels.
         """
         theirs = source.objective
         params = theirs.model.text_params(source.params)
-        same = isinstance(theirs, Task) and (theirs.name, theirs.labels) == (self.name, self.labels)
+        same = theirs.name == self.name and theirs.labels == self.labels
         return params if same else {name: leaf for name, leaf in params.items() if name != "classifier"}
 
     def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:
@@ -236,13 +254,11 @@ class Task(Objective):
         return apply_head(params["classifier"], x)
 
     def flops(self, length: int) -> float:
-        """Return the FLOPs of one row's forward pass; see `jaxlm.objectives.base.CountsFlops`."""
         width = self.model.width
         pooler = 2 * width * width if self.pools and self.reading.activation else 0
         return self.model.forward_flops(length) + pooler + 2 * width * self.outputs
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        """Return a row of an example; see `jaxlm.objectives.base.Describes`."""
         lines = []
         ids, mask = (np.atleast_2d(example[name][row]) for name in ("input_ids", "attention_mask"))
         for text, real in zip(ids, mask, strict=True):
@@ -271,7 +287,6 @@ class Task(Objective):
         return [self.answer(record, own) for record, own in zip(records, parts, strict=True)]
 
     def score_rows(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> dict[str, float]:
-        """Return the metrics of the held-out rows; see `jaxlm.objectives.base.ScoresRows`."""
         golds = [self.gold(record) for record in source.records["held_out"]]
         return self.score(golds, self.answers(params, source, length, batch_size))
 
@@ -317,7 +332,12 @@ class Task(Objective):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(task: Task, params: Params, constants: Constants, batch: Arrays) -> Arrays:
-    return with_constants(task, constants).predict(params, batch)
+    return task.with_constants(constants).predict(params, batch)
+
+
+def _labelled(rows: LabelledSource, data: LabelledData) -> list[Record]:
+    """Return the rows whose labels are those of the task."""
+    return rows.records["train"] + ([] if data.dev else rows.records["held_out"])
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
-from jaxlm.objectives.base import HasConstants, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
@@ -22,7 +23,7 @@ from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class DistilledClassification(Classification, HasConstants):
+class DistilledClassification(Classification):
     """loss = soft_weight · T² KL(teacher ‖ student) + hard_weight · loss of the labels + layer_weight · layer errors.
 
     T is the temperature. For numbers the squared difference takes the place of the divergence. The layer errors are
@@ -58,18 +59,17 @@ class DistilledClassification(Classification, HasConstants):
         return LinearHead(self.model.stack, self.teacher_hidden_size)
 
     def init(self, key: jax.Array) -> Params:
-        params = super().init(key)
-        projection = {"projection_to_teacher": self._projection.init(jax.random.fold_in(key, 2))}
+        key_task, key_projection = jax.random.split(key)
+        params, projection = super().init(key_task), {"projection_to_teacher": self._projection.init(key_projection)}
         return params | projection if self.layer_weight else params
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         if not self.teacher:
             raise UserError("objective.teacher is empty; give --objective.teacher a fine-tuned run or folder.")
         teacher = load(self.teacher)
-        if not isinstance(teacher.objective, Classification) or teacher.objective.labels != self.labels:
+        if teacher.objective.name != self.name:
             raise UserError(
-                f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
-                "with the same preset."
+                f"the teacher {self.teacher} was not fine-tuned for classification; fine-tune one with the same preset."
             )
         if teacher.objective.both_orders:
             raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
@@ -92,6 +92,14 @@ class DistilledClassification(Classification, HasConstants):
         ])
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))
+
+    def with_constants(self, constants: PretrainedModel) -> Self:
+        if constants and constants.objective.labels != self.labels:
+            raise UserError(
+                f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
+                "with the same preset."
+            )
+        return super().with_constants(constants)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         teacher, weights, inputs = self.constants, self.weights(example), flat_inputs(example)

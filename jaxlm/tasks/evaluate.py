@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxlm.data.holdout import group_rows
 from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
@@ -21,7 +23,7 @@ Result = dict[str, Any]
 """`task`, `metrics` by name, and `examples`, the number of rows; if there are any, also `unlabelled`, the number of
 rows without a label, which are not scored, and `unseen`, with a label that training had not seen, scored as wrong; and
 the task's details, such as `classes` and `confusion` (see `jaxlm.tasks.metrics.class_details`); and `intervals`, the
-95 % confidence interval of each metric."""
+95 % confidence interval of each metric, with `groups`, the number of groups of rows that were resampled."""
 
 
 class Answers(NamedTuple):
@@ -41,6 +43,12 @@ class Answers(NamedTuple):
         """Return the right answers and the model's, of the rows that have a label."""
         pairs = [pair for pair in zip(self.golds, self.answers, strict=True) if pair[0] is not None]
         return [gold for gold, _ in pairs], [answer for _, answer in pairs]
+
+    def groups(self) -> list[np.ndarray]:
+        """Return the scored rows of each group of rows that share texts, as in the held-out split."""
+        rows = [row for row, gold in zip(self.records, self.golds, strict=True) if gold is not None]
+        groups = group_rows([row.texts for row in rows], [row.document for row in rows])
+        return np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
 
 
 def evaluate(
@@ -73,36 +81,36 @@ def evaluate(
     golds, answers = found.scored()
     metrics, details = (task.score(golds, answers), task.details(golds, answers)) if golds else ({}, {})
     if golds and resamples:
-        details |= {"intervals": intervals(task, golds, answers, resamples)}
+        details |= intervals(found, resamples)
     counts = {"skipped": found.skipped, "unlabelled": len(found.records) - len(golds), "unseen": found.unseen}
     return {"task": task.name, "metrics": _rounded(metrics), "examples": len(found.records)} | {
         name: count for name, count in counts.items() if count
     } | details
 
 
-def intervals(
-    task: Task, golds: Sequence[Any], answers: Sequence[Answer], resamples: int, against: Sequence[Answer] | None = None
-) -> dict[str, list[float]]:
-    """Return the 95 % confidence interval of each metric, from percentiles of a bootstrap over the rows.
+def intervals(own: Answers, resamples: int, other: Answers | None = None) -> Result:
+    """Return `intervals` and `groups`, from percentiles of a bootstrap over groups of rows; see `Result`.
+
+    Rows of a group are right or wrong together, so that resampled single rows would make the intervals too narrow. A
+    metric that a resample lacks, such as that of questions without an answer, has the percentiles of the others. One
+    group has no intervals.
 
     Args:
-        task: The task.
-        golds: Right answers.
-        answers: Answers to the same rows.
+        own: Answers of a model.
         resamples: Number of resamples.
-        against: Answers of another model to the same rows; the intervals are then of the differences of the metrics.
+        other: Answers of another model to the same rows; the intervals are then of the differences of the metrics.
             Each resample draws the same rows for both models (a paired bootstrap).
     """
-    draws = np.random.default_rng(0)
-    found = []
-    for _ in range(resamples):
-        chosen = draws.integers(0, len(golds), len(golds))
-        own, *others = (
-            task.score([golds[i] for i in chosen], [each[i] for i in chosen]) for each in (answers, against) if each
-        )
-        found.append({name: value - sum(other[name] for other in others) for name, value in own.items()})
-    names = [name for name in found[0] if all(name in each for each in found)]
-    return {name: np.percentile([each[name] for each in found], [2.5, 97.5]).round(6).tolist() for name in names}
+    draws, groups, (golds, _) = np.random.default_rng(0), own.groups(), own.scored()
+    models = [each.scored()[1] for each in (own, other) if each]
+    found: dict[str, list[float]] = collections.defaultdict(list)
+    for _ in range(resamples if len(groups) > 1 else 0):
+        chosen = np.concatenate([groups[i] for i in draws.integers(0, len(groups), len(groups))])
+        drawn = [own.task.score([golds[i] for i in chosen], [answers[i] for i in chosen]) for answers in models]
+        for name, value in drawn[0].items():
+            found[name].append(value - sum(each[name] for each in drawn[1:]))
+    shares = {name: np.percentile(values, [2.5, 97.5]).round(6).tolist() for name, values in found.items()}
+    return {"groups": len(groups), "intervals": shares}
 
 
 def compare(own: Answers, other: Answers, resamples: int) -> Result:
@@ -118,14 +126,12 @@ def compare(own: Answers, other: Answers, resamples: int) -> Result:
     golds, answers = own.scored()
     if not golds:
         raise UserError("the rows have no labels, so that the models cannot be compared.")
-    others = other.scored()[1]
-    metrics, theirs = own.task.score(golds, answers), other.task.score(golds, others)
+    metrics, theirs = own.task.score(golds, answers), other.task.score(golds, other.scored()[1])
     differences = {name: metrics[name] - theirs[name] for name in metrics}
     return {
         "task": own.task.name, "metrics": _rounded(metrics), "examples": len(own.records),
         "against": _rounded(theirs), "differences": _rounded(differences),
-        "intervals": intervals(own.task, golds, answers, resamples, others),
-    }
+    } | intervals(own, resamples, other)
 
 
 def answer_rows(
@@ -134,8 +140,6 @@ def answer_rows(
     """Return the answers of a fine-tuned model to the held-out rows of `data`; see `evaluate`."""
     source = data.open(tokenizer, report)
     records, skipped = source.records["held_out"], source.num_bad
-    if source.remark and jax.process_index() == 0:
-        report(source.remark)
     if not records:
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")
     golds = [task.gold(record) for record in records]
@@ -145,6 +149,9 @@ def answer_rows(
     unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
     if unseen:
         source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
+    source.examples("held_out", task, data.length)
+    if (unknown := source.unknown) and jax.process_index() == 0:
+        report(unknown)
     return Answers(task, records, golds, task.answers(params, source, data.length, batch_size), unseen, skipped)
 
 

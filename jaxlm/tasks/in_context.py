@@ -21,6 +21,7 @@ from jaxlm.paths import any_path, check_output
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
 from jaxlm.tasks.prompts import METRICS, Example, PromptTask, read_examples, read_task
+from jaxlm.tokenizers.unknown import summarize_unknown
 
 Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
 """A row per prediction (`prediction`, `gold`, scores), metrics, and settings that depend on the model, by name."""
@@ -45,6 +46,9 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
     examples = read_examples(task, limit)
     loaded = jaxlm.load(model_path, to_answer=True)
+    tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
+    if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
+        print(unknown)
     is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)
     if predictions:
@@ -110,7 +114,7 @@ def _size(normalise: str, text: str, found: Score) -> int:
 
 def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Write free answers, by greedy decoding or beam search."""
-    objective, params, tokenizer, _ = loaded
+    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     v, stops = tokenizer.vocabulary, task.stop
     if sentinel:  # the span ends at the next sentinel
         v.require("sentinel", purpose="the continuation of a sentinel")
@@ -134,7 +138,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
     A word is right if each of its tokens is the likeliest. The token metrics are those of its last token given the
     others, as OpenAI counted them.
     """
-    objective, params, tokenizer, _ = loaded
+    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     texts = [example.prompt.rstrip() for example in examples]
     cuts = [max(text.rfind(space) for space in (" ", "\n", "\t")) for text in texts]
     for example, cut in zip(examples, cuts, strict=True):
@@ -163,7 +167,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
 
 def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Score whole texts: perplexity per token and per word (between white space), and bits per byte."""
-    objective, params, tokenizer, _ = loaded
+    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     length = max_length(objective)
     stride = task.stride or max(1, length // 2)
     found = score_texts(objective, params, tokenizer, [example.prompt for example in examples], stride)

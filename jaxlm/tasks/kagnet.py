@@ -18,15 +18,15 @@ from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
 from jaxlm.data.schema_graph import GraphSizes, Knowledge, build_graphs, cached, describe_path, empty
 from jaxlm.errors import UserError
 from jaxlm.fields import field
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.kagnet import KagNetwork, Scores
 from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
+from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tasks.pooled import flat_inputs
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.checkpoints import digest
-from jaxlm.training.checksums import checksums
 from jaxlm.trees import merge_params
 from jaxlm.types import Params, SchemaGraph
 
@@ -156,7 +156,8 @@ class KagNet(MultipleChoice):
         def compute() -> dict[str, np.ndarray]:
             print(f"Computing the vectors of the statements of {len(records):,} rows")
             rows = LabelledSource(tokenizer, {"held_out": list(records)}, buckets=True)
-            params = merge_params(jax.jit(encoder_only.init)(jax.random.key(0)), encoder_only.from_pretrained(source))
+            key = purpose_key(0, Purpose.INITIALIZATION)
+            params = merge_params(jax.jit(encoder_only.init)(key), encoder_only.from_pretrained(source))
             outputs = encoder_only.run(params, rows, length, batch_size=16)
             return {"statement": np.stack([output["statement"] for output in outputs])}
 

@@ -62,12 +62,11 @@ class JaxLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
-        objective, params, _, _ = self.loaded
-        found = score(objective, params, [self._pair(*request.args) for request in requests])
+        found = score(self.loaded.objective, self.loaded.params, [self._pair(*request.args) for request in requests])
         return [(each.total, bool(each.is_likeliest.all())) for each in found]
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        objective, _, tokenizer, _ = self.loaded
+        objective, tokenizer = self.loaded.objective, self.loaded.tokenizer
         if not objective.model.has_encoder:
             return encode_pair(objective, tokenizer, context, continuation)
         # lm_eval keeps a space at the beginning of a text.
@@ -76,7 +75,7 @@ class JaxLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
-        objective, params, tokenizer, _ = self.loaded
+        objective, params, tokenizer = self.loaded.objective, self.loaded.params, self.loaded.tokenizer
         texts = [request.args[0] for request in requests]
         return [each.total for each in score_texts(objective, params, tokenizer, texts, max_length(objective))]
 
@@ -86,7 +85,7 @@ class JaxLM(LM):
         Raises:
             UserError: An option is none of until, max_gen_toks, do_sample, temperature, top_k, top_p and num_beams.
         """
-        objective, params, tokenizer, _ = self.loaded
+        objective, params, tokenizer = self.loaded.objective, self.loaded.params, self.loaded.tokenizer
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             groups[repr(sorted(request.args[1].items(), key=str))].append(number)

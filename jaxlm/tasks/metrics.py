@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import math
 import re
 import string
 import unicodedata
@@ -31,6 +32,12 @@ def require_packages(names: Iterable[str]) -> None:
             )
 
 
+def label_order(label: str) -> tuple[float, str]:
+    """Return the sort key of a label: numbers by their value, then other labels as text."""
+    is_number = re.fullmatch(r"\s*[+-]?\d+([.]\d*)?([eE][+-]?\d+)?\s*", label)
+    return float(label) if is_number else math.inf, label
+
+
 def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
     """Return accuracy, f1 and matthews of classes. All predictions that are no label count as one class."""
     known = {*labels, *gold}
@@ -47,7 +54,7 @@ def class_details(predictions: Sequence[str], gold: Sequence[str], labels: Seque
     that training had not seen. It has no column for texts that a model wrote and that are no label. A figure without
     any rows to divide by is 0, as in scikit-learn.
     """
-    names = [*labels, *sorted(set(gold).difference(labels))]
+    names = [*labels, *sorted(set(gold).difference(labels), key=label_order)]
     pairs = collections.Counter(zip(gold, predictions, strict=True))
     table = np.array([[pairs[row, column] for column in names] for row in names])
     hits = np.diag(table)
@@ -225,7 +232,8 @@ def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relati
     """Return the metrics of relations.
 
     They are accuracy; precision, recall and F1 as means over the labels that are gold or predicted (FewRel); and over
-    all rows together without `no_relation`, which is no answer (TACRED).
+    all rows together without `no_relation`, which is no answer (TACRED); where nothing is predicted, that precision is
+    1, as in the official scorer.
     """
     pairs = list(zip(predictions, golds, strict=True))
     hits, own, theirs = (collections.Counter(labels) for labels in (
@@ -242,7 +250,7 @@ def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relati
     return {
         "accuracy": accuracy(predictions, golds),
         **dict(zip(("macro_precision", "macro_recall", "macro_f1"), means, strict=True)),
-        **_precision_recall("micro_", counted[0] / max(1, counted[1]), counted[0] / max(1, counted[2])),
+        **_precision_recall("micro_", counted[0] / counted[1] if counted[1] else 1.0, counted[0] / max(1, counted[2])),
     }
 
 

@@ -12,10 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.config.experiment import check_types
 from jaxlm.data.readers import kind_of, read_file, texts_of
 from jaxlm.errors import UserError
-from jaxlm.fields import check_ranges, field
+from jaxlm.fields import check_ranges, check_types, field
 from jaxlm.paths import reading
 from jaxlm.tasks.tables import TableRow, read_table
 
@@ -254,5 +253,5 @@ def fill(template: str, row: TableRow) -> str:
                 value = value[int(key[:-1]) if isinstance(value, list) else key[:-1]]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{row.place}: there is no {{{name}}} (of {', '.join(map(repr, row.values))}).") from error
-        parts.append(" ".join(texts_of(value, row.place, name)))
+        parts.append(" ".join(texts_of("" if value is None else value, row.place, name)))
     return "".join(parts)

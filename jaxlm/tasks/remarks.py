@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.data.labelled import Example, Record
-from jaxlm.tasks.base import Task
+from jaxlm.data.labelled import Example, LabelledData, LabelledSource, Record
+from jaxlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlm.tasks.base import Task
 
 _SHOWN = 20  # labels in one line
 
 
-def row_remarks(task: Task, records: Sequence[Record], examples: Sequence[Example], length: int) -> list[str]:
-    """Return one line per remark about rows.
+def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -> None:
+    """Raise UserError if all training rows have the same label, so that nothing can be learnt."""
+    (labels, *others) = {frozenset(task.label_names(record)) for record in records}
+    if others or len(labels) != 1:
+        return
+    flag, columns = data.label_columns(data.source)
+    other = f", or another column with {flag} (those that vary: {', '.join(columns[:_SHOWN])})" if columns else ""
+    raise UserError(
+        f"{data.source}: all {len(records):,} rows have the label {min(labels)!r:.60}, so there is nothing to learn; "
+        f"give rows of two classes or more{other}."
+    )
+
+
+def row_remarks(task: Task, rows: LabelledSource, examples: Sequence[Example], length: int) -> list[str]:
+    """Return one line per remark about the training rows.
 
     Args:
-        task: The task, bound and with labels.
-        records: Its training rows.
-        examples: The examples of these rows.
+        task: The task, bound and with labels; of one that writes its answers, the task that they answer.
+        rows: The rows.
+        examples: The examples of the training rows.
         length: Maximum sequence length.
     """
-    kind = getattr(task, "kind", None) or task  # the task whose answers `TextToText` writes
-    counts = collections.Counter(label for record in records for label in kind.label_names(record))
-    lines = label_remarks(kind.labels, counts) if kind.labels else []
+    records = rows.records["train"]
+    counts = collections.Counter(label for record in records for label in task.label_names(record))
+    lines = label_remarks(task.labels, counts) if task.labels else []
     if empty := [record for record in records if not all(text.strip() for text in record.texts)]:
         lines.append(f"{_rows(len(empty))} with an empty text (kept), the first at {empty[0].place}")
-    name = next(iter(task.padding))
-    num_full = int(np.sum([example.arrays[name].shape[-1] >= length for example in examples]))
+    num_full = int(np.sum([example.arrays["input_ids"].shape[-1] >= length for example in examples]))
     if num_full and len(examples) == len(records):  # otherwise the task reads long texts in windows
         lines.append(
             f"{num_full:,} of {len(records):,} rows reach --data.length {length}; longer texts are cut there"

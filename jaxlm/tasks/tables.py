@@ -8,20 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxlm.data import tfds_source
-from jaxlm.data.labelled import LabelledData, Record, row_or_error
-from jaxlm.data.readers import (
-    LABELS,
-    encoding_of,
-    json_object,
-    read_columns,
-    read_lines,
-    text_of,
-    texts_of,
-    without_compression,
-)
+from jaxlm.data.labelled import LabelledData, Record, row_or_error, varying
+from jaxlm.data.readers import LABELS, json_object, read_columns, read_lines, text_of, texts_of, without_compression
 from jaxlm.errors import UserError
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
+_ADVICE = "Choose columns with --data.text-field, --data.label-field ('': no labels) and so on, or in the prompt file"
 
 
 class TableRow(NamedTuple):
@@ -33,12 +25,12 @@ class TableRow(NamedTuple):
     """Values by column."""
 
     def text(self, column: str) -> str:
-        """Return a column as text; "" for a column without a name. Numbers count as text."""
-        return text_of(self.values[column], self.place, column) if column else ""
+        """Return a column as text; "" for a column without a name, and for null. Numbers count as text."""
+        return "" if not column or self.values[column] is None else text_of(self.values[column], self.place, column)
 
     def texts(self, column: str) -> list[str]:
-        """Return the texts of a list, or the one text of a column."""
-        return texts_of(self.values[column], self.place, column)
+        """Return the texts of a list, or the one text of a column, none for null."""
+        return [] if self.values[column] is None else texts_of(self.values[column], self.place, column)
 
     def label(self, column: str) -> str | None:
         """Return a label as text; None if its column has no name or is blank."""
@@ -72,30 +64,28 @@ class TableData(LabelledData):
         for number, row in enumerate(read_table(path, [*self.columns(), *filter(None, [self.id_field])])):
             yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
 
-    def remark(self, path: str) -> str:
-        if path.startswith("tfds:") or _kind(path) in JSON_LINES or encoding_of(path) != "cp1252":
-            return ""
-        return (
-            f"{path} is not UTF-8 but most likely CP1252 (Western Europe), and is read as that; `jaxlm show` shows "
-            "whether its letters are right"
-        )
+    def label_columns(self, path: str) -> tuple[str, list[str]]:
+        used = self.columns()
+        has_names = not path.startswith("tfds:") and not all(name.isdecimal() for name in used)
+        rows = read_table(path, None) if has_names else ()
+        return "--data.label-field", varying((row.values for row in rows if not isinstance(row, UserError)), used)
 
     def _record(self, number: int, row: TableRow) -> Record:
         name = row.text(self.id_field) if self.id_field else str(number)
         return Record(name, row.place, *self.record(row))
 
 
-def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserError]:
-    """Read the wanted columns of each row.
+def read_table(path: str, columns: Sequence[str] | None) -> Iterator[TableRow | UserError]:
+    """Read the wanted columns of each row; None for all of a file with a line of names.
 
     A column of .tsv, .txt and .csv is one of `readers.read_columns`; otherwise a name of an object (of .jsonl, where
-    "question.stem" is a field of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`). Tables may be
-    CP1252 instead of UTF-8. A row that cannot be read gives an error.
+    "question.stem" is a field of a field) or of a field (of `tfds:NAME`, see `tfds_source.read_rows`). A row that
+    cannot be read gives an error.
 
     Raises:
         UserError: The file cannot be read, or a column is missing.
     """
-    if "" in columns:
+    if "" in (columns or ()):
         raise UserError(f"{path}: the name of a column is empty; set --data.text-field and the other column flags.")
     if path.startswith("tfds:"):
         yield from (TableRow(*row) for row in tfds_source.read_rows(path, columns))
@@ -111,7 +101,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[TableRow | UserErr
             f"{path} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
             "or .zst."
         )
-    for row in read_columns(path, columns, encoding_of(path)):
+    for row in read_columns(path, columns, _ADVICE):
         yield row if isinstance(row, UserError) else TableRow(*row)
 
 
@@ -119,9 +109,9 @@ def _kind(path: str) -> str:
     return os.path.splitext(without_compression(path))[1]
 
 
-def _json_row(place: str, line: str, columns: Sequence[str]) -> TableRow:
+def _json_row(place: str, line: str, columns: Sequence[str] | None) -> TableRow:
     row = json_object(line, place)
-    return TableRow(place, {name: _field(row, name, place) for name in columns})
+    return TableRow(place, {name: _field(row, name, place) for name in (row if columns is None else columns)})
 
 
 def _field(row: dict[str, Any], name: str, place: str) -> Any:
@@ -130,6 +120,4 @@ def _field(row: dict[str, Any], name: str, place: str) -> Any:
         if not isinstance(value, dict) or part not in value:
             raise UserError(f"{place}: there is no column {name!r}; it has {', '.join(map(repr, row))}.")
         value = value[part]
-    if value is None:
-        raise UserError(f"{place}: the column {name!r} is null; fix or remove the line.")
     return value

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error, varying
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -42,15 +42,15 @@ class TagRows(LabelledData):
     word_column: int = field(1, range="[1, inf)")
     """Place of the word in a line, from 1."""
 
-    tag_column: int = field(2, range="[0, inf)")
-    """Place of the tag in a line, from 1; 0 for a file whose tags are to be predicted."""
+    tag_column: int | None = field(None, range="[0, inf)")
+    """Place of the tag in a line, from 1; None: the last column; 0 for a file whose tags are to be predicted."""
 
     has_ids: bool = False
     """Whether the first column numbers the words, as in CoNLL-U."""
 
     def read(self, path: str) -> Iterator[Record | UserError]:
-        lines = (line for _, line in read_lines(path) if line.strip(BLANK))
-        layout = next((_layout(line) for line in lines if not line.startswith(("#", "-DOCSTART-"))), None)
+        layout = next(map(_layout, _word_lines(path)), None)
+        tag_column = max(2, layout[1] if layout else 0) if self.tag_column is None else self.tag_column
         number = document = 0
         for is_blank, block in itertools.groupby(read_lines(path), lambda item: not item[1].strip(BLANK)):
             words: list[tuple[str, str, str]] = []  # place, word and tag
@@ -58,7 +58,7 @@ class TagRows(LabelledData):
             for place, line in () if is_blank else block:
                 if line.startswith("-DOCSTART-") or (not words and _is_comment(line, layout)):
                     document += line.startswith(("-DOCSTART-", "# newdoc"))
-                elif isinstance(found := row_or_error(self._word, place, _columns(line)), UserError):
+                elif isinstance(found := row_or_error(self._word, place, _columns(line), tag_column), UserError):
                     error = error or found
                 else:
                     words += found
@@ -66,11 +66,15 @@ class TagRows(LabelledData):
                 yield error
             elif words:
                 (start, *_), texts, tags = words[0], [word for _, word, _ in words], [tag for *_, tag in words]
-                values = {"words": texts, "tags": tags if self.tag_column else None}
+                values = {"words": texts, "tags": tags if tag_column else None}
                 yield Record(str(number), start, values, (" ".join(texts),), str(document or ""))
                 number += 1
 
-    def _word(self, place: str, columns: list[str]) -> list[tuple[str, str, str]]:
+    def label_columns(self, path: str) -> tuple[str, list[str]]:
+        rows = (dict(enumerate(_columns(line), 1)) for line in _word_lines(path))
+        return "--data.tag-column", varying(rows, [self.word_column])
+
+    def _word(self, place: str, columns: list[str], tag_column: int) -> list[tuple[str, str, str]]:
         """Return [(place, word, tag)] of a line, or [] for a line without a word."""
         if self.has_ids and not columns[0].isdecimal():
             if re.fullmatch(r"#.*|[0-9]+[-.][0-9]+", columns[0]):
@@ -79,12 +83,17 @@ class TagRows(LabelledData):
                 f"{place} begins with {columns[0]!r}, not with a word's number as in CoNLL-U; fix the line, or give "
                 "--data.has-ids False and the columns of the word and its tag."
             )
-        if len(columns) < max(self.word_column, self.tag_column):
+        if len(columns) < max(self.word_column, tag_column):
             raise UserError(
                 f"{place} has {len(columns)} columns, but the word stands in {self.word_column} and its tag in "
-                f"{self.tag_column}; choose with --data.word-column and --data.tag-column (0: without tags)."
+                f"{tag_column}; choose with --data.word-column and --data.tag-column (0: without tags)."
             )
-        return [(place, columns[self.word_column - 1], columns[self.tag_column - 1])]
+        return [(place, columns[self.word_column - 1], columns[tag_column - 1])]
+
+
+def _word_lines(path: str) -> Iterator[str]:
+    """Yield the lines that certainly hold words: they do not begin with "#"."""
+    return (line for _, line in read_lines(path) if line.strip(BLANK) and not line.startswith(("#", "-DOCSTART-")))
 
 
 def _columns(line: str) -> list[str]:

@@ -23,6 +23,7 @@ from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.remarks import row_remarks
 from jaxlm.tasks.tables import TableData, TableRow
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -112,6 +113,13 @@ class TextToText(Task):
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         return dataclasses.replace(self, kind=self.kind.with_labels(records, names)) if self.kind else self
 
+    def require_rows(self, rows: LabelledSource, data: LabelledData) -> None:
+        if self.kind:
+            self.kind.require_rows(rows, data)
+
+    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
+        return row_remarks(self.kind or self, rows, rows.examples("train", self, length), length)
+
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         for name in ("both_orders", "lm_coefficient", "teacher"):
             if getattr(self.kind, name, None):
@@ -180,7 +188,7 @@ class TextToText(Task):
             keys = jax.random.split(key) if train else (None, None)
             labels = example["targets"]
             memory = model.hidden_states(params, Inputs.of(example), key=keys[0])
-            shifted = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.vocabulary.pad)
+            shifted = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=model.decoder_start(self.vocabulary))
             hidden = model.decoder_states(params, shifted, memory, example["attention_mask"], key=keys[1])
         table, bias = model.output_matrix(params)
         losses = chunked_cross_entropy(model.token_features(params, hidden), table, labels, weights, bias=bias)

@@ -9,7 +9,8 @@ from typing import Any
 from etils import epath
 
 from jaxlm.paths import write_whole
-from jaxlm.tokenizers.files import ROLES
+from jaxlm.tokenizers.classes import ROLES
+from jaxlm.tokenizers.sentencepiece_json import probes
 from jaxlm.tokenizers.template import Template, parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -26,8 +27,9 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
         max_length: length of the longest input, including special tokens.
 
     Raises:
-        UserError: the tokenizer lacks a special token of the template.
+        UserError: the tokenizer lacks a special token of the template, or the files would give other ids.
     """
+    tokenizer.require_equal_ids(probes(tokenizer.vocabulary.pieces))
     vocabulary = tokenizer.vocabulary
     vocabulary.require(*template.needs, purpose="an export for this model")
     names = {role: tokenizer.piece(token_id) for role in ROLES if (token_id := getattr(vocabulary, role)) >= 0}

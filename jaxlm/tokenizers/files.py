@@ -14,20 +14,23 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import tokenizers
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.tokenizers import sentencepiece_json
+from jaxlm.tokenizers import classes, sentencepiece_json
 from jaxlm.tokenizers.sentencepiece_json import added_token
 
 MARKER = "jaxlm_tokenizer.json"
 SENTENCEPIECE, JSON = "sentencepiece", "tokenizers"
 DATA_FILE = {SENTENCEPIECE: "spiece.model", JSON: "tokenizer.json"}
-ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 _NAMES = {
     "pad": ("[PAD]", "<pad>"), "unk": ("[UNK]", "<unk>"), "cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"),
     "mask": ("[MASK]", "<mask>"), "bos": ("<s>", "<|endoftext|>", "[BOS]"), "eos": ("</s>", "<|endoftext|>", "[EOS]"),
 }
+_SETTINGS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents", "add_prefix_space": "add_prefix_space",
+             "handle_chinese_chars": "tokenize_chinese_chars"}
+"""Field of a `tokenizer.json` → the setting of tokenizer_config.json that replaces it."""
 _MERGES, _BYTE_BPE_VOCAB = ("merges.txt", "vocab.bpe"), ("vocab.json", "encoder.json")
 
 
@@ -41,16 +44,18 @@ class Definition:
         data: content of the file.
         symbols: role ("pad", "mask", ...) → piece.
         name: name for error messages; not part of the fingerprint.
+        separators: number of separators between two texts; 0 for that of the model's family.
     """
 
     kind: str
     data: bytes
     symbols: Mapping[str, str]
     name: str
+    separators: int = 0
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all fields except the name."""
+        """SHA-256 (hex) of all that determines the ids of a text."""
         fields = json.dumps([self.kind, dict(self.symbols)], sort_keys=True).encode()
         return hashlib.sha256(fields + b"\n" + self.data).hexdigest()
 
@@ -65,10 +70,8 @@ def read(path: epath.Path) -> Definition:
     kinds = {"model": _read_sentencepiece, "json": _read_json, "txt": _read_wordpiece}
     reader = readers.get(name) or kinds.get(name.rpartition(".")[2])
     if reader is None:
-        raise UserError(
-            f"{path} is not a known tokenizer file; give a SentencePiece .model, a vocab.txt, a tokenizer.json, or a "
-            "folder with a tokenizer in it."
-        )
+        raise UserError(f"{path} is not a known tokenizer file; give a SentencePiece .model, a vocab.txt, a "
+                        "tokenizer.json, or a folder with a tokenizer in it.")
     return reader(file)
 
 
@@ -78,11 +81,9 @@ def _find(folder: epath.Path) -> epath.Path:
                    "sentencepiece.bpe.model", "tokenizer.model")
     models = [found] if found else list(folder.glob("*.model"))
     if len(models) != 1:
-        raise UserError(
-            f"{folder} has {'several tokenizers' if models else 'no tokenizer'} in it; give a folder with "
-            "tokenizer.json, vocab.txt, merges.txt (or vocab.bpe) and vocab.json (or encoder.json), or the path of a "
-            "SentencePiece .model."
-        )
+        raise UserError(f"{folder} has {'several tokenizers' if models else 'no tokenizer'} in it; give a folder with "
+                        "tokenizer.json, vocab.txt, merges.txt (or vocab.bpe) and vocab.json (or encoder.json), or the "
+                        "path of a SentencePiece .model.")
     return models[0]
 
 
@@ -99,45 +100,82 @@ def _read_lines(path: epath.Path) -> list[str]:
     return [line.removesuffix("\r") for line in _read_bytes(path).decode().removesuffix("\n").split("\n")]
 
 
-def _read_settings(folder: epath.Path) -> dict[str, Any]:
-    """Read the settings of a Transformers folder; an empty dictionary if it has none."""
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            found = json.loads((folder / name).read_bytes())
-            settings |= {key: value for key, value in found.items() if value is not None}
-    return settings
-
-
 def _read_saved(path: epath.Path) -> Definition:
     saved = json.loads(path.read_bytes())
     data = path.parent / DATA_FILE[saved["kind"]]
-    definition = Definition(saved["kind"], data.read_bytes(), saved["symbols"], saved["name"])
-    if definition.fingerprint != saved["fingerprint"]:
+    fingerprint = saved.pop("fingerprint")
+    definition = Definition(data=data.read_bytes(), **saved)
+    if definition.fingerprint != fingerprint:
         raise UserError(f"{data} is not what was saved there; it is damaged or was exchanged, so save it again.")
     return definition
 
 
 def _read_sentencepiece(path: epath.Path) -> Definition:
-    data, settings = _read_bytes(path), _read_settings(path.parent)
+    data = _read_bytes(path)
     proto = sentencepiece_json.parse(data)
-    symbols = guess_symbols(sentencepiece_json.symbol_pieces(proto))
-    if "do_lower_case" not in settings:
-        return Definition(SENTENCEPIECE, data, symbols, path.name)
-    # ALBERT and XLNet preprocess the text before SentencePiece.
-    steps = [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
-    steps += [] if settings.get("keep_accents") else [{"type": "NFKD"}, {"type": "StripAccents"}]
-    steps += [{"type": "Lowercase"}] if settings["do_lower_case"] else []
+    if sentencepiece_json.is_trained_here(proto):
+        return Definition(SENTENCEPIECE, data, guess_symbols(sentencepiece_json.symbol_pieces(proto)), path.name)
+    pieces = [piece.piece for piece in proto.pieces]
+    folder = classes.read_folder(path.parent, classes.SENTENCEPIECE_MODEL, path.name, pieces)
+    settings, options, spec = folder.settings, folder.kind.options, proto.normalizer_spec
+    num_sentinels = settings["extra_ids"] if "extra_ids" in options and "<extra_id_0>" not in pieces else 0
+    special = [*(folder.kind.roles | folder.roles).values(), *(f"<extra_id_{k}>" for k in range(num_sentinels)[::-1])]
+    sentencepiece_json.arrange_pieces(proto, folder.kind.head.split(), special)
+    spec.add_dummy_prefix = settings.get("add_prefix_space", spec.add_dummy_prefix)
+    steps = [{"type": "Lowercase"}] if "do_lower_case" in options and settings["do_lower_case"] else []
+    if "keep_accents" in options:  # ALBERT and XLNet preprocess the text before SentencePiece
+        steps[:0] = [] if settings["keep_accents"] else [{"type": "NFKD"}, {"type": "StripAccents"}]
+        steps[:0] = [{"type": "Replace", "pattern": {"String": marks}, "content": '"'} for marks in ("``", "''")]
     tokenizer_json = sentencepiece_json.to_tokenizer_json(proto)
     tokenizer_json["normalizer"]["normalizers"][:0] = steps
-    return json_definition(tokenizer_json, symbols, path.name)
+    special = sentencepiece_json.symbol_pieces(proto)
+    if has_words := not {*folder.special, *(token["content"] for token in folder.tokens)} <= {*special}:
+        # Text between added tokens is encoded like a text of its own.
+        metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}
+        tokenizer_json["pre_tokenizer"]["pretokenizers"][:2] = [{"type": "WhitespaceSplit"}, metaspace]
+    definition = _define(tokenizer_json, special, folder, path)
+    data = data if proto == sentencepiece_json.parse(data) else proto.SerializeToString()
+    return definition if steps or has_words else dataclasses.replace(definition, kind=SENTENCEPIECE, data=data)
 
 
 def _read_json(path: epath.Path) -> Definition:
-    tokenizer_json = json.loads(_read_bytes(path))
+    tokenizer_json, folder = json.loads(_read_bytes(path)), classes.read_folder(path.parent, classes.JSON_FILE)
+    folder = folder if folder.kind.format else folder._replace(settings={})  # without a class, only the file counts
     special = [token["content"] for token in tokenizer_json.get("added_tokens") or [] if token.get("special")]
-    symbols = guess_symbols(special) | _configured_symbols(_read_settings(path.parent), set(special))
-    return json_definition(tokenizer_json, symbols, path.name)
+    return _define(tokenizer_json, special, folder, path)
+
+
+def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.Folder, path: epath.Path) -> Definition:
+    """Return the definition of a `tokenizer.json` with the special and added tokens of its folder.
+
+    Args:
+        content: the `tokenizer.json`, which changes.
+        candidates: pieces that may have a role by their names.
+        folder: settings of the folder.
+        path: file of the vocabulary.
+    """
+    steps = [step for part in ("normalizer", "pre_tokenizer") if (step := content.get(part))]
+    for step in [*steps, *(s for outer in steps for s in outer.get("normalizers") or outer.get("pretokenizers") or ())]:
+        if not hasattr(tokenizers.normalizers, step["type"]) and not hasattr(tokenizers.pre_tokenizers, step["type"]):
+            raise UserError(f"{path} has the step {step['type']}, which jaxlm does not know; choose another tokenizer.")
+        step |= {f: folder.settings[name] for f, name in _SETTINGS.items() if f in step and name in folder.settings}
+    vocab = content["model"]["vocab"]
+    added = {token["content"]: token for token in content.get("added_tokens") or []}
+    ids = dict(vocab) if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab)}
+    _check_accents(content.get("normalizer") or {}, ids, path)
+    ids |= {piece: token["id"] for piece, token in added.items()}
+    for token in folder.tokens:
+        if (found := ids.setdefault(token["content"], len(ids))) != token["id"]:
+            raise UserError(f"{path.parent} gives the added token {token['content']!r} the id {token['id']}, but after "
+                            f"{path.name} it is {found}; repair added_tokens.json or tokenizer_config.json.")
+        added.setdefault(token["content"], token)
+    symbols = guess_symbols(candidates) | {r: p for r, p in folder.kind.roles.items() if p in ids} | folder.roles
+    for piece in [*symbols.values(), *folder.special]:
+        token = added.get(piece) or added_token(ids.setdefault(piece, len(ids)), piece)
+        added[piece] = token | {"special": True}
+    content["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
+    separators = classes.num_separators(content.get("post_processor") or {}) or folder.kind.separators
+    return dataclasses.replace(json_definition(content, symbols, path.name), separators=separators)
 
 
 def json_definition(tokenizer_json: dict[str, Any], symbols: Mapping[str, str], name: str) -> Definition:
@@ -150,71 +188,67 @@ def json_definition(tokenizer_json: dict[str, Any], symbols: Mapping[str, str], 
     return Definition(JSON, data, symbols, name)
 
 
-def _configured_symbols(settings: Mapping[str, Any], pieces: Collection[str]) -> dict[str, str]:
-    """Return the roles that a Transformers folder assigns to any of `pieces`."""
-    tokens = {role: settings.get(f"{role}_token") for role in ROLES}
-    names = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
-    return {role: name for role, name in names.items() if name in pieces}
-
-
 def guess_symbols(pieces: Iterable[str]) -> dict[str, str]:
     """Assign roles by the names that published vocabularies use."""
     present = set(pieces)
-    symbols = {role: next((n for n in names if n in present), None) for role, names in _NAMES.items()}
-    if symbols["mask"] == "<mask>" and symbols["cls"] is None:  # RoBERTa uses <s> as [CLS] and </s> as [SEP]
-        symbols["cls"], symbols["sep"] = symbols["bos"], symbols["eos"]
-    return {role: piece for role, piece in symbols.items() if piece is not None}
+    symbols = {role: name for role, names in _NAMES.items() for name in reversed(names) if name in present}
+    if symbols.get("mask") == "<mask>" and "cls" not in symbols:  # RoBERTa uses <s> as [CLS] and </s> as [SEP]
+        symbols |= {role: symbols[end] for role, end in (("cls", "bos"), ("sep", "eos")) if end in symbols}
+    return symbols
 
 
 def _read_wordpiece(path: epath.Path) -> Definition:
-    pieces = _read_lines(path)
+    pieces, folder = _read_lines(path), classes.read_folder(path.parent, classes.WORDPIECE)
     vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
-    if "[UNK]" not in vocab:
-        raise UserError(f"{path} has no line [UNK], so it is not a WordPiece vocabulary (one piece a line).")
-    settings, symbols = _read_settings(path.parent), guess_symbols(vocab)
-    special = set(symbols.values())
-    is_cased = any(piece != piece.lower() for piece in pieces if piece not in special)
-    return json_definition(
-        {
-            "version": "1.0",
-            "added_tokens": [added_token(vocab[piece], piece) for piece in dict.fromkeys(symbols.values())],
-            "normalizer": {
-                "type": "BertNormalizer", "clean_text": True, "lowercase": settings.get("do_lower_case", not is_cased),
-                "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
-                "strip_accents": settings.get("strip_accents"),
-            },
-            "pre_tokenizer": {"type": "BertPreTokenizer"},
-            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-            "model": {
-                "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-                "max_input_chars_per_word": 100, "vocab": vocab,
-            },
-        },
-        symbols, path.name,
-    )
+    unknown = folder.roles.get("unk", "[UNK]")
+    is_sentencepiece = any(piece.startswith("▁") for piece in pieces) and "##" not in "".join(pieces)
+    if unknown not in vocab or is_sentencepiece:
+        raise UserError(f"{path} has {'pieces with ▁' if is_sentencepiece else 'no line ' + unknown}, so it is not a "
+                        "WordPiece vocabulary (one piece a line).")
+    words = [piece for piece in pieces if not piece.startswith(("[", "<"))]
+    # A script without case is no evidence of lower-casing.
+    is_uncased = all(piece == piece.lower() for piece in words) and any(piece != piece.upper() for piece in words)
+    keeps_accents = is_uncased and "do_lower_case" not in folder.settings and _has_accents(vocab)
+    model = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=100))
+    model.normalizer = tokenizers.normalizers.BertNormalizer(True, True, False if keeps_accents else None, is_uncased)
+    model.pre_tokenizer, model.decoder = tokenizers.pre_tokenizers.BertPreTokenizer(), tokenizers.decoders.WordPiece()
+    return _define(json.loads(model.to_str()), vocab, folder, path)
+
+
+def _has_accents(pieces: Collection[str]) -> bool:
+    """Return whether more than 1 % of the pieces have accents or composed Hangul, which BERT removes with the case."""
+    strip = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFD(), tokenizers.normalizers.StripAccents()])
+    return sum(strip.normalize_str(piece) != piece for piece in pieces) > len(pieces) / 100
+
+
+def _check_accents(normalizer: Mapping[str, Any], pieces: Collection[str], path: epath.Path) -> None:
+    """Raise UserError if BERT's normalizer removes the accents of a vocabulary that has them, unless told so."""
+    is_implied = normalizer.get("lowercase") and normalizer.get("strip_accents") is None
+    if normalizer.get("type") == "BertNormalizer" and is_implied and _has_accents(pieces):
+        raise UserError(f"{path} has pieces with accents or Hangul, which lower-casing takes apart; set "
+                        '"strip_accents" in tokenizer_config.json: false to keep them, true to remove accents.')
 
 
 def _read_byte_bpe(path: epath.Path) -> Definition:
     folder = path.parent
     merges_file, vocab_file = _first(folder, *_MERGES), _first(folder, *_BYTE_BPE_VOCAB)
     if not merges_file or not vocab_file:
-        raise UserError(
-            f"{folder} has only half of a byte-level BPE; add vocab.json (or encoder.json) and merges.txt (or "
-            "vocab.bpe)."
-        )
+        raise UserError(f"{folder} has only half of a byte-level BPE; add vocab.json (or encoder.json) and merges.txt "
+                        "(or vocab.bpe).")
     vocab = json.loads(_read_bytes(vocab_file))
     merges = [line.split(" ") for line in _read_lines(merges_file) if line and not line.startswith("#version")]
     if dictionary := _first(folder, "dict.txt"):
         vocab = _fairseq_order(vocab, dictionary)
-    settings = _read_settings(folder)
-    symbols = guess_symbols(vocab) | _configured_symbols(settings, vocab)
-    prefix = bool(settings.get("add_prefix_space", False))
-    return byte_bpe(vocab, merges, set(symbols.values()), symbols, vocab_file.name, add_prefix_space=prefix)
+    if any(piece.endswith("</w>") for piece in vocab):
+        raise UserError(f"{vocab_file} is no byte-level BPE (</w> ends its words); save it as a tokenizer.json.")
+    definition = byte_bpe(vocab, merges, set(guess_symbols(vocab).values()), {}, vocab_file.name)
+    settings = classes.read_folder(folder, classes.BYTE_BPE)
+    return _define(json.loads(definition.data), vocab, settings, vocab_file)
 
 
 def byte_bpe(
     vocab: dict[str, int], merges: list[Any], special: Iterable[str], symbols: dict[str, str], name: str,
-    *, add_prefix_space: bool = False, normalizer: dict[str, Any] | None = None,
+    *, normalizer: dict[str, Any] | None = None,
 ) -> Definition:
     """Return the definition of a byte-level BPE like GPT-2's and RoBERTa's.
 
@@ -224,7 +258,6 @@ def byte_bpe(
         special: special tokens among the pieces of `vocab`.
         symbols: role → piece.
         name: name for error messages.
-        add_prefix_space: whether a text begins with a space.
         normalizer: normalizer of the `tokenizer.json`.
     """
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -233,7 +266,7 @@ def byte_bpe(
         "version": "1.0",
         "added_tokens": [added_token(vocab[piece], piece, lstrip=piece == "<mask>") for piece in pieces],
         "normalizer": normalizer,
-        "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
+        "pre_tokenizer": byte_level | {"add_prefix_space": False},
         "decoder": byte_level,
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",

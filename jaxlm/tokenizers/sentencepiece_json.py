@@ -6,20 +6,25 @@ million tokens/s on one core of a shared x86 server); `tokenizers` encodes it af
 
 * Unigram scores are multiples of a power of 2 so large that float32 (SentencePiece) adds them over EXACT characters as
   exactly as float64 (`tokenizers`). Both libraries walk the lattice in the same order and keep the first of equal
-  paths, so that they also agree on ties. For published models, rounding decides ties.
+  paths, so that they also agree on ties.
 * SentencePiece gets texts in segments of about EXACT characters, cut at the end of a word. No piece crosses a cut.
 
-Published models are converted as closely as the `tokenizers` library allows.
+Published models are encoded by `tokenizers` alone: with their scores, SentencePiece's rounding would decide ties by
+what stands before a word. A model of which the conversion gives other ids than SentencePiece is refused.
 """
 
 from __future__ import annotations
 
 import base64
+import random
 import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as sp
 
+from jaxlm.errors import UserError
 from jaxlm.tokenizers.normalizer import NORMALIZERS
 
 SPACE = "▁"
@@ -27,17 +32,36 @@ LINES = {"identity": "jaxlm_lines", "nmt_nfkc": "jaxlm_lines_nmt_nfkc"}
 """Normalization → the rule name in models trained by jaxlm, which tells them from published ones."""
 EXACT = 4096
 WORD_END = re.compile(f"(?<=[^ {SPACE}\\n])[ \\n]")
-_NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = range(1, 6)
+_SEPARATOR, _PRIVATE = "\uffff", 0x10F000
 _line_start = re.compile("\\n(?=[^\\n])")
+_ODD_TEXTS = (
+    "", "  two  spaces,\ttabs \r\n\n lines\n", "\x01a\u00a0b\u3000c \u200bd\ufeff", "\uff46\uff54 \ufb01 \u2460 \u00bd",
+    "\uff8a\uff9f \u304b\u3099 \u1100\u1161\u11a8 e\u0301a\u0323\u0302 \ufb01\u0301", "\u6f22 \U0001f642\u6f22 <unk>",
+)
 
 
 def parse(model: bytes) -> Any:
-    """Return the ModelProto in `model`; raise an exception unless it is a unigram or BPE model."""
+    """Return the ModelProto in `model`; raise an exception unless it is a unigram or BPE model of known options."""
     proto = sp.ModelProto.FromString(model)
-    is_known = proto.trainer_spec.model_type in (sp.TrainerSpec.UNIGRAM, sp.TrainerSpec.BPE)
+    trainer = proto.trainer_spec
+    is_known = trainer.model_type in (sp.TrainerSpec.UNIGRAM, sp.TrainerSpec.BPE)
     if not is_known or all(piece.type != _UNKNOWN for piece in proto.pieces):
         raise ValueError("it is not a SentencePiece model of type unigram or BPE")
+    for option, is_set in {
+        "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
+        "escape_whitespaces=false": not proto.normalizer_spec.escape_whitespaces,
+        "unused pieces": any(piece.type == _UNUSED for piece in proto.pieces),
+    }.items():
+        if is_set:
+            raise UserError(f"a SentencePiece model with {option} has no equal in Transformers; train one without it.")
     return proto
+
+
+def probes(pieces: Sequence[str]) -> list[str]:
+    """Return texts to compare two encoders of a vocabulary: odd ones, and up to 1,000 of its pieces in random order."""
+    drawn = random.Random(0).sample(pieces, min(8000, len(pieces)))
+    return [*_ODD_TEXTS, *("".join(drawn[i : i + 8]).replace(SPACE, " ") for i in range(0, len(drawn), 8))]
 
 
 def is_trained_here(proto: Any) -> bool:
@@ -53,6 +77,17 @@ def is_normalized(proto: Any) -> bool:
 def symbol_pieces(proto: Any) -> list[str]:
     """Return the special tokens: control symbols and the unknown symbol."""
     return [piece.piece for piece in proto.pieces if piece.type in (_CONTROL, _UNKNOWN)]
+
+
+def arrange_pieces(proto: Any, head: Sequence[str], special: Collection[str]) -> None:
+    """Move the special tokens `head` to the first ids, and append those of `special` that the model lacks."""
+    found = {piece.piece: piece for piece in proto.pieces}
+    pieces = [found.get(x) or sp.ModelProto.SentencePiece(piece=x) for x in dict.fromkeys((*head, *found, *special))]
+    del proto.pieces[:]
+    proto.pieces.extend(pieces)
+    for piece in proto.pieces:
+        if piece.type != _UNKNOWN and piece.piece in {*head, *special}:
+            piece.type = _CONTROL
 
 
 def prefix_lines(text: str) -> str:
@@ -71,21 +106,26 @@ def added_token(token_id: int, content: str, *, lstrip: bool = False) -> dict[st
 def to_tokenizer_json(proto: Any) -> dict[str, Any]:
     """Return the model as a `tokenizer.json` without post-processor, its special tokens as added tokens."""
     pipeline = _lines_pipeline if is_trained_here(proto) else _published_pipeline
-    normalizers, pre_tokenizers, decoders = pipeline(proto)
-    if proto.normalizer_spec.add_dummy_prefix:
+    normalizers, splits, decoders = pipeline(proto)
+    if prefix := proto.normalizer_spec.add_dummy_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     special = [
         added_token(token_id, piece.piece, lstrip=piece.type == _CONTROL)
         for token_id, piece in enumerate(proto.pieces) if piece.type in (_CONTROL, _UNKNOWN)
     ]
+    # Metaspace prepends nothing to a text that already starts with its mark. So the first one prepends a plain space,
+    # and the second one turns it into a mark.
+    marks = [
+        {"type": "Metaspace", "replacement": replacement, "prepend_scheme": scheme, "split": False}
+        for replacement, scheme in ((" ", "first" if prefix else "never"), (SPACE, "never"))
+    ]
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": marks + splits},
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"}, *decoders,
+            _replace({"String": SPACE}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *decoders,
         ]},
         "model": (_unigram if proto.trainer_spec.model_type == sp.TrainerSpec.UNIGRAM else _bpe)(proto),
     }
@@ -95,55 +135,81 @@ Steps = list[dict[str, Any]]
 
 
 def _lines_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
-    """Return the normalizers, pre-tokenizers and decoders of a model trained by jaxlm.
+    """Return the normalizers, splits and decoders of a model trained by jaxlm.
 
     They do what `normalize` and `prefix_lines` do.
     """
     normalizers = [
         *(NORMALIZERS if is_normalized(proto) else ()),
-        {"type": "Replace", "pattern": {"Regex": _line_start.pattern}, "content": "\n "},
-        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        _replace({"Regex": _line_start.pattern}, "\n "), _replace({"String": " "}, SPACE),
     ]
-    words = {"Regex": f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n"}
-    pre_tokenizers = [
-        # Metaspace prepends nothing to a text that already starts with its mark. So the first one prepends a plain
-        # space, and the second one turns it into a mark.
-        _metaspace(" ", "first"), _metaspace(SPACE, "never"),
-        {"type": "Split", "pattern": words, "behavior": "Isolated", "invert": False},
-    ]
-    return normalizers, pre_tokenizers, [{"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}]
+    words = _split(f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n", "Isolated")
+    return normalizers, [words], [_replace({"String": "\n "}, "\n")]
 
 
 def _published_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
     spec = proto.normalizer_spec
     normalizers: Steps = []
-    if spec.precompiled_charsmap:
-        charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
-    if spec.remove_extra_whitespaces:
-        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-        normalizers.append({"type": "Replace", "pattern": {"Regex": f"[ {SPACE}]+\\z"}, "content": ""})
-    return normalizers, [_metaspace(SPACE, "first" if spec.add_dummy_prefix else "never")], []
+    if charsmap := spec.precompiled_charsmap:
+        # `Precompiled` changes a letter together with its marks, and may lose them. A separator keeps them apart, and
+        # what Unicode composes is composed before; after it, half-width kana.
+        compose = [{"type": "NFC"}] if "nfkc" in spec.name else []
+        normalizers = [
+            *(NORMALIZERS[:1] if "nmt" in spec.name and spec.remove_extra_whitespaces else []),
+            *compose, _replace({"Regex": r"(?<!\A)(?=[\p{M}\x{200c}\x{200d}\n])"}, _SEPARATOR),
+            {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
+            *compose, _replace({"String": _SEPARATOR}, ""),
+        ]
+    # SentencePiece does not normalize user-defined symbols, so others stand for those that would change.
+    normalize = tokenizers.normalizers.Precompiled(charsmap).normalize_str if charsmap else str
+    user = sorted((piece.piece for piece in proto.pieces if piece.type == _USER), key=len, reverse=True)
+    changed = [piece for piece in user if SPACE not in piece and normalize(piece) != piece]
+    normalizers[:0] = [_replace({"String": piece}, chr(_PRIVATE + i)) for i, piece in enumerate(changed)]
+    shown = [_replace({"String": chr(_PRIVATE + i)}, piece) for i, piece in enumerate(changed)]
+    if not spec.remove_extra_whitespaces:
+        return [*normalizers, _replace({"String": " "}, SPACE), *shown], _splits(proto, user), []
+    ends = ("" if spec.add_dummy_prefix else r"\A +|") + rf"[ {SPACE}]+\z"
+    normalizers += [_replace({"Regex": " {2,}"}, " "), *shown, _replace({"Regex": ends}, "")]
+    return normalizers, _splits(proto, user), []
 
 
-def _metaspace(replacement: str, scheme: str) -> dict[str, Any]:
-    return {"type": "Metaspace", "replacement": replacement, "prepend_scheme": scheme, "split": False}
+def _splits(proto: Any, user: Sequence[str]) -> Steps:
+    """Return the pre-tokenizers that isolate user-defined symbols and cut the names of control symbols and bytes.
+
+    `tokenizers` would recognize those names in a text: a unigram model by its scores, if it lacks a character of the
+    name, and a BPE model, which finds user-defined symbols as whole words, if the name stands between two of them. The
+    cut is beside a character without a piece, where no piece crosses it.
+    """
+    known = {piece.piece for piece in proto.pieces if piece.type in (_NORMAL, _USER)}
+    is_bpe = proto.trainer_spec.model_type == sp.TrainerSpec.BPE
+    start, end, cuts = (r"\A", r"\z", []) if is_bpe else ("", "", [])
+    for name in [piece.piece for piece in proto.pieces if piece.type not in (_NORMAL, _USER)]:
+        if user if is_bpe else not known.issuperset(name):
+            cut = next((k for k in range(1, len(name)) if (name[k - 1] in known) != (name[k] in known)), 1)
+            cuts.append(f"{start}{re.escape(name[:cut])}(?={re.escape(name[cut:])}{end})")
+    isolated = [_split("|".join(map(re.escape, user)), "Isolated")] if is_bpe and user else []
+    return isolated + ([_split("|".join(cuts), "MergedWithPrevious")] if cuts else [])
+
+
+def _split(regex: str, behavior: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": False}
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
 
 
 def _unigram(proto: Any) -> dict[str, Any]:
-    # SentencePiece never matches control symbols, bytes and unused pieces in text, but `tokenizers` matches every entry
-    # of the list. A score below that of the single characters keeps them out.
-    score = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER)}
-    usual = [piece.score for piece in proto.pieces if piece.type == _NORMAL]
-    unknown = min(usual) - 10.0
-    vocab: list[list[Any]] = []
-    for piece in proto.pieces:
-        if piece.type == _NORMAL:
-            vocab.append([piece.piece, piece.score])
-        elif piece.type == _USER:
-            vocab.append([piece.piece, len(piece.piece.encode()) * max(usual) - 0.1])
-        else:
-            vocab.append([piece.piece, sum(score.get(char, unknown) for char in piece.piece) - 1.0])
+    score = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    lowest = min(score.values())
+    # SentencePiece's bonus of user-defined symbols.
+    score |= {piece.piece: 0.1 * (len(piece.piece.encode()) - 1) for piece in proto.pieces if piece.type == _USER}
+    # SentencePiece never matches control symbols and bytes in text, but `tokenizers` matches every entry of the list.
+    # A score below that of the single characters keeps them out.
+    vocab = [
+        [piece.piece, score[piece.piece] if piece.type in (_NORMAL, _USER) else
+         sum(score.get(char, 0.0) for char in piece.piece) + lowest] for piece in proto.pieces
+    ]
     unk = next(token_id for token_id, piece in enumerate(proto.pieces) if piece.type == _UNKNOWN)
     return {"type": "Unigram", "unk_id": unk, "vocab": vocab, "byte_fallback": proto.trainer_spec.byte_fallback}
 
@@ -162,6 +228,7 @@ def _bpe(proto: Any) -> dict[str, Any]:
     unk = next(piece.piece for piece in proto.pieces if piece.type == _UNKNOWN)
     return {
         "type": "BPE", "dropout": None, "unk_token": unk, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": proto.trainer_spec.byte_fallback,
-        "ignore_merges": False, "vocab": ids, "merges": [pair for *_, pair in merges],
+        "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": proto.trainer_spec.byte_fallback,
+        "vocab": ids, "merges": [pair for *_, pair in merges],
+        "ignore_merges": any(piece.type == _USER for piece in proto.pieces),
     }

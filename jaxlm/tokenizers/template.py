@@ -50,6 +50,12 @@ class Template:
         """Names of the special tokens without a role."""
         return tuple(dict.fromkeys(name for name, _ in parts(self.pair) if name.startswith("[")))
 
+    def for_vocabulary(self, vocabulary: Vocabulary | None) -> Template:
+        """Return the template with as many separators after the first of two texts as the tokenizer's own has."""
+        count = vocabulary.separators if vocabulary else 0
+        pair = self.pair.replace("$A sep sep", "$A sep").replace("$A sep", "$A" + " sep" * count)
+        return dataclasses.replace(self, pair=pair) if count else self
+
     def num_symbols(self, pair: bool) -> int:
         """Return the number of special tokens around one text, or around two."""
         return sum(not name.startswith("$") for name, _ in parts(self.pair if pair else self.single))

@@ -1,6 +1,6 @@
 """The tokenizer: text to ids and back, with the same ids in Transformers after an export.
 
-SentencePiece or the `tokenizers` library does the work.
+The `tokenizers` library encodes text. SentencePiece does so, faster, for vocabularies that jaxlm trained with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 
 _MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
-_between_words = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 # Sentence-final punctuation of any script, and closing quotes and brackets.
 _FINAL, _CLOSING = ".!?…。！？｡؟۔।॥։።။។", r"""["'”’»)\]}」』）】]*"""
 _sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}")
@@ -55,8 +54,7 @@ class Tokenizer:
         """Build the tokenizer that a file defines."""
         self._definition = definition
         self._processor: sentencepiece.SentencePieceProcessor | None = None
-        self._preprocessing: tuple[Callable[[str], str], ...] = ()
-        self._boundary: re.Pattern[str] | None = None
+        self._is_trained_here = False
         if definition.kind == SENTENCEPIECE:
             self._load_sentencepiece()
         else:
@@ -69,15 +67,15 @@ class Tokenizer:
         self._pieces = [piece.piece for piece in proto.pieces]
         self._special = set(sentencepiece_json.symbol_pieces(proto))
         self._style = "marks"
-        spec = proto.normalizer_spec
-        if sentencepiece_json.is_trained_here(proto):
-            is_normalized = sentencepiece_json.is_normalized(proto)
-            self._preprocessing = (*([normalize] if is_normalized else []), sentencepiece_json.prefix_lines)
-            self._boundary = sentencepiece_json.WORD_END
-            spec.add_dummy_prefix = False  # `prefix_lines` adds it
-        elif spec.remove_extra_whitespaces and spec.add_dummy_prefix:
-            self._boundary = _between_words
+        self._is_normalized = sentencepiece_json.is_normalized(proto)
+        self._is_trained_here = sentencepiece_json.is_trained_here(proto)
+        if self._is_trained_here:
+            proto.normalizer_spec.add_dummy_prefix = False  # `prefix_lines` adds it
+        has_ties = not self._is_trained_here and proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
+        self._scores = np.array([piece.score if has_ties else np.nan for piece in proto.pieces])
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+        if not self._is_trained_here:
+            self.require_equal_ids(sentencepiece_json.probes(self._pieces))
 
     def _load_json(self) -> None:
         definition = json.loads(self._definition.data)
@@ -114,7 +112,7 @@ class Tokenizer:
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
             ngram_start=ngram_start, sentinel=sentinel, num_sentinels=count, symbols=symbols,
-            name=self._definition.name, pieces=tuple(self._pieces), **ids,
+            name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
         )
 
     @classmethod
@@ -125,11 +123,13 @@ class Tokenizer:
             path: a folder written by `save` (or a run folder that has one), a SentencePiece .model (unigram or BPE), a
                 BERT vocab.txt, byte-level BPE files (folder with vocab.json or encoder.json, and merges.txt or
                 vocab.bpe; with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers
-                folder. A tokenizer_config.json beside it says whether text is lowercased; without one, a vocab.txt
-                without capital letters means yes.
+                folder, with the settings of its other files and the defaults of its class. Without a setting, a
+                vocab.txt with small letters and no capital ones means that text is lowercased, and pieces with accents
+                or composed Hangul that those are kept.
 
         Raises:
-            UserError: there is no tokenizer at `path`, or it is damaged or of an unknown kind.
+            UserError: there is no tokenizer at `path`, it is damaged or of an unknown kind, or it is a SentencePiece
+                model that an export would not reproduce.
         """
         with reading(path):
             return cls(files.read(any_path(path)))
@@ -166,8 +166,11 @@ class Tokenizer:
             texts: the texts, as for `encode`.
             num_threads: threads of SentencePiece, 0 for one per core. The `tokenizers` library reads RAYON_NUM_THREADS.
         """
-        if self._processor is None:
+        if not self._is_trained_here:
             return [np.array(encoding.ids, np.int32) for encoding in _encodings(self._plain.encode_batch_fast, texts)]
+        return self._by_sentencepiece(texts, num_threads)
+
+    def _by_sentencepiece(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
         segments = [list(self._segments(mend_surrogates(text))) for text in texts]
         encoded = iter(self._processor.encode(
             list(itertools.chain.from_iterable(segments)), num_threads=num_threads or -1, return_type="numpy"
@@ -179,13 +182,30 @@ class Tokenizer:
 
         SentencePiece sums scores in float32 from the start of a text, so rounding would change the ids of a long one.
         """
-        for function in self._preprocessing:
-            text = function(text)
-        start, length = 0, sentencepiece_json.EXACT
-        while self._boundary and len(text) - start > length and (cut := self._boundary.search(text, start + length)):
+        start, length = 0, len(text)
+        if self._is_trained_here:
+            text = sentencepiece_json.prefix_lines(normalize(text) if self._is_normalized else text)
+            length = sentencepiece_json.EXACT
+        while len(text) - start > length and (cut := sentencepiece_json.WORD_END.search(text, start + length)):
             yield text[start : cut.start()]
             start = cut.start()
         yield text[start:]
+
+    def require_equal_ids(self, texts: Sequence[str]) -> None:
+        """Raise UserError if a text gets other ids from SentencePiece than from the exported form.
+
+        Where both segmentations have the same score in a published model, SentencePiece's rounding decides.
+        """
+        if self._processor is None:
+            return
+        pairs = zip(texts, self._by_sentencepiece(texts, 1), self.encode_with_offsets(texts), strict=True)
+        for text, ids, (exported, _) in pairs:
+            is_tie = np.isclose(self._scores[ids].sum(), self._scores[exported].sum(), 1e-6)
+            if not np.array_equal(ids, exported) and not is_tie:
+                raise UserError(
+                    f"{self._definition.name} cannot be exported: SentencePiece encodes {text!r} as {ids.tolist()}, "
+                    f"but Transformers would as {exported.tolist()}; use another vocabulary."
+                )
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Encode texts and locate their tokens.
@@ -227,7 +247,7 @@ class Tokenizer:
         definition = self._definition
         saved = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
-            "fingerprint": self.fingerprint,
+            "fingerprint": self.fingerprint, "separators": definition.separators,
         }
         # The marker comes last, so that a folder with it is complete even after a crash.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)

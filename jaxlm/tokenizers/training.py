@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import sentencepiece
 import tokenizers
@@ -22,10 +22,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer, byte_of_char
 from jaxlm.tokenizers.vocabulary import SENTINELS, SYMBOL_NAMES
 
 Kind = Literal["unigram", "bpe", "byte-bpe", "bytes", "words"]
-KINDS: tuple[str, ...] = get_args(Kind)
 Normalization = Literal["nmt_nfkc", "identity"]
-NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
-MIN_VOCAB_SIZE = 512
 CHARACTER_COVERAGE = 0.9995
 """Share of the text's characters that get a piece; bytes spell the others."""
 # Ids 0 to 3 of byte-level BPE, as in RoBERTa (Liu et al. 2019), where <mask> is the last id.
@@ -61,12 +58,13 @@ def train_tokenizer(
         folder: folder to write.
         kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa; "bytes", single bytes
             (258 ids); or "words", the most frequent words and punctuation marks (all others are [UNK]).
-        vocab_size: total number of ids: 7 special tokens, 100 sentinels, 256 bytes, and the pieces of the text.
+        vocab_size: total number of ids: 7 special tokens, 100 sentinels, 256 bytes, and the pieces of the text. A text
+            that has fewer pieces gives a smaller vocabulary.
         normalization: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
         symbols: names of further special tokens that an objective needs, such as "[R]".
 
     Raises:
-        UserError: there is no text, or the vocabulary is larger or smaller than the text supports.
+        UserError: there is no text, or the special tokens, bytes and characters alone need a larger vocabulary.
     """
     if plain := [name for name in symbols if not re.fullmatch(r"\[[^\s\[\]]+\]|<[^\s<>]+>", name)]:
         raise UserError(f"the special token {plain[0]!r} has no brackets; write it like [R] or <r>.")
@@ -112,6 +110,7 @@ def _train_byte_bpe(
     """Train with RoBERTa's layout: four special tokens, 256 bytes, merged pieces, other special tokens, <mask>."""
     last = [name for name in dict.fromkeys((*SENTINELS, *symbols)) if name not in (*_BYTE_BPE_FIRST, "<mask>")]
     last.append("<mask>")
+    _require_size(vocab_size, len(_BYTE_BPE_FIRST) + len(last) + 256, "special tokens and bytes")
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
@@ -121,10 +120,9 @@ def _train_byte_bpe(
     model.train_from_iterator((chunk.encode("utf-8", "replace").decode() for chunk in chunks), trainer)
     trained = json.loads(model.to_str())["model"]
     vocab = trained["vocab"] | {name: len(trained["vocab"]) + i for i, name in enumerate(last)}
-    _check_size("byte-bpe", len(vocab), vocab_size)
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
-        vocab, trained["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {vocab_size}",
+        vocab, trained["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {len(vocab)}",
         normalizer=normalizer,
     )
 
@@ -135,7 +133,7 @@ def _byte_vocabulary(
     """Return padding, </s> and the bytes: the ids of trax's character tokenizer and of reformer-enwik8."""
     special, alphabet = ["<pad>", "</s>", *symbols], byte_of_char()
     pieces = [*special[:2], *sorted(alphabet, key=alphabet.__getitem__), *special[2:]]
-    _check_size("bytes", len(pieces), vocab_size)
+    _require_size(vocab_size, len(pieces), "special tokens and bytes")
     vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
     roles = files.guess_symbols(special)
     return files.byte_bpe(vocab, [], special, roles, "the vocabulary of bytes", normalizer=normalizer)
@@ -149,22 +147,22 @@ def _train_words(
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
     counts = collections.Counter(word for chunk in chunks for word, _ in splitter.pre_tokenize_str(chunk))
     words = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
-    pieces = [*special, *words][:max(vocab_size, len(special))]
-    _check_size("words", len(pieces), vocab_size)
+    _require_size(vocab_size, len(special) + 1, "special tokens and one word")
+    pieces = [*special, *words][:vocab_size]
     vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=SYMBOL_NAMES["unk"]))
     model.pre_tokenizer = splitter
     model.add_special_tokens(special)
     parts = json.loads(model.to_str()) | {"normalizer": normalizer}
-    return files.json_definition(parts, SYMBOL_NAMES, f"the vocabulary of {vocab_size} words")
+    return files.json_definition(parts, SYMBOL_NAMES, f"the vocabulary of {len(pieces)} words")
 
 
-def _check_size(kind: str, size: int, vocab_size: int) -> None:
-    """Raise UserError unless training gave the number of ids that was asked for."""
-    if size != vocab_size:
+def _require_size(vocab_size: int, least: int, parts: str) -> None:
+    """Raise UserError for a vocabulary smaller than the parts that it must have."""
+    if vocab_size < least:
         raise UserError(
-            f"a vocabulary of {kind} has {size} ids for this text, not {vocab_size}; choose another --data.vocab-size, "
-            "or give more text."
+            f"a vocabulary of {vocab_size} is too small for the {least} {parts}; set --data.vocab-size to {least} or "
+            "more."
         )
 
 
@@ -177,30 +175,19 @@ def _train_sentencepiece(
     control = [name for name in dict.fromkeys((*SYMBOL_NAMES.values(), *SENTINELS, *symbols))
                if name not in first.values()]
     least = len(first) + len(control) + 256 + len(alphabet)
-    if vocab_size < least:
-        raise UserError(
-            f"a vocabulary of {vocab_size} is too small for the {least} special tokens, bytes and characters of the "
-            "text; choose a few thousand."
-        )
+    _require_size(vocab_size, least, "special tokens, bytes and characters of this text")
     output = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=output, model_type=kind, vocab_size=vocab_size,
-            **{f"{role}_id": token_id for token_id, role in enumerate(first)},
-            **{f"{role}_piece": piece for role, piece in first.items()},
-            control_symbols=control, required_chars=alphabet, byte_fallback=True, character_coverage=1.0,
-            normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
-            max_sentence_length=8 * _CHUNK, seed_sentencepiece_size=min(1_000_000, _SEEDS * max(vocab_size, 8192)),
-            # The number of threads changes the order of summation, so it is fixed for reproducible scores.
-            num_threads=8, minloglevel=2,
-        )
-    except RuntimeError as error:
-        reason = str(error).rpartition("] ")[2].rstrip(".")  # behind the place in its source
-        smaller = "choose a smaller --data.vocab-size, " if vocab_size > MIN_VOCAB_SIZE else ""
-        raise UserError(
-            f"SentencePiece cannot train a {kind} vocabulary of {vocab_size} on this text ({reason}); {smaller}give "
-            "more text, or name another model's vocabulary with --data.tokenizer."
-        ) from error
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=output, model_type=kind, vocab_size=vocab_size,
+        hard_vocab_limit=False,  # a text without so many pieces gives a smaller vocabulary
+        **{f"{role}_id": token_id for token_id, role in enumerate(first)},
+        **{f"{role}_piece": piece for role, piece in first.items()},
+        control_symbols=control, required_chars=alphabet, byte_fallback=True, character_coverage=1.0,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
+        max_sentence_length=8 * _CHUNK, seed_sentencepiece_size=min(1_000_000, _SEEDS * max(vocab_size, 8192)),
+        # The number of threads changes the order of summation, so it is fixed for reproducible scores.
+        num_threads=8, minloglevel=2,
+    )
     proto = sentencepiece_json.parse(output.getvalue())
     proto.normalizer_spec.name = sentencepiece_json.LINES[normalization]
     if kind == "unigram":  # round the scores so that float32 adds them exactly: see sentencepiece_json
@@ -210,7 +197,7 @@ def _train_sentencepiece(
         for piece in text_pieces:
             piece.score = round(piece.score / step) * step
     model = proto.SerializeToString(deterministic=True)
-    return files.Definition(files.SENTENCEPIECE, model, SYMBOL_NAMES, f"the {kind} vocabulary of {vocab_size}")
+    return files.Definition(files.SENTENCEPIECE, model, SYMBOL_NAMES, f"the {kind} vocabulary of {len(proto.pieces)}")
 
 
 def _replace_rare_characters(lines: list[str]) -> str:
@@ -218,9 +205,7 @@ def _replace_rare_characters(lines: list[str]) -> str:
 
     SentencePiece's own `character_coverage` would also drop characters of `required_chars`.
     """
-    counts: collections.Counter[str] = collections.Counter()
-    for line in lines:
-        counts.update(line)
+    counts = collections.Counter(itertools.chain.from_iterable(lines))
     total, covered = counts.total(), counts[" "]
     alphabet = set(_ASCII)
     for char, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

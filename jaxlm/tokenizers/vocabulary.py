@@ -38,6 +38,7 @@ class Vocabulary:
         num_sentinels: number of sentinels.
         preserve_rows: whether an imported model keeps all rows of its embedding, even unused ones.
         symbols: name → id of every special token, including those of an objective ("[R]").
+        separators: number of separators between two texts; 0 for that of the model's family.
         name: name for error messages.
         pieces: the piece of each id, as in the vocabulary file; empty in a stand-in.
         is_stand_in: whether the vocabulary is synthetic, with nothing but its size in common with the real one.
@@ -59,6 +60,7 @@ class Vocabulary:
     num_sentinels: int = 0
     preserve_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    separators: int = 0
     name: str = "the tokenizer"
     pieces: Sequence[str] = dataclasses.field(default=(), repr=False)
     is_stand_in: bool = False

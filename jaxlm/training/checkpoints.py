@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import shutil
@@ -16,15 +15,15 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first, run_with_timeout
 from jaxlm.paths import absolute, in_bucket, without_queries
-from jaxlm.training.checksums import checksums
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
 
-LAYOUT = 2
-"""Version of the names and shapes of parameters in a checkpoint: since 2 equal layers are stored stacked."""
+LAYOUT = 3
+"""Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 
 
@@ -122,7 +121,8 @@ class Checkpoints:
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
-        if not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size:
+        is_full = not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size
+        if is_true_of_any(is_full):  # the others would wait for this process
             raise self._write_error("no space is left")
         with self._writing():
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
@@ -231,8 +231,8 @@ def require_layout(folder: epath.Path) -> None:
             continue
         if layout != LAYOUT:
             raise UserError(
-                f"{folder.parent} was written by an earlier version of jaxlm, which stored every layer by itself; "
-                "export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
+                f"{folder.parent} was written by an earlier version of jaxlm, whose checkpoints and random numbers "
+                "differ; export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
                 "--init-from."
             )
 
@@ -262,11 +262,6 @@ def _difference(tree: Any, metadata: dict[str, Any]) -> str:
         if metadata["checksums"].get(path) != number:
             return f"{path} does not match its checksum"
     return ""
-
-
-def digest(metadata: dict[str, Any]) -> str:
-    """Return the SHA-256 of a value that JSON can hold."""
-    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _first_line(error: Exception) -> str:

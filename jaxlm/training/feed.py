@@ -15,7 +15,7 @@ from jaxlm.config.experiment import TrainConfig
 from jaxlm.data.base import Source
 from jaxlm.data.batches import Batches
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Objective, Streams
+from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.types import TokenBatch
@@ -31,20 +31,10 @@ class Stage(NamedTuple):
 
 
 def stages_of(source: Source, objective: Objective, t: TrainConfig, length: int) -> list[Stage]:
-    """Return the stage of short rows, if `train.short_steps` is set, and that of full rows.
-
-    Raises:
-        UserError: The text or `train.short_length` is too short for the objective.
-    """
+    """Return the stage of short rows, if `train.short_steps` is set, and that of full rows."""
     full = Stage(t.short_steps, None, length, batches_of(source, objective, t, length, "train"))
     if not t.short_steps:
         return [full]
-    if isinstance(objective, Streams):
-        raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
-    try:
-        objective.bind(objective.vocabulary, t.short_length)
-    except UserError as error:
-        raise UserError(f"train.short_length is not possible as a data.length: {error}") from None
     rows = t.batch_size * length // t.short_length
     short = source.batches("train", rows, objective.row_format(t.short_length), t.seed)
     return [Stage(0, t.short_steps, t.short_length, short), full]
@@ -64,11 +54,7 @@ class Feed:
     """Batches of a run on its devices. Each process reads its own rows; a batch is a function of the step."""
 
     def __init__(self, source: Source, objective: Objective, train: TrainConfig, length: int, mesh: Mesh) -> None:
-        """Open the batches of `source`.
-
-        Raises:
-            UserError: As `stages_of`.
-        """
+        """Open the batches of `source`."""
         self.source, self.length, self._train = source, length, train
         self._stages = stages_of(source, objective, train, length)
         self._held_out = batches_of(source, objective, train, length, "held_out")

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
-from jaxlm.objectives.base import ScoresRows, Term, Terms
+from jaxlm.objectives.base import Term, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock, watchdog
@@ -86,9 +86,7 @@ def train(
                 with log.clock.during("save"):
                     log.sync()
                     try:
-                        # A copy: the next steps add to the sums while the checkpoint is being written.
-                        unlogged = {"unlogged": dict(log.totals.sums), "skipped_in_row": log.totals.skipped_in_row}
-                        checkpoints.save(state, step, metadata | unlogged, best)
+                        checkpoints.save(state, step, metadata | log.totals.state(), best)
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
             if is_out_of_patience(best, t) and step < t.steps:
@@ -149,7 +147,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
     figures = {"loss": totals.loss()} | totals.means()
-    if name and not name.endswith("loss") and isinstance(program.objective, ScoresRows):
+    if name and not name.endswith("loss"):
         params = program.local_params(state.params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
@@ -205,6 +203,8 @@ class StepLog:
         self._program, self._feed, self._checkpoints, self._writer = program, feed, checkpoints, writer
         self._peak = peak_flops(program.mesh.devices.flat[0]) * program.mesh.size
         self._first = first
+        self._count = 0
+        """Updates before the newest step that was read: the optimizer counts no skipped ones."""
         self._pending: tuple[int, Terms] | None = None
         self.has_terms = False
         """Whether a step has been added."""
@@ -242,7 +242,7 @@ class StepLog:
         self._clock_seconds, self._clock_step = now, step
         means = self.totals.means() if due else self.totals.peek()
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
-        means["learning_rate"] = _on_host(self._program.schedule, step - 1)
+        means["learning_rate"] = _on_host(self._program.schedule, self._count)
         means["tokens_per_second"] = speed * self._feed.tokens_per_step
         flops = self._program.step_flops(*self._feed.shape(step))
         if self._peak and flops:
@@ -280,10 +280,12 @@ class StepLog:
         """Wait for a step and add its terms, or count it as one of those that may be skipped."""
         values, totals, limit = jax.device_get(terms), self.totals, self._program.train.skip_nonfinite
         parts = {"loss": "the loss", "grad_norm": "the gradient"}
+        self._count = step - 1 - totals.skipped
         wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]
         if wrong and totals.skipped_in_row >= limit:
             raise self.not_finite(step, wrong[0])
         totals.skipped_in_row = totals.skipped_in_row + 1 if wrong else 0
+        totals.skipped += bool(wrong)
         if wrong:
             count = totals.skipped_in_row
             self.progress.note(f"Step {step:,} is skipped: {wrong[0]} is not finite ({count} of {limit} in a row).")

@@ -13,6 +13,9 @@ from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.parallel.rules import is_stacked
 from jaxlm.trees import matches_patterns, path_string
 
+DECAYED = ("kernel", "embedding", "query_start", "segment", "content_bias", "position_bias", "segment_bias")
+"""Names of the parameters with weight decay: matrices, and the vectors that XLNet's own code decays too."""
+
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Return the learning rate as a function of the 0-based step.
@@ -44,7 +47,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, then the update.
 
-    adamw: Loshchilov & Hutter 2019, with decay on kernels and embeddings only, as BERT excludes biases and norms.
+    adamw: Loshchilov & Hutter 2019, with decay on `DECAYED` only, as BERT excludes biases and norms.
     lamb: You et al. 2020, algorithm 2; biases and norms go without the trust ratio.
     adafactor: Shazeer & Stern 2018 as T5 uses it: factored second moments with decay 1 - step^-0.8, updates clipped to
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
@@ -157,7 +160,5 @@ def without_bias_correction(adam: optax.GradientTransformation, eps: float) -> o
 
 
 def weight_decay_mask(params: Any) -> Any:
-    """Return a tree like `params`: True for kernels and embeddings, False for biases and norm scales."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path_string(path).rsplit("/", 1)[-1] in ("kernel", "embedding"), params
-    )
+    """Return a tree like `params`: True for the names in DECAYED, False for biases and norm scales."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path_string(path).rsplit("/", 1)[-1] in DECAYED, params)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.layers.dropout import dropout_key
 from jaxlm.objectives.base import (
     Batch,
@@ -25,11 +26,7 @@ from jaxlm.objectives.base import (
     Objective,
     Term,
     Terms,
-    initial_memory,
-    step_flops,
-    stream_loss,
     total_loss,
-    with_constants,
 )
 from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.compiler import compiler_options
@@ -38,9 +35,6 @@ from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule
 from jaxlm.trees import matches_patterns, path_string, paths
 from jaxlm.types import Params
-
-EVALUATION_STEP = 2**31 - 1
-"""Step whose corruption key evaluation uses; training never reaches it."""
 
 
 class TrainState(NamedTuple):
@@ -68,7 +62,7 @@ class Program:
             train: Batch size, seed and number of steps.
             optimizer: The optimizer and its schedule.
             mesh: Devices of the program.
-            constants: Arrays that the loss reads and that are not updated (see `load_constants`).
+            constants: Arrays that the loss reads and that are not updated (see `Objective.load_constants`), or shapes.
 
         Raises:
             UserError: The batch does not divide over the mesh, or a pattern of `optimizer.freeze` matches nothing.
@@ -86,14 +80,18 @@ class Program:
         _check_patterns(optimizer.freeze, self.shapes.params)
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
-        self.constants = constants
+        self.constants = jax.tree.map(
+            lambda leaf, sharding: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.device_put(leaf, sharding),
+            constants, shardings(constants, mesh),
+        )
         self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step = make_train_step(self)
         self.eval_step = make_eval_step(self)
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
-        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(jax.random.key(seed))
+        key = purpose_key(seed, Purpose.INITIALIZATION)
+        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(key)
 
     def begin(self, params: Params) -> TrainState:
         """Return the state of step 0 with these parameters.
@@ -112,13 +110,13 @@ class Program:
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
 
     def _begin(self, params: Params) -> TrainState:
-        memory = initial_memory(self.objective, self.train.batch_size)
+        memory = self.objective.initial_memory(self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
         return jax.jit(
-            lambda: initial_memory(self.objective, self.train.batch_size), out_shardings=self.shardings.memory
+            lambda: self.objective.initial_memory(self.train.batch_size), out_shardings=self.shardings.memory
         )()
 
     @property
@@ -135,8 +133,8 @@ class Program:
         return f"{self.num_params:,} parameters" + (f" ({count:,} of them frozen)" if count else "")
 
     def step_flops(self, length: int, rows: int) -> float:
-        """Return the FLOPs of a training step, 0 if not counted; see `jaxlm.objectives.base.step_flops`."""
-        return self._counts_flops * step_flops(with_constants(self.objective, self.constants), length, rows)
+        """Return the FLOPs of a training step, 0 if not counted; see `Objective.step_flops`."""
+        return self._counts_flops * self.objective.with_constants(self.constants).step_flops(length, rows)
 
     def lower(self, batch: Batch) -> Any:
         """Return the train step lowered for a batch of shapes, without any arrays."""
@@ -158,8 +156,7 @@ def _check_patterns(patterns: Sequence[str], params: Params) -> None:
 
 def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     """Return the key of a step's corruption: threefry, so that masks are the same on every mesh and device."""
-    # `dropout_key` folds in 1.
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step), 0)
+    return jax.random.fold_in(purpose_key(seed, Purpose.CORRUPTION), step)
 
 
 def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
@@ -167,7 +164,7 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
     optimizer, mesh, t = program.optimizer, program.mesh, program.train
 
     def train_step(state: TrainState, batch: Batch, constants: Constants) -> tuple[TrainState, Terms]:
-        objective = with_constants(program.objective, constants)
+        objective = program.objective.with_constants(constants)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(corruption_key(t.seed, state.step), batch)
             key = dropout_key(t.seed, state.step)
@@ -186,7 +183,11 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
         # state, so that no run could be resumed with another limit.
         if t.skip_nonfinite:
             finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
-            kept = state._replace(step=state.step + 1)
+            is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(memory)]))
+            reset = jax.tree.map(
+                lambda new, fresh: jnp.where(is_whole, new, fresh), memory, objective.initial_memory(t.batch_size)
+            )
+            kept = state._replace(step=state.step + 1, memory=reset)
             new = jax.tree.map(lambda updated, old: jnp.where(finite, updated, old), new, kept)
         return new, terms
 
@@ -212,7 +213,7 @@ def gradients(
     if num_microbatches == 1:
         return _gradients(objective, params, example, memory, key, None, frozen_params)
     # Only the weights are used, so the compiler removes this forward pass.
-    terms, _ = stream_loss(objective, params, example, memory, key, True)
+    terms, _ = objective.stream_loss(params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
 
     shared = {name: example[name] for name in objective.shared_arrays}
@@ -251,7 +252,7 @@ def _gradients(
             return jax.lax.stop_gradient(x) if matches_patterns(path_string(path), frozen_params) else x
 
         params = jax.tree_util.tree_map_with_path(trained_only, params)
-        terms, carried = stream_loss(objective, params, example, memory, key, True)
+        terms, carried = objective.stream_loss(params, example, memory, key, True)
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
         return total_loss(terms, weights), (metrics, carried)
 
@@ -270,12 +271,12 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
     def eval_step(
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
-        objective = with_constants(program.objective, constants)
-        key = jax.random.fold_in(corruption_key(program.train.seed, EVALUATION_STEP), index)
+        objective = program.objective.with_constants(constants)
+        key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(key_corrupt, batch)
-            return stream_loss(objective, params, example, memory, key_loss, False)
+            return objective.stream_loss(params, example, memory, key_loss, False)
 
     return jax.jit(
         eval_step,

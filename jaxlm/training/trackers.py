@@ -41,12 +41,8 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: Path, after_step: int) -> None:
         """Open a file in the folder; TensorBoard then hides what earlier files have of later steps."""
-        # tensorboardX imports torch if it is installed, for features that are not used here: 170 MB.
-        torch = sys.modules.setdefault("torch", None)
         from tensorboardX import SummaryWriter
 
-        if torch is None:
-            del sys.modules["torch"]
         self._events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

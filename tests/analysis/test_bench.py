@@ -9,11 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxlm.analysis.bench import bench_pretraining, synthetic_batch
+from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.recipes import recipe_of
+from jaxlm.analysis.step import open_stand_in
 from jaxlm.analysis.timing import readable
 from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.presets import load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
@@ -28,9 +30,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.peaks import measured_flops
 from jaxlm.runs.folder import write_imported_run
-from jaxlm.runs.load import run_vocabulary
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer
 from jaxlm.training.program import corruption_key
 
@@ -76,7 +76,7 @@ def result():
     with pytest.MonkeyPatch.context() as patch:
         rates = iter([1e9, 3e9, 2e9, 1e9, 1e9])  # in a busy round the machine reaches less
         patch.setattr("jaxlm.analysis.bench.measured_flops", lambda device, dtype: next(rates))
-        return bench_pretraining(experiment, steps=2, report=lambda _: None)
+        return bench_pretraining(open_stand_in(experiment), steps=2, report=lambda _: None)
 
 
 def test_figures_add_up(result):
@@ -134,8 +134,8 @@ def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch
 
     monkeypatch.setattr(torch, "compile", lambda model: model)
     experiment = experiment_of(name)
-    objective = experiment.objective.bind(Vocabulary.stand_in(200), 64)
-    batch = synthetic_batch(experiment, objective)
+    session = open_stand_in(experiment)
+    objective, batch = session.objective, session.synthetic_batch()
     example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
     peer = TrainStep(experiment, objective, batch, report=lambda _: None)
 
@@ -190,8 +190,8 @@ def test_the_note_names_both_optimizers_and_the_pieces_of_the_batch(monkeypatch)
     experiment = dataclasses.replace(
         plain, optimizer=OptimizerConfig(name="adafactor"), train=TrainConfig(batch_size=4, accumulate=2)
     )
-    objective = plain.objective.bind(Vocabulary.stand_in(200), 64)
-    batch = synthetic_batch(experiment, objective)
+    session = open_stand_in(experiment)
+    objective, batch = session.objective, session.synthetic_batch()
     note = TrainStep(experiment, objective, batch, report=lambda _: None).describe()["note"]
     assert "Transformers' Adafactor (jaxlm: adafactor)" in note and "in one piece where jaxlm takes 2" in note
     note = TrainStep(plain, objective, batch, report=lambda _: None).describe()["note"]
@@ -206,17 +206,28 @@ def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, t
     write_imported_run(tmp_path / "run", experiment, params, tokenizer, {"imported_from": "nowhere"})
     assert main(["bench", str(tmp_path / "run"), "--steps", "1", "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
-    assert out["vocabulary"] == "vocabulary of 400: the run's own"
+    assert out["vocabulary"] == "vocabulary of 400: the tokenizer's"
     # 200 more rows of the embedding (16 wide) and of the output's bias.
     assert out["parameters"] == result["parameters"] + 200 * 17
-    assert run_vocabulary(preset) is None
     # An import keeps its spare rows when it is trained, so they are measured too.
-    assert run_vocabulary(str(tmp_path / "run")).rows(600) == 600 and tokenizer.vocabulary.rows(600) == 400
+    vocabulary = open_stand_in(experiment, str(tmp_path / "run")).objective.vocabulary
+    assert vocabulary.rows(600) == 600 and tokenizer.vocabulary.rows(600) == 400
+
+
+def test_named_data_are_measured_with_the_vocabulary_of_pretraining(preset, tmp_path):
+    """Its size is the one that the text allows; other flags leave a preset's published size."""
+    (tmp_path / "x.txt").write_text("\n\n".join(f"C(=O)N{i}c1ccccc1" for i in range(200)))
+    own = load_preset(preset)
+    data = dataclasses.replace(own.data, source=str(tmp_path / "x.txt"), cache_dir=str(tmp_path / "cache"))
+    named, lines = dataclasses.replace(own, data=data), []
+    session = open_stand_in(named, preset, report=lines.append)
+    assert session.tokenizer == data.prepare_tokenizer(lines.append) and 458 < len(session.tokenizer) < data.vocab_size
+    longer = dataclasses.replace(own, data=dataclasses.replace(own.data, length=32), train=TrainConfig(batch_size=2))
+    assert open_stand_in(longer, preset, report=pytest.fail).tokenizer is None
 
 
 def test_a_synthetic_batch_is_full_rows_of_text():
-    objective = OBJECTIVES["bert"].bind(Vocabulary.stand_in(200), 64)
-    batch = synthetic_batch(experiment, objective)
+    batch = open_stand_in(experiment).synthetic_batch()
     assert batch.tokens.shape == batch.segment_ids.shape == (4, 61)
     assert batch.tokens.min() >= 107 and batch.tokens.max() < 200
     assert (batch.segment_ids == np.arange(1, 5)[:, None]).all()  # a document a row

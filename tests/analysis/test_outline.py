@@ -9,8 +9,8 @@ import pytest
 
 from jaxlm.analysis import compilation
 from jaxlm.analysis.outline import collective_seconds, outlines
-from jaxlm.parallel.mesh import MeshConfig
-from tests.analysis.test_plan import EXPERIMENT, needs_compiler, on
+from jaxlm.analysis.step import open_stand_in
+from tests.analysis.test_plan import EXPERIMENT, needs_compiler
 
 
 def mesh(data: int, fsdp: int, tensor: int, slices: int = 1) -> SimpleNamespace:
@@ -37,11 +37,12 @@ def test_collectives_of_a_step(shape, slices, expected):
 def test_what_does_not_fit_is_sharded_or_divided_into_microbatches(monkeypatch):
     for name, value in compilation.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    assert {one.mesh.fsdp for one in outlines(EXPERIMENT, "v5e:2x2")} == {1, 2, 4}
+    assert {one.mesh.fsdp for one in outlines(open_stand_in(EXPERIMENT), "v5e:2x2")} == {1, 2, 4}
     wide = dataclasses.replace(EXPERIMENT.objective.model, hidden_size=8192, intermediate_size=32768, num_layers=4)
-    large = dataclasses.replace(
-        on(MeshConfig(), batch_size=8192), objective=dataclasses.replace(EXPERIMENT.objective, model=wide)
-    )
+    large = open_stand_in(dataclasses.replace(
+        EXPERIMENT, objective=dataclasses.replace(EXPERIMENT.objective, model=wide),
+        train=dataclasses.replace(EXPERIMENT.train, batch_size=8192),
+    ))
     best = outlines(large, "v5e:4x4")  # 3.2 billion parameters with AdamW's moments: 39 GB
     assert best and all(one.mesh.fsdp * one.mesh.tensor >= 4 for one in best)
     assert all(one.accumulate > 1 for one in best)  # 512 rows of 32 a chip: 18 GB of activations

@@ -19,7 +19,7 @@ from jaxlm.analysis.estimate import Estimate
 from jaxlm.analysis.extrapolate import extrapolate, with_layers
 from jaxlm.analysis.hlo import Traffic, parse
 from jaxlm.analysis.plan import plan
-from jaxlm.analysis.step import stand_in_vocabulary
+from jaxlm.analysis.step import open_stand_in
 from jaxlm.cli import main
 from jaxlm.commands.plan import report, table_row
 from jaxlm.config.experiment import Experiment, TrainConfig
@@ -36,6 +36,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.runs.session import Session
 from jaxlm.training.program import Program
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -49,8 +50,9 @@ EXPERIMENT = Experiment(
 )
 
 
-def on(mesh: MeshConfig, **train) -> Experiment:
-    return dataclasses.replace(EXPERIMENT, mesh=mesh, train=dataclasses.replace(EXPERIMENT.train, **train))
+def on(mesh: MeshConfig, **train) -> Session:
+    train = dataclasses.replace(EXPERIMENT.train, **train)
+    return open_stand_in(dataclasses.replace(EXPERIMENT, mesh=mesh, train=train))
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +158,8 @@ def test_a_search_tries_meshes_and_names_the_fastest(capsys, tmp_path, monkeypat
 @needs_compiler
 @pytest.mark.parametrize(("topology", "sizes"), [("2xv5e:4x8", [1, 4, 16, 32]), ("4xv5e:16x16", [1, 4, 16, 64, 256])])
 def test_a_search_fills_at_most_one_slice_with_fsdp(topology, sizes, monkeypatch):
-    monkeypatch.setattr(searching, "plan", lambda experiment, *_, **__: {"fits": True, "mesh": experiment.mesh})
-    tried = [found["mesh"] for found in searching.search(EXPERIMENT, topology)]
+    monkeypatch.setattr(searching, "plan", lambda session, *_, **__: {"fits": True, "mesh": session.experiment.mesh})
+    tried = [found["mesh"] for found in searching.search(open_stand_in(EXPERIMENT), topology)]
     assert tried == [MeshConfig(data=-1, fsdp=size) for size in sizes]
 
 
@@ -165,7 +167,7 @@ def test_a_search_fills_at_most_one_slice_with_fsdp(topology, sizes, monkeypatch
 def test_few_layers_extrapolate_to_the_whole_step():
     model = dataclasses.replace(MODEL, num_layers=6)
     deep = dataclasses.replace(EXPERIMENT, objective=MaskedLM(model=model, input_format="document"))
-    deep = dataclasses.replace(deep, mesh=MeshConfig(data=1, fsdp=4))
+    deep = open_stand_in(dataclasses.replace(deep, mesh=MeshConfig(data=1, fsdp=4)))
     whole, extrapolated = (plan(deep, "v5e:2x2", is_extrapolated=flag) for flag in (False, True))
     assert extrapolated["is_extrapolated"] and not whole["is_extrapolated"]
     for kind in ("parameters", "optimizer_state", "batch"):  # exactly linear
@@ -203,21 +205,22 @@ def test_an_extrapolated_step_lies_on_the_line_and_hides_no_more_than_it_moves()
 
 def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
     with pytest.raises(UserError, match=r"this Bert has num_layers 1\. Leave it out"):
-        with_layers(EXPERIMENT, 2)
+        with_layers(open_stand_in(EXPERIMENT), 2)
     loop = dataclasses.replace(EXPERIMENT, objective=MaskedLM(model=Bert(loop_layers=True)))
     with pytest.raises(UserError, match=r"this Bert has num_layers 12 in a loop\. Leave it out"):
-        with_layers(loop, 2)
+        with_layers(open_stand_in(loop), 2)
     t5 = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=12, num_decoder_layers=6)))
     with pytest.raises(UserError, match=r"this T5 has num_layers 12, num_decoder_layers 6"):
-        with_layers(t5, 2)
+        with_layers(open_stand_in(t5), 2)
     ernie = dataclasses.replace(EXPERIMENT, objective=EntityAutoencoder(model=Ernie(num_layers=12, num_text_layers=5)))
     with pytest.raises(UserError, match=r"needs 2 layers in every stack, which Ernie cannot have; leave it out"):
-        with_layers(ernie, 2)
+        with_layers(open_stand_in(ernie), 2)
 
 
 def test_variants_of_a_reversible_model_end_with_microbatches():
     reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=Reformer()))
-    tried = [flags.get("train.accumulate") for _, flags in searching.variants(reformer, MeshConfig(), 16)]
+    found = searching.variants(open_stand_in(reformer), MeshConfig(), 16)
+    tried = [flags.get("train.accumulate") for _, flags in found]
     assert tried == [None, 2, 4]
 
 
@@ -241,7 +244,7 @@ def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
 def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     fits = dict(
         topology="v5e:2x2", devices=4, device_kind="TPU v5 lite", mesh={"data": 4, "fsdp": 1, "tensor": 1},
-        batch_size=8, length=128, parameters=1000, vocabulary="vocabulary of 512: the run's own", fits=True,
+        batch_size=8, length=128, parameters=1000, vocabulary="vocabulary of 512: the tokenizer's", fits=True,
         is_extrapolated=False,
         hbm_bytes_per_chip=2**33, hbm_limit_bytes=2**34, headroom_bytes=2**33, bytes_over=0,
         hbm_by_kind={"optimizer_state": 4000}, flops_per_step=4e12, flops_per_step_per_chip=1e12,
@@ -258,7 +261,7 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
         asynchronous_share=0.5, compile_seconds=1.5, compiler_message=None,
     )
     text = report(fits)
-    assert "vocabulary of 512: the run's own" in text and "3.91 KiB  optimizer state" in text
+    assert "vocabulary of 512: the tokenizer's" in text and "3.91 KiB  optimizer state" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
     assert "25.00 ms a step, MFU 40.0%" in text and "(50.0% by the 1.25 TFLOPs" in text and "20.00 ms" in text
     assert "kernels take 5.00 ms of it: 2 counted by the compiler's schedule.\n" in text
@@ -307,9 +310,10 @@ def test_a_topology_that_fails_is_a_row_of_the_table(capsys, tmp_path, monkeypat
 def test_every_generation_compiles_a_step_with_its_kernels(topology, mesh):
     model = dataclasses.replace(MODEL, max_positions=128, num_layers=2)  # the last one needs no fused attention
     experiment = dataclasses.replace(
-        on(mesh), data=TextData(length=128), objective=dataclasses.replace(EXPERIMENT.objective, model=model)
+        EXPERIMENT, mesh=mesh, data=TextData(length=128),
+        objective=dataclasses.replace(EXPERIMENT.objective, model=model),
     )
-    result = plan(experiment, topology)
+    result = plan(open_stand_in(experiment), topology)
     assert result["fits"] and (result["estimated_step_seconds"] is None) == topology.startswith("v7x")
     kernels = {"v2": 0, "v3": 0, "v7": None}.get(topology[:2], 2)  # forward and backward
     assert (result["counted_kernels"], result["charged_kernels"]) == (kernels, None if kernels is None else 0)
@@ -331,7 +335,7 @@ def test_topologies_have_one_device_a_chip(name, devices):
 @pytest.mark.parametrize("name", ["v5e", "v5e:3x3", "v99:2x2", "16", "v5e:16x16x", "a100:8"])
 def test_a_topology_that_does_not_exist_is_the_users_mistake(name):
     with pytest.raises(UserError) as caught:
-        plan(EXPERIMENT, name)
+        plan(open_stand_in(EXPERIMENT), name)
     assert name in str(caught.value) and "v5e:16x16" in str(caught.value)
 
 
@@ -362,8 +366,8 @@ def test_a_plan_opens_no_accelerator():
 
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
-    assert stand_in_vocabulary(EXPERIMENT.objective).size == 1024
-    assert stand_in_vocabulary(ReplacedTokens(model=Electra(vocab_size=777))).size == 777
+    for objective, size in ((EXPERIMENT.objective, 1024), (ReplacedTokens(model=Electra(vocab_size=777)), 777)):
+        assert open_stand_in(Experiment(objective=objective)).objective.vocabulary.size == size
 
 
 VMEM_OF_A_FUSION = (  # libtpu 0.0.42.1, v4, of an all-reduce fused with the optimizer

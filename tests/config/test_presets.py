@@ -12,7 +12,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import PretrainedModel, load_constants
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
@@ -146,7 +146,7 @@ def test_a_tiny_preset_trains_in_bfloat16(name, tmp_path):
         own = preset("bert_mini").objective.bind(vocabulary, 32)
         return PretrainedModel(own, jax.jit(own.init)(jax.random.key(1)))
 
-    constants = load_constants(objective, teacher)
+    constants = objective.load_constants(teacher)
     program = Program(
         objective, experiment.train, experiment.optimizer, make_mesh(experiment.mesh, jax.devices()[:1]), constants
     )

@@ -149,14 +149,41 @@ def test_the_second_part_is_never_of_the_same_document():
     rng = np.random.default_rng(0)
     documents = rng.integers(1, 5, 64).tolist()  # a random partner shares the document with probability 1/4
     b = batch(rng.integers(20, 31, 64).tolist(), 30, documents)
-    swapped = 0
+    swapped, labelled = 0, 0
     for seed in range(40):
         p = pairs(seed, b)
         for row in np.flatnonzero(p.is_random):
             assert documents[split(p, row)[1][0] // 1000 - 1] != documents[row]
         swapped += p.is_random.sum()
-    assert abs(swapped / (40 * 64) - 0.5) < 5 * np.sqrt(0.25 / (40 * 64))
-    assert not pairs(0, batch([30] * 8, 30, [3] * 8), rate=1.0).is_random.any()
+        labelled += p.has_pair.sum()
+    assert labelled > 0.9 * 40 * 64 and abs(swapped / labelled - 0.5) < 5 * np.sqrt(0.25 / labelled)
+    alone = pairs(0, batch([30] * 8, 30, [3] * 8), rate=1.0)
+    assert not alone.is_random.any() and not alone.has_pair.any()  # the label would be constant
+
+
+@pytest.mark.parametrize("num_documents", [2, 4, 16, 64])
+def test_length_and_position_do_not_tell_the_label(num_documents):
+    """Partners are mutual; so the label depends neither on the row's size, place and cut nor on where B breaks off."""
+    rng = np.random.default_rng(0)
+    sizes, documents = rng.integers(15, 31, 64), rng.integers(1, num_documents + 1, 64)
+    b, found, rows = batch(sizes.tolist(), 30, documents.tolist()), [], np.arange(64)
+    for seed in range(120):
+        every = pairs(seed, b, 1.0)
+        size = every.attention_mask.sum(1)
+        last = every.input_ids[rows, size - 2]
+        source = last // 1000 - 1
+        assert (source[source] == rows).all() and ((source != rows) == every.has_pair).all()
+        p = pairs(seed, b)  # the same partners
+        last = p.input_ids[rows, size - 2]
+        is_whole = last % 1000 == sizes[last // 1000 - 1] - 1
+        cut = p.token_type_ids.sum(1)
+        shapes = [size, cut, rows, is_whole, sizes, documents]
+        found.append(np.stack([p.is_random, *shapes])[:, p.has_pair > 0])
+    label, *features = np.concatenate(found, axis=1)
+    assert len(label) > 0.5 * 120 * 64
+    for feature in features:
+        table = np.stack([np.bincount(feature[label == value], minlength=feature.max() + 1) for value in (0, 1)])
+        assert scipy.stats.chi2_contingency(table[:, table.sum(0) >= 20]).pvalue > 1e-4
 
 
 def test_sizes_do_not_tell_what_was_swapped():

@@ -21,7 +21,7 @@ from jaxlm.errors import UserError
 
 
 def texts(source, field="text"):
-    return [piece.text for piece in open_corpus(str(source), field).pieces()]
+    return [piece.text for piece in open_corpus(str(source), field).pieces() if piece.text]
 
 
 @pytest.fixture
@@ -56,6 +56,25 @@ def test_links_do_not_repeat_a_file(folder):
     assert sorted(texts(folder)) == sorted(before)
     assert sorted(texts(folder / "*" / "c.txt")) == ["c"]
     assert texts(folder / "*.txt") == ["b one", "b two"]
+
+
+def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for name in ("x.pdf", "y.pdf", "README"):
+        (folder / name).write_text("left out")
+    (folder / "e.txt").touch()
+    for source in ("b.txt,*.txt,.", "b.txt, b.txt,.,b.txt"):
+        corpus = open_corpus(source)
+        assert sorted(piece.text for piece in corpus.pieces()) == ["a one", "a two", "b one", "b two", "c"]
+        assert corpus.remark.startswith("Files of text: 3; not read: ")
+        for reason in ("named again, read once (", "1 empty (e.txt)", "1 .md (notes.md)", "2 .pdf (x.pdf, y.pdf)",
+                       "1 without a suffix (README)"):
+            assert reason in corpus.remark
+    assert open_corpus("sub").remark == open_corpus("b.txt").remark == ""
+    assert open_corpus("[ab].*").remark == "Files of text: 2"
+    before = open_corpus("*.txt").stamp
+    (folder / "e.txt").write_text("no longer empty")
+    assert open_corpus("*.txt").stamp != before
 
 
 def test_only_regular_files_are_text(folder):
@@ -182,11 +201,11 @@ ROWS = ["One\nline.\n\nAnd another, with a comma", "x" * 200_000, "", "a; b", '"
 
 @pytest.fixture
 def tables(tmp_path):
-    """The same texts as .jsonl, .csv with semicolons, .parquet with a null, and a dataset on a disk."""
+    """The same texts as .jsonl and .parquet with a null, .csv with semicolons, and a dataset on a disk."""
     datasets = pytest.importorskip("datasets")
     line = io.StringIO()
     csv.writer(line, delimiter=";").writerows([["id", "text"], *enumerate(ROWS)])
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": row or None}) + "\n" for row in ROWS))
     (tmp_path / "t.csv").write_text(line.getvalue(), newline="")
     data = datasets.Dataset.from_dict({"id": list(range(6)), "text": [row or None for row in ROWS]})
     data.to_parquet(tmp_path / "t.parquet")
@@ -200,9 +219,9 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
         *(str(tables / f"t.{kind}") for kind in ("jsonl", "csv", "parquet")), f"hf:{tables / 'saved'}",
         f"hf:{tables / 'saved'}:train",
     ]}
-    prints = {survey(corpus.pieces()).fingerprint for corpus in corpora.values()}
-    assert len(prints) == 1
-    assert survey(open_corpus(str(tables / "t.csv")).pieces()).documents == len(ROWS) - 1
+    (facts,) = {(text.fingerprint, text.documents, text.blank) for text in
+                (survey(corpus.pieces()) for corpus in corpora.values())}
+    assert facts[1:] == (len(ROWS) - 1, 1)
     assert len({corpus.stamp for corpus in corpora.values()}) == len(corpora)
 
 

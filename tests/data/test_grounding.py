@@ -55,14 +55,54 @@ def test_exact_forms_where_nothing_matches():
     assert ground(["cat"], "nothing known", "?") == [[[], []]]
 
 
-def test_statements():
-    assert statement("Where would you put it?", "a drawer") == "A drawer would you put it."
-    assert statement("Which is what?", "this") == "Which is this."
-    assert statement("When tired, he goes to what?", "bed") == "When tired, he goes to bed."
-    assert statement("I know who came. What did they bring?", "gifts") == "I know who came. gifts did they bring."
-    assert statement("People who run need what kind of shoes?", "light") == "People who run need light kind of shoes."
-    assert statement("The sky is", "blue") == "The sky is blue"
+# What datasets/convert_csqa.py of INK-USC/KagNet gives.
+STATEMENTS = [
+    ("Where would you put it?", "a drawer", "A drawer would you put it."),
+    ("What's a place where you can see stars?", "New York", "New York is a place where you can see stars."),
+    ("I know who came. What did they bring?", "gifts", "I know who came. Gifts did they bring."),
+    ("What is it?", "éa", "Éa is it."),
+    # In lower case within a sentence, without its period in front of other text.
+    ("When tired, he goes to what?", "Bed.", "When tired, he goes to bed."),
+    ("What is it?", "...", " is it."),
+    ("I like.", "Tea.", "I like tea."),
+    # The word before the question mark comes first, in the order of the list; then the first of the last sentence.
+    ("Which is what?", "this", "Which is this."),
+    ("Who? Or what?", "x", "Who? Or x."),
+    ("He is here. Where is she? She is there.", "Home", "He is here. Home is she? She is there."),
+    ("Where is she. Tell me", "Home", "Where is she. Tell me home"),
+    ("Where is she?? ", "Home", "Home is she?."),
+    ("Show me the way", "x", "Sx me the way"),
+    ("What.", "x", "What x"),
+    ("people who run need what kind of shoes?", "Light", "people who run need light kind of shoes."),
+    ("People who run need what kind of shoes?", "light", "People light run need what kind of shoes."),
+    ("Which of the following is a fruit?", "Apple", "Apple is a fruit."),
+    ("He saw which of these?", "Apple", "He saw apple."),
+    ("whats the name?", "Bob", "Bob the name."),
+    ("The U.S. city is where?", "New York", "The US city is new york."),
+    # Blanks stay blanks.
+    ("Where does ____ live?", "Bob", "Bob does Bob live."),
+    ("The ____ is blue", "Sky.", "The sky. is blue sky."),
+    ("The _ is red.", "x", "The _ is red."),
+    # No question word.
+    ("Cats and dogs, are them called?", "Pets", "Cats and dogs, are pets."),
+    ("He laughed, meaning he was not?", "Sad", "He laughed, he was not sad."),
+    ("A cat is one of these?", "Animal", "A cat is animal."),
+    ("Every task requires this?", "Energy", "Every task requires energy "),
+    ("Every task requires this energy?", "Lots", "Every task requires lots energy?"),
+    ("The sky is", "Blue", "The sky is blue"),
+    ("Do U.S. students like it?", "Yes", "Do U.S. students like it yes"),
+]
+
+
+@pytest.mark.parametrize(("question", "choice", "expected"), STATEMENTS)
+def test_statements_are_the_reference_ones(question, choice, expected):
+    assert statement(question, choice) == expected
+    assert statement(f" {question} ", choice) == expected
+
+
+def test_choices_are_no_patterns():
     assert statement("The ____ is blue?", r"\1 sky") == r"The \1 sky is blue?"
+    assert statement("What is it?", "") == " is it."
 
 
 def test_without_the_package(monkeypatch):

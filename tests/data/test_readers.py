@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxlm.data import readers
-from jaxlm.data.readers import PIECE, Cutter, kind_of, read_file
+from jaxlm.data.readers import NO_TEXT, PIECE, Cutter, kind_of, read_file
 from jaxlm.errors import UserError
+from jaxlm.tasks.tables import read_table
 
 
 def documents(path, field="text"):
     found, parts = [], []
     for piece in read_file(str(path), field):
+        if piece == NO_TEXT:
+            continue
         assert piece.first == (not parts)
         assert len(piece.text) <= PIECE
         parts.append(piece.text)
@@ -75,12 +78,12 @@ def test_the_cuts_of_a_document_depend_only_on_its_text(text, chunks, size):
     readers.PIECE = size
     try:
         cutter = Cutter()
-        at_once = list(cutter.document(text))
+        at_once = [piece for piece in cutter.document(text) if piece != NO_TEXT]
         pieces, start = [], 0
         for chunk in chunks:
             pieces += cutter.add(text[start : start + chunk])
             start += chunk
-        pieces += cutter.document(text[start:])
+        pieces += [*cutter.add(text[start:]), *cutter.end()]
     finally:
         readers.PIECE = before
     assert pieces == at_once
@@ -137,6 +140,25 @@ def test_bytes_that_are_not_utf8_are_refused(name, data, tmp_path):
         documents(write(tmp_path / name, data))
 
 
+@pytest.mark.parametrize(("text", "encoding", "likely"), [
+    ("Der Hund läuft über die große Straße.", "cp1252", "CP1252"), ("kühl – 5 €", "cp1252", "CP1252"),
+    ("Le café est à côté, très bon.", "cp1252", "CP1252"),
+    ("W Szczebrzeszynie chrząszcz brzmi w trzcinie, żółw też.", "cp1250", "CP1250"),
+    ("Bu çok güzel bir şey, ağaçların altında ışık var.", "cp1254", "CP1254"),
+    ("Это очень хороший фильм", "cp1251", "CP1251"), ("Αυτή είναι μια ελληνική πρόταση", "cp1253", "CP1253"),
+    ("정말 좋아요, 느려요", "cp949", "CP949"), ("これは日本語のテキストです", "cp932", "CP932"),
+    ("这部电影很好看，我看了两遍。演员们也很好，音乐很美。", "gb18030", "GB18030"), ("plain text", "utf-16", "UTF-16"),
+])
+def test_the_likely_encoding_is_named_in_a_command(text, encoding, likely, tmp_path):
+    """The command gives the text; it is the same for pretraining text and for tables of tasks."""
+    path = write(tmp_path / "a.csv", f"text;label\n{text};x\n".encode(encoding))
+    for read in (documents, lambda path: list(read_table(str(path), ["text", "label"]))):
+        with pytest.raises(UserError, match=f"a.csv is not UTF-8 text but most likely .*iconv -f {likely} -t UTF-8"):
+            read(path)
+    write(path, path.read_bytes().decode(likely))
+    assert documents(path) == [text]
+
+
 def test_json_lines(tmp_path):
     rows = [{"id": 1, "text": "a\nb\u0000é"}, {"text": "   "}, {"text": ""}, {"text": "pair \ud83d\ude00"}]
     data = "\ufeff" + "\n\n".join(json.dumps(row) for row in rows) + '\n{"text": "lone \\ud800!"}'
@@ -148,7 +170,6 @@ def test_json_lines(tmp_path):
     [
         ('{"body": "x", "id": 3}', r"line 2 has no field 'text'; .*--data\.text-field \(here: 'body', 'id'\)"),
         ('{"text": 3}', "line 2: the field 'text' is .*not text"),
-        ('{"text": null}', "line 2: the field 'text' is .*not text"),
         ('["text"]', "line 2: expected a JSON object, found list"),
         ('{"text": "x"', "line 2: this is not JSON"),
         ("plain text", "line 2: this is not JSON"),

@@ -171,16 +171,12 @@ def test_the_least_is_held_out_whatever_the_hashes(count, size):
             assert held <= least + 2 * size
 
 
-def test_a_rule_that_holds_out_other_documents_than_the_first_version_is_new():
-    """The first version held out by hash whenever the share had four documents, whatever their size."""
+def test_large_documents_are_held_out_by_the_tail():
+    """By hash, documents of a share of the text would hold out far more than it."""
     facts = dict(fingerprint="", documents=200, bytes=10**7, lowest_route=5, highest_route=(1 << 64) - 5)
-    by_share = Survey(**facts, least_below=1 << 50)
-    assert not HeldOutRule.of(0.1, by_share).is_new and HeldOutRule.of(0.1, by_share).below == round(0.1 * 2**64)
-    assert HeldOutRule.of(0.1, Survey(**facts, least_below=1 << 62)).is_new  # more than the share
-    too_large = HeldOutRule.of(0.1, Survey(**facts, least_below=0))
-    assert too_large.is_new and too_large.below == 0 and too_large.tail == 9 * 10**6
-    few = Survey(**facts | {"documents": 3}, least_below=0)
-    assert not HeldOutRule.of(0.1, few).is_new  # both versions hold out the tail
+    assert HeldOutRule.of(0.1, Survey(**facts, least_below=1 << 50)) == HeldOutRule(round(0.1 * 2**64), 10**7)
+    assert HeldOutRule.of(0.1, Survey(**facts, least_below=1 << 62)).below == 1 << 62
+    assert HeldOutRule.of(0.1, Survey(**facts, least_below=0)) == HeldOutRule(0, 9 * 10**6)
 
 
 def test_copies_of_one_document_are_not_all_held_out(tmp_path):

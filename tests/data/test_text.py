@@ -69,6 +69,9 @@ def test_a_text_is_prepared_once(folder, config):
     assert first.store.manifest["tokenizer"] == first.tokenizer.fingerprint
     assert first.store.held_out.documents >= 1
     assert 2 < first.store.statistics.unigram_entropy < np.log(600)
+    train = first.store.train
+    sizes = np.diff(train.offsets.read(0, train.documents + 1))
+    assert first.store.statistics.longest_document == sizes.max() / sizes.sum()
 
     again = prepare(dataclasses.replace(config, length=512, workers=3), lines.append)
     assert len(lines) == 3  # at once, and for every objective
@@ -207,9 +210,27 @@ def test_an_empty_corpus(tmp_path, text):
         prepare(TextData(source=str(tmp_path / "empty.txt"), cache_dir=str(tmp_path / "c")), lambda line: None)
 
 
+def test_what_is_left_out_of_a_text_is_told(config, tmp_path):
+    (folder := tmp_path / "texts").mkdir()
+    (folder / "a.jsonl").write_text('{"text": null}\n{"text": "one"}\n{"text": " "}\n')
+    (folder / "b.pdf").write_text("x")
+    lines, config = [], dataclasses.replace(config, source=str(folder), cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):  # the second time from the cache
+        config.survey(lines.append)
+        assert lines[-2:] == ["Files of text: 1; not read: 1 .pdf (b.pdf)",
+                              f"Rows of {folder} without text, which are left out: 2"]
+
+
 def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
-    with pytest.raises(UserError, match=r"50,?000"):
-        prepare(dataclasses.replace(config, vocab_size=50_000, cache_dir=str(tmp_path)), lambda line: None)
+    lines = []
+    large = dataclasses.replace(config, vocab_size=50_000, cache_dir=str(tmp_path))
+    tokenizer, store = prepare(large, lines.append)
+    assert 600 < len(tokenizer) == store.vocab_size < 50_000
+    size = f"{len(tokenizer):,} ids and not 50,000 (--data.vocab-size)"
+    remark = f"The vocabulary has {size}: this text has no more pieces"
+    assert remark in lines
+    lines.clear()
+    assert prepare(large, lines.append).tokenizer == tokenizer and lines == [remark]  # also when it is found again
 
 
 def test_a_missing_tokenizer_is_refused_before_the_text_is_read(config, tmp_path):
@@ -217,6 +238,34 @@ def test_a_missing_tokenizer_is_refused_before_the_text_is_read(config, tmp_path
     with pytest.raises(UserError):
         prepare(dataclasses.replace(config, tokenizer=str(tmp_path / "none"), cache_dir=str(tmp_path)), lines.append)
     assert not lines
+
+
+def test_the_share_of_unknown_words(tmp_path, monkeypatch):
+    """It is counted while the store is made, by any shards, and a store that is found again still knows it."""
+    monkeypatch.setattr(build, "_CHUNK", 100)
+    words = [*"abcdefgh", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    documents = [" ".join(np.random.default_rng(i).choice(words[:8], 8)) + " ." for i in range(60)]
+    documents[7], documents[50] = "a b zebra . Žluťoučký", "zebra yak a"
+    source = str(tmp_path / "x.txt")
+    config = TextData(source=source, cache_dir=str(tmp_path / "c"), tokenizer=str(tmp_path / "vocab.txt"), held_out=0.1)
+
+    def summary(*lines):
+        epath.Path(source).write_text("\n\n".join(lines))
+        tokenizer = config.prepare_tokenizer(lambda line: None)
+        for shard in (2, 0, 1):
+            config.tokenize(tokenizer, shard, 3, lambda line: None)
+        first = config.open(tokenizer, lambda line: None)
+        assert config.open(tokenizer, pytest.fail).summary == first.summary
+        return first.summary
+
+    assert summary(*documents).endswith(f"; {4 / (58 * 9 + 8):.1%} of the tokens are [UNK]")
+    few = summary(*documents, *["yak yak yak"] * 20)
+    unsuited = "such as 'zebra', 'Žluťoučký', 'yak': the vocabulary does not suit this text"
+    assert few.endswith(f"; {64 / (58 * 9 + 8 + 60):.1%} of the tokens are [UNK], {unsuited}")
+    for _ in range(2):  # also when it is found again
+        with pytest.raises(UserError, match=r"x\.txt: every token is \[UNK\], such as 'один', 'два'.*; choose"):
+            summary("один два", "три")
 
 
 def test_a_cache_that_cannot_be_written(config, tmp_path):

@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from jaxlm.cli import main
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.config.presets import load_preset
 from jaxlm.data.base import Statistics
@@ -26,10 +27,11 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.layers.stack import unstack
-from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
@@ -171,7 +173,7 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
         objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer,
         make_mesh(MeshConfig(), jax.devices()[:1]), frozen,
     )
-    state = program.begin(with_constants(objective, frozen).initial_params(program.init_params(0), None))
+    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
     (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
     student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
                         state.params).train()
@@ -206,6 +208,30 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
         ours.append(float(terms["loss"].total))
     assert reference[0] - min(reference) > 0.3, "the student learns, or the comparison says little"
     np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-3)
+
+
+def test_a_published_model_is_continued_by_masked_lm(tmp_path, vocab_file, capsys):
+    """By the preset of another encoder, whose rows of two segments become rows of one."""
+    source = save_torch(torch_distilbert("gelu"), tmp_path / "hf", vocab_file)
+    (tmp_path / "text.txt").write_text("\n\n".join(f"The {a} cat sat on the {b} mat." for a in VOCAB for b in "abc"))
+    preset, run = str(Path(__file__).parents[2] / "configs" / "bert_tiny.py"), str(tmp_path / "run")
+    flags = ["--init-from", str(source), "--run-dir", run, "--data.source", str(tmp_path / "text.txt"), "--data.length",
+             "16", "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none"]
+    assert main(["pretrain", preset, *flags, "--train.steps", "2", "--optimizer.warmup-steps", "0"]) == 0
+    assert "randomly initialized" not in capsys.readouterr().out
+    objective, params, _, _ = load_model(run)
+    assert objective.model == dataclasses.replace(
+        import_folder(source).objective.model, dropout=0.0, attention_dropout=0.0, attention="auto"
+    )
+    assert main(["export", run, str(tmp_path / "out")]) == 0
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    assert type(theirs) is transformers.DistilBertForMaskedLM
+    assert difference(objective, params, theirs, 7, True) < TOLERANCE
+    assert difference(objective, params, torch_distilbert("gelu"), 7, True) > 0.01, "it was trained"
+    # Where the objective cannot train the family, one sentence says what can.
+    distil = preset.replace("bert_tiny", "distilbert_tiny")
+    assert main(["pretrain", distil, *flags[:2], "--run-dir", run + "2", *flags[4:], "--train.steps", "2"]) == 2
+    assert "objective.teacher is empty" in (said := capsys.readouterr().err) and "configs/bert_tiny.py" in said
 
 
 def test_sinusoids_are_refused(tmp_path, vocab_file):

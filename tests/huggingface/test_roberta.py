@@ -67,8 +67,12 @@ def logits(model, params, ids, mask):
     return model.predict_tokens(params, model.hidden_states(params, Inputs(ids, mask=mask)))
 
 
-def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int, padded: bool) -> float:
+def difference(
+    objective: MaskedLM, params, theirs: torch.nn.Module, length: int, padded: bool, is_left: bool = False
+) -> float:
     inputs = batch(objective.model, length, padded, seed=length)
+    if is_left:
+        inputs = {name: array[:, ::-1].copy() for name, array in inputs.items()}
     pad = objective.vocabulary.pad  # Transformers derives positions from it; no token is padding
     ids = np.where(inputs["input_ids"] == pad, pad + 1, inputs["input_ids"])
     inputs = {"input_ids": np.where(inputs["attention_mask"], ids, pad), "attention_mask": inputs["attention_mask"]}
@@ -86,6 +90,7 @@ def test_imported_logits(name, tokenizer, tmp_path):
     assert imported.objective.model.max_length == CONFIGS[name]["max_position_embeddings"] - 2
     for length, padded in LENGTHS:
         assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE
+    assert difference(imported.objective, imported.params, theirs, 33, True, is_left=True) < TOLERANCE
     longest = imported.objective.model.max_length
     assert difference(imported.objective, imported.params, theirs, longest, False) < TOLERANCE
     # Exported again, every tensor is unchanged.

@@ -35,6 +35,7 @@ VARIANTS = {
     "1.1": dict(
         d_model=24, d_kv=8, d_ff=40, num_layers=2, num_decoder_layers=3, num_heads=2, feed_forward_proj="gated-gelu",
         tie_word_embeddings=False, relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        decoder_start_token_id=9,
     ),
     "1.1-tied": dict(
         d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, feed_forward_proj="gated-gelu",
@@ -46,6 +47,7 @@ OURS = {
     "1.1": T5(
         hidden_size=32, num_layers=1, num_decoder_layers=2, num_heads=4, head_dim=8, intermediate_size=20,
         activation="gated-gelu", tied_head=False, scaled_head=False, relative_buckets=16, relative_max_distance=30,
+        start_id=9,
     ),
 }
 
@@ -61,7 +63,7 @@ def torch_t5(variant: str, seed: int = 0, **changes) -> transformers.T5ForCondit
     """Return a model with random weights; unit norms would hide a mix-up."""
     torch.manual_seed(seed)
     ids = dict(vocab_size=ROWS, pad_token_id=0, eos_token_id=3, decoder_start_token_id=0)
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**(VARIANTS[variant] | ids | changes))).eval()
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**(ids | VARIANTS[variant] | changes))).eval()
     if variant == "1.1":
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.3)
     with torch.no_grad():
@@ -130,7 +132,8 @@ def test_exported_logits(version, spm, tmp_path):
     assert type(model) is transformers.T5ForConditionalGeneration
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert (model.lm_head.weight.data_ptr() == model.shared.weight.data_ptr()) == (version == "1.0")
-    assert model.generation_config.decoder_start_token_id == 0 and model.generation_config.eos_token_id == 3
+    assert model.generation_config.decoder_start_token_id == (objective.model.start_id or 0)
+    assert model.generation_config.eos_token_id == 3
     for length, targets, padded in LENGTHS:
         assert difference(objective.model, params, model.eval(), length, targets, padded) < TOLERANCE
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

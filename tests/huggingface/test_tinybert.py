@@ -18,7 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -82,7 +82,7 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
     params |= {"projection": {"kernel": kernel, "bias": bias}}
     inputs = batch(quiet, LENGTH, True)
     example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
-    taught = with_constants(objective, frozen)
+    taught = objective.with_constants(frozen)
     terms = jax.jit(lambda p, e: taught.loss(p, e, jax.random.key(0), True))(params, example)
 
     (hidden, scores), (their_hidden, their_scores) = torch_states(small, inputs), torch_states(large, inputs)
@@ -125,7 +125,7 @@ def test_the_teacher_gets_no_gradient():
     @jax.jit
     def gradients(params, frozen):
         def loss(params, frozen):
-            own = with_constants(objective, PretrainedModel(loaded.objective, frozen))
+            own = objective.with_constants(PretrainedModel(loaded.objective, frozen))
             return total_loss(own.loss(params, example, jax.random.key(0), True))
         return jax.grad(loss, (0, 1))(params, frozen)
 

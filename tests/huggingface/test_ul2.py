@@ -21,6 +21,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from tests.huggingface.support import random_params
 from tests.training.support import write_text
+from tests.training.test_init_from import first_params
 
 MODEL = T5(
     hidden_size=24, num_layers=2, num_heads=2, head_dim=8, intermediate_size=40, activation="gated-gelu",
@@ -62,11 +63,12 @@ def test_exported_model_generates_the_same_text(text, tmp_path):
 
 
 def test_continued_pretraining_adds_missing_special_tokens(text, tmp_path):
-    """`--init-from`: the new symbols take spare rows of the embedding (U-PaLM, Tay et al. 2022)."""
-    tokenizer = tokenizer_of(text, tmp_path / "own", vocab_size=600)
+    """`--init-from` (U-PaLM, Tay et al. 2022): embedding and output matrix get rows for the new symbols."""
+    tokenizer = tokenizer_of(text, tmp_path / "own", vocab_size=639)
     objective = SpanCorruption(model=MODEL).bind(tokenizer.vocabulary, 32)
     assert objective.model.vocab_size == 640 and not set(MODES) & set(tokenizer.vocabulary.symbols)
-    hf = export_folder(tmp_path / "hf", objective, random_params(objective, 1), tokenizer, ModelCard())
+    params = random_params(objective, 1)
+    hf = export_folder(tmp_path / "hf", objective, params, tokenizer, ModelCard())
     run, out = tmp_path / "run", tmp_path / "out"
     assert main([
         "pretrain", str(Path(__file__).parents[2] / "configs" / "ul2_tiny.py"), "--init-from", str(hf), "--run-dir",
@@ -74,8 +76,11 @@ def test_continued_pretraining_adds_missing_special_tokens(text, tmp_path):
         "--train.batch-size", "4", "--train.tracker", "none",
     ]) == 0
     objective = load_config(run / "config.json").objective
-    assert type(objective) is MixtureOfDenoisers and objective.model.vocab_size == 640
+    assert type(objective) is MixtureOfDenoisers and objective.model.vocab_size == 768
+    ours = first_params(run)
+    np.testing.assert_array_equal(ours["shared"]["embedding"][:640], params["shared"]["embedding"])
+    np.testing.assert_array_equal(ours["lm_head"]["kernel"][:, :640], params["lm_head"]["kernel"])
     assert main(["export", str(run), str(out)]) == 0
     theirs = transformers.AutoTokenizer.from_pretrained(out)
-    assert theirs.convert_tokens_to_ids(list(MODES)) == [600, 601, 602]
+    assert theirs.convert_tokens_to_ids(list(MODES)) == [639, 640, 641]
     assert theirs("bada gofu")["input_ids"] == [*tokenizer.encode("bada gofu"), tokenizer.vocabulary.eos]

@@ -21,7 +21,6 @@ from safetensors.numpy import load_file
 
 from jaxlm.cli import main
 from jaxlm.config.presets import load_config, load_preset
-from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlm_roberta import XlmRoberta
@@ -99,13 +98,17 @@ def logits(model: XlmRoberta, params: Params, ids: jax.Array, mask: jax.Array) -
 
 
 def difference(objective: MaskedLM, params: Params, theirs: torch.nn.Module, peer) -> float:
-    """Return the largest difference of logits for sentences of four languages, of different lengths."""
-    inputs = dict(peer(list(SENTENCES), padding=True, truncation=True, max_length=POSITIONS, return_tensors="np"))
-    assert len(set(inputs["attention_mask"].sum(1))) > 1
-    expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
-    assert np.abs(expected).max() > 0.1  # agreement on zeros would say nothing
-    ours = logits(objective.model, params, inputs["input_ids"], inputs["attention_mask"])
-    return float(np.abs(real(ours, inputs) - expected).max())
+    """Return the largest difference of logits for sentences of four languages, padded on either side."""
+    found = []
+    for side in ("left", "right"):
+        options = dict(padding=True, padding_side=side, truncation=True, max_length=POSITIONS, return_tensors="np")
+        inputs = dict(peer(list(SENTENCES), **options))
+        assert len(set(inputs["attention_mask"].sum(1))) > 1
+        expected = real(torch_outputs(theirs, inputs).logits.numpy(), inputs)
+        assert np.abs(expected).max() > 0.1  # agreement on zeros would say nothing
+        ours = logits(objective.model, params, inputs["input_ids"], inputs["attention_mask"])
+        found.append(float(np.abs(real(ours, inputs) - expected).max()))
+    return max(found)
 
 
 def test_imported_logits_and_exported_files(peer, folder, tmp_path):
@@ -172,14 +175,17 @@ def test_continued_pretraining_of_a_published_model(folder, peer, tmp_path, caps
     assert transformers.AutoTokenizer.from_pretrained(out)(SENTENCES[2]) == peer(SENTENCES[2])
 
 
-def test_the_sentencepiece_model_alone_is_refused(folder, tmp_path):
-    """It has none of fairseq's ids, so every piece would be mistaken for another."""
+def test_the_sentencepiece_model_alone_gives_the_same_ids(folder, peer):
+    """Its pieces get fairseq's ids."""
     model = train([sentence for sentence in SENTENCES for _ in range(4)], 140).serialized_model_proto()
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     (folder / "sentencepiece.bpe.model").write_bytes(model)
-    with pytest.raises(UserError, match="differ in the id of a special token"):
-        import_folder(folder)
+    tokenizer = import_folder(folder).tokenizer
+    v = tokenizer.vocabulary
+    assert (v.bos, v.pad, v.eos, v.unk, v.mask, v.cls, v.sep) == (0, 1, 2, 3, len(peer) - 1, 0, 2)
+    for text in (*SENTENCES, *ODD_TEXTS):
+        assert [0, *tokenizer.encode_with_symbols(text), 2] == peer(text)["input_ids"], text
 
 
 def lines(data: Path, language: str) -> Iterator[str]:

@@ -264,7 +264,9 @@ def test_tokenizer(tokenizer, tmp_path):
     assert theirs([first, second], padding=True)["input_ids"][1][0] == v.pad
 
 
-@pytest.mark.parametrize("key, value", [("attn_type", "uni"), ("same_length", True), ("clamp_len", 5), ("d_head", 3)])
+@pytest.mark.parametrize("key, value", [
+    ("attn_type", "uni"), ("same_length", True), ("clamp_len", 5), ("d_head", 3), ("reuse_len", 8),
+])
 def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     folder = save(torch_xlnet("a", tokenizer), tmp_path / "hf", tokenizer)
     (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {key: value}))
@@ -279,6 +281,6 @@ def test_published_recipes(size, parameters):
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
     o, t, objective = experiment.optimizer, experiment.train, experiment.objective
-    assert (o.name, o.schedule, o.weight_decay, o.clip_norm) == ("adamw", "linear", 0.01, 1.0)
+    assert (o.name, o.schedule, o.weight_decay, o.clip_norm, o.bias_correction) == ("adamw", "linear", 0.01, 1.0, False)
     assert (experiment.data.length, objective.memory_length, objective.row_format(512).stride) == (512, 384, 256)
     assert round(objective.predict_share * 512) == 85 and t.short_steps == 0

@@ -55,8 +55,13 @@ def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("A man is eating food.\nThe girl carries a baby, who is asleep at last.\n")
     assert main(["embed", str(minilm()), "--data.source", str(texts), "--out", str(tmp_path / "v.base")]) == 0
-    theirs = SentenceTransformer(str(minilm()), device="cpu").encode(texts.read_text().splitlines())
+    peer = SentenceTransformer(str(minilm()), device="cpu", prompts={"query": "query: "}, default_prompt_name="query")
+    theirs = peer.encode(texts.read_text().splitlines(), prompt="")
     assert np.abs(np.load(tmp_path / "v.base.npy") - theirs).max() < 1e-4
+    peer.save(str(tmp_path / "saved"))
+    assert main(["embed", str(tmp_path / "saved"), "--data.source", str(texts), "--out", str(tmp_path / "p.base")]) == 0
+    theirs = peer.encode(texts.read_text().splitlines())
+    assert np.abs(np.load(tmp_path / "p.base.npy") - theirs).max() < 1e-4
 
 
 def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # noqa: F811
@@ -87,6 +92,26 @@ def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # n
         embed(elmo, params, tokenizer, ["cat"], "cls")
     with pytest.raises(UserError, match="text 2 has no tokens"):
         embed(elmo, params, tokenizer, ["cat", ""])
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [
+    ({"pooling_mode": "lasttoken"}, "last"), ({"pooling_mode": ["cls"]}, "cls"),
+    ({"pooling_mode_mean_tokens": True}, "mean"),
+])
+def test_prompts_of_a_folder(pooling, expected, tmp_path):
+    for name, content in {
+        "modules.json": [{"type": "models.Transformer"}, {"type": "models.Pooling"}], "1_Pooling/config.json": pooling,
+        "config_sentence_transformers.json": {"prompts": {"query": "q: ", "none": ""}, "default_prompt_name": None},
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"'query': 'q: '.*--prompt"):
+        read(tmp_path)
+    assert read(tmp_path, "") == Vectors(expected, None, False) and read(tmp_path, "q: ").prompt == "q: "
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling | {"include_prompt": False}))
+    assert read(tmp_path, "").prompt == ""
+    with pytest.raises(UserError, match="include_prompt false"):
+        read(tmp_path, "q: ")
 
 
 def test_folders_with_other_modules_are_refused(tmp_path):

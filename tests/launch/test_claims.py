@@ -12,7 +12,7 @@ import sys
 import pytest
 from scipy import stats
 
-from jaxlm.tasks.resolve import resolve
+from jaxlm.runs.resolve import resolve
 from tests.launch.test_tpu_pod import LAUNCH
 
 spec = importlib.util.spec_from_file_location("claims", LAUNCH / "claims.py")

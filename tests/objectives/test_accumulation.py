@@ -22,7 +22,7 @@ from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import Constants, Objective, PretrainedModel, load_constants, total_loss, with_constants
+from jaxlm.objectives.base import Constants, Objective, PretrainedModel, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
@@ -97,7 +97,7 @@ def constants(name: str) -> Constants:
     def load(_: str) -> PretrainedModel:
         return PretrainedModel(bound("masked"), jax.jit(bound("masked").init)(jax.random.key(5)))
 
-    return load_constants(bound(name), load)
+    return bound(name).load_constants(load)
 
 
 def text(objective: Objective, seed: int = 0) -> TokenBatch:
@@ -178,7 +178,8 @@ def test_microbatches_give_the_gradients_and_terms_of_the_whole(name, num_microb
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(difference), strict=True
     ):
         # Relative to each gradient's norm, or to the norm of all where a gradient is 0 up to rounding (biases of keys).
-        assert norm(error) < 1e-6 * max(norm(own), 0.1 * whole), jax.tree_util.keystr(path)
+        # Rounding alone reaches 1.03e-6, the largest of 16 draws of `entities` in eight microbatches (median: 7e-7).
+        assert norm(error) < 1.5e-6 * max(norm(own), 0.1 * whole), jax.tree_util.keystr(path)
     assert set(parts) == set(terms)
     likelihood = terms[bound(name).primary_metric].total
     for key, term in terms.items():
@@ -200,7 +201,7 @@ def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
     objective = bound(name)
     example = jax.device_get(corrupt(name)(jax.random.key(3), text(objective, seed=1)))
     teacher = constants(name)
-    taught = with_constants(objective, teacher)
+    taught = objective.with_constants(teacher)
     run = jax.jit(lambda params, example: taught.loss(params, example, jax.random.key(0), False))
     loss = functools.partial(run, params(name))
     whole = loss(example)

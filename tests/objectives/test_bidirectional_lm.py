@@ -18,7 +18,6 @@ from jaxlm.corruption.sampled import draw_words, expected_counts, log_uniform
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.elmo import BEGIN_WORD, END_TEXT, END_WORD, PAD_WORD, Elmo, scalar_mix, spell
-from jaxlm.objectives.base import with_constants
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.parallel.mesh import MeshConfig, check_batch, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -30,7 +29,7 @@ COUNTS = np.random.default_rng(0).permutation(150)
 OBJECTIVE = BidirectionalLM(
     model=Elmo(hidden_size=8, cell_size=12, filter_widths=3, num_highways=1, dropout=0.0), noise_words=20
 ).bind(V, LENGTH, Statistics(COUNTS, 0.0))
-OBJECTIVE = with_constants(OBJECTIVE, jax.tree.map(jnp.asarray, OBJECTIVE.load_constants(None)))
+OBJECTIVE = OBJECTIVE.with_constants(jax.tree.map(jnp.asarray, OBJECTIVE.load_constants(None)))
 
 
 @functools.cache

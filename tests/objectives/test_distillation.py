@@ -18,7 +18,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.objectives.base import PretrainedModel, step_flops, total_loss, with_constants
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.chunked_loss import chunked_divergence
 from jaxlm.objectives.distillation import Distillation
@@ -92,7 +92,7 @@ def test_terms_are_those_of_torch():
             (objective.model, params), (loaded.objective.model, loaded.params))]
         logits = [m.predict_tokens(p, h) for m, p, h in (
             (objective.model, params, hidden[0]), (loaded.objective.model, loaded.params, hidden[1]))]
-        return *hidden, *logits, with_constants(objective, loaded).loss(params, example, jax.random.key(2), False)
+        return *hidden, *logits, objective.with_constants(loaded).loss(params, example, jax.random.key(2), False)
 
     *arrays, terms = jax.device_get(both(params, example))
     real = torch.from_numpy(example["attention_mask"]) > 0
@@ -141,7 +141,7 @@ def test_the_student_begins_with_layers_of_its_teacher():
     loaded = objective.load_constants(lambda path: teacher(layers=5))
     assert set(loaded.params) == {"embeddings", "encoder", "mlm_head"}
     fresh = jax.jit(objective.init)(jax.random.key(0))
-    params = with_constants(objective, loaded).initial_params(fresh, None)
+    params = objective.with_constants(loaded).initial_params(fresh, None)
     assert jax.tree.structure(params) == jax.tree.structure(fresh) and "token_type" not in params["embeddings"]
     for own, theirs in ((0, 0), (1, 2), (2, 4)):
         jax.tree.map(
@@ -149,7 +149,7 @@ def test_the_student_begins_with_layers_of_its_teacher():
             params["encoder"]["layers"], loaded.params["encoder"]["layers"],
         )
     jax.tree.map(np.testing.assert_array_equal, params["mlm_head"], loaded.params["mlm_head"])
-    alone = with_constants(student(layers=3, copy_layers=False), loaded)
+    alone = student(layers=3, copy_layers=False).with_constants(loaded)
     assert alone.initial_params(fresh, None) is fresh
     # Six of twelve layers, as in the released code; a pretrained model takes precedence over the teacher.
     assert np.linspace(0, 11, 6).round().astype(int).tolist() == [0, 2, 4, 7, 9, 11]
@@ -164,7 +164,7 @@ def test_a_student_that_is_its_teacher_has_no_distance_and_the_teacher_no_gradie
     @jax.jit
     def terms_and_gradients(params, frozen):
         def loss(params, frozen):
-            taught = with_constants(objective, PretrainedModel(loaded.objective, frozen))
+            taught = objective.with_constants(PretrainedModel(loaded.objective, frozen))
             terms = taught.loss(params, example, jax.random.key(3), False)
             return total_loss(terms), terms
         (_, terms), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, frozen)
@@ -181,7 +181,7 @@ def test_flops():
     trained = objective.flops(512)
     loaded = PretrainedModel(MaskedLM(), {})
     expected = 2 * (3 * trained + Bert().forward_flops(512, 512))
-    assert step_flops(with_constants(objective, loaded), 512, 2) == expected
+    assert objective.with_constants(loaded).step_flops(512, 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     assert changes == dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40, num_layers=2)
     fitting = dataclasses.replace(student(), model=dataclasses.replace(student().model, **changes))
     loaded = fitting.load_constants(lambda path: wide)
-    begun = with_constants(fitting, loaded).initial_params(jax.jit(fitting.init)(jax.random.key(0)), None)
+    begun = fitting.with_constants(loaded).initial_params(jax.jit(fitting.init)(jax.random.key(0)), None)
     assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
 
 

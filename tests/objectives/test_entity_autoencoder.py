@@ -12,16 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.models.bert import Bert
 from jaxlm.models.ernie import Ernie
-from jaxlm.objectives.base import PretrainedModel, constant_shapes, load_constants, total_loss, with_constants
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.runs.load import load_model
 from jaxlm.runs.pretrain import unshared
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -49,7 +50,7 @@ def no_model(path: str) -> PretrainedModel:
 
 def bound(graph: Path, **changes) -> EntityAutoencoder:
     objective = EntityAutoencoder(model=MODEL, entities=str(graph), **changes).bind(VOCABULARY, LENGTH)
-    return with_constants(objective, jax.tree.map(jnp.asarray, load_constants(objective, no_model)))
+    return objective.with_constants(jax.tree.map(jnp.asarray, objective.load_constants(no_model)))
 
 
 def rows(objective, count: int = 6, seed: int = 0) -> TokenBatch:
@@ -203,17 +204,17 @@ def test_a_bert_gives_the_token_side_and_the_heads(graph):
 
 def test_bad_folders_of_vectors(graph, tmp_path):
     with pytest.raises(UserError, match=r"objective\.entities is empty; give --objective\.entities"):
-        load_constants(EntityAutoencoder(model=MODEL), no_model)
+        EntityAutoencoder(model=MODEL).load_constants(no_model)
     with pytest.raises(UserError, match=r"has vectors of 12 numbers, but objective\.model\.entity_hidden_size is 100"):
-        load_constants(EntityAutoencoder(entities=str(graph)), no_model)
+        EntityAutoencoder(entities=str(graph)).load_constants(no_model)
     with pytest.raises(UserError, match=r"entity2id\.txt does not exist"):
-        load_constants(EntityAutoencoder(entities=str(tmp_path)), no_model)
+        EntityAutoencoder(entities=str(tmp_path)).load_constants(no_model)
     with pytest.raises(UserError, match="must sum to at most 1"):
         EntityAutoencoder(random_entity_share=0.9, dropped_entity_share=0.2)
     # A plan has shapes without a folder, those of the paper.
-    shapes = constant_shapes(EntityAutoencoder(), no_model)
+    shapes = EntityAutoencoder().constant_shapes(no_model)
     assert shapes["vectors"].shape == (5_040_987, 100)
-    assert constant_shapes(bound(graph), no_model)["vectors"].shape == (ENTITIES + 1, WIDTH)
+    assert bound(graph).constant_shapes(no_model)["vectors"].shape == (ENTITIES + 1, WIDTH)
 
 
 def test_the_lines_of_show_name_every_entity_and_its_fate(graph):
@@ -254,3 +255,10 @@ def test_an_export_has_the_official_names_of_every_parameter(graph, tmp_path):
     config = json.loads((out / "ernie_config.json").read_text())
     assert config["layer_types"] == ["sim", "mix", "norm", "norm"] and config["num_hidden_layers"] == 4
     assert (out / "vocab.txt").read_text().splitlines() == words and str(graph) in (out / "README.md").read_text()
+    # The state dict of the official class also has the decoder, whose matrix is the word embedding.
+    tied = tensors["bert.embeddings.word_embeddings.weight"]
+    save_file(tensors | {"cls.predictions.decoder.weight": tied}, out / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_model(out).params, params)
+    save_file(tensors | {"cls.predictions.decoder.weight": tied + 1}, out / "model.safetensors")
+    with pytest.raises(UserError, match="differs from"):
+        load_model(out)

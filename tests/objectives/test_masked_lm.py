@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import step_flops, total_loss
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -43,7 +45,7 @@ def test_flops_at_published_sizes(size, length, predictions, giga):
     rate = predictions / length
     objective = MaskedLM(model=Bert.published(size), mask_rate=rate)
     trained = objective.flops(length)
-    assert step_flops(objective, length, 5) == 15 * trained
+    assert objective.step_flops(length, 5) == 15 * trained
     assert trained / 1e9 == pytest.approx(giga, rel=1e-3)
 
 
@@ -186,6 +188,14 @@ def test_describe_shows_what_was_corrupted():
     assert changed and all(given.marks[i] in ("masked", "random") for i in changed)
     assert [text.ids[i] for i, mark in enumerate(text.marks) if mark == "target"] == targets.ids
     assert "second segment" in pair.title
+
+
+def test_partners_of_a_dominant_document():
+    """Every row of a document with up to half of the text can have a partner; one of three quarters leaves a half."""
+    objective = MaskedLM(model=TINY)
+    half, most = (SimpleNamespace(statistics=Statistics(np.ones(1), 0.0, share)) for share in (0.5, 0.75))
+    assert not objective.remarks(half, 128)
+    assert "at most 50.0% of the rows" in objective.remarks(most, 128)[0]
 
 
 def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():

@@ -81,7 +81,7 @@ def test_loss_and_gradients_are_those_of_plain_torch(distance, normalize):
 @pytest.mark.parametrize("corruption", ["uniform", "bern"])
 def test_ends_are_replaced_by_the_law_of_the_paper(corruption):
     share = np.array([0.2, 0.5, 0.9], np.float32)
-    statistics = TripleStatistics(np.zeros(0), 0.0, share)
+    statistics = TripleStatistics(np.zeros(0), 0.0, head_share=share)
     objective = TripleRanking(TransE(hidden_size=WIDTH), 1.0, 20_000, corruption).bind(VOCABULARY, 3, statistics)
     batch = np.array([[0, 0, 10], [4, 1, 4], [10, 2, 7]], np.int32)
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(1), TripleBatch(batch)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
@@ -38,7 +36,6 @@ def started(monkeypatch):
         calls.append((arguments, coordinator_bind_address))
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(hosts, "_meet", lambda *arguments: None)
     return calls
 
 
@@ -152,39 +149,19 @@ def test_a_cluster_that_is_not_complete_is_given_up(started, monkeypatch, capsys
     assert given_up.is_set() and "others of its cluster; gave up after 1 s" in capsys.readouterr().err
 
 
-def test_processes_meet():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = "{}:{}".format(*probe.getsockname())
-    with ThreadPoolExecutor() as pool:
-        others = [pool.submit(hosts._meet, address, 3, index, set()) for index in (2, 1)]
-        hosts._meet(address, 3, 0, {0})
-        assert [other.result(timeout=20) for other in others] == [None, None]
-
-
-def test_two_processes_with_the_same_index_are_a_mistake():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        where = probe.getsockname()
-    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
-        first = pool.submit(hosts._meet, "{}:{}".format(*where), 3, 0, {0})
-        # Not one of ours, a process, the same one over a new connection, another one.
-        for text in (b"GET / HTTP/1.1", b"jaxlm 1 f00d", b"jaxlm 1 f00d", b"jaxlm 1 beef"):
-            while True:
-                with contextlib.suppress(ConnectionRefusedError):  # it does not listen yet
-                    connection = stack.enter_context(socket.create_connection(where))
-                    break
-            connection.sendall(text)
-        with pytest.raises(UserError, match="two processes have JAX_PROCESS_ID=1; give each its own"):
-            first.result(timeout=20)
-
-
-def test_a_port_that_is_taken_is_a_mistake():
+def test_a_port_that_is_taken_is_a_mistake(tmp_path, preset):
     """As by another process 0."""
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="Address already in use"):
-        hosts._meet("{}:{}".format(*server.getsockname()), 2, 0, {0})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        command = Command(
+            ["pretrain", preset, "--run-dir", tmp_path / "run"], tmp_path / "log", JAX_COORDINATOR_ADDRESS=address,
+            JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="0", JAXLM_JOIN_SECONDS="20",
+        )
+        assert command.wait() == 2 and "Address already in use" in command.output
 
 
 @pytest.mark.parametrize(("index", "said"), [
-    (0, "1 of 2 processes have joined at {address} (missing: 1)"),
+    (0, "process 0 of 2 waits for the others at {address}"),
     (1, "process 1 of 2 waits for process 0 at {address}"),
 ])
 def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):

@@ -6,10 +6,13 @@ import signal
 import socket
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from jaxlm.parallel.hosts import local_rows
+from jaxlm.parallel.hosts import local_rows, place_rows
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rules import batch_sharding
 from tests.training.support import Command, metadata, metrics, saved_steps
 
 
@@ -21,6 +24,15 @@ def test_a_process_reads_the_rows_of_its_devices():
             return {number: (slice(2 * number, 2 * number + 2), slice(None)) for number in (2, 3)}
 
     assert local_rows(Second(), 8, 32) == slice(4, 8)
+
+
+def test_rows_are_placed_without_a_comparison_between_processes(monkeypatch):
+    """`jax.device_put` compares an array for a sharding over several processes on all of them, on each call."""
+    mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
+    place = place_rows(batch_sharding(mesh), 4, slice(0, 4))
+    monkeypatch.setattr(jax, "device_put", None)
+    rows = np.arange(12).reshape(4, 3)
+    np.testing.assert_array_equal(place(rows), rows)
 
 
 def processes(folder: Path, *arguments: list[object]) -> list[Command]:
@@ -71,7 +83,7 @@ def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, pres
     output, _ = train_to(preset, stopped, tmp_path / "2", last)
     assert f"resumed at step {step:,}" in output
     first, second = train_to(preset, whole, tmp_path / "3", last, "--train.eval-every", 4)
-    assert "2 cpu devices" in first and "1 of 2 processes have joined" in first
+    assert "2 cpu devices" in first and "process 0 of 2 waits for the others" in first
     told = [line for line in second.splitlines() if not line.startswith("[Gloo]")]
     assert len(told) == 1 and told[0].startswith("jaxlm: process 1 of 2 waits for process 0")
     assert metadata(stopped, last)["checksums"] == metadata(whole, last)["checksums"]

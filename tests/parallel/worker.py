@@ -22,7 +22,7 @@ from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.runs.pretrain import pretrain
-from jaxlm.tasks.resolve import resolve
+from jaxlm.runs.resolve import resolve
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import feed, loop
 from jaxlm.training.program import Program, corruption_key

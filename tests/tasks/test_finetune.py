@@ -15,9 +15,11 @@ from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
-from jaxlm.runs.load import load_run
+from jaxlm.runs import resolve as resolution
+from jaxlm.runs.load import load_model, load_run
+from jaxlm.runs.resolve import experiment_of, resolve
+from jaxlm.runs.session import open_session
 from jaxlm.tasks.classification import Classification
-from jaxlm.tasks.resolve import experiment_of, resolve, with_rows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
@@ -198,11 +200,14 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     assert "has learnt from would be scored" in capsys.readouterr().err
 
 
-def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys):
+def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(resolution, "load_model", lambda path: loaded.append(path) or load_model(path))
     flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
              "--data.dev", str(rows["classify"]), "--test", str(rows["classify"]), "--bootstrap", "50"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
     found = result(capsys)
+    assert loaded.count(models("bert")) == 1
     assert found["chosen"] == {"optimizer.learning-rate": "3e-3"}
     assert found["run"] == str(tmp_path / "sweep" / "learning-rate_3e-3")
     chosen = found["sweep"]["3e-3"]["accuracy"]
@@ -293,7 +298,7 @@ def test_answers_by_beam_search(models):
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
     def numbers(*flags, preset="configs/tasks/classify.py"):
         flags = ["--data.source", str(rows["classify"]), "--data.length", "64", *flags]
-        experiment = with_rows(resolve(str(preset), flags, models("bert"))).experiment
+        experiment = open_session(resolve(str(preset), flags, models("bert"))).with_rows().experiment
         return experiment.train.steps, experiment.optimizer.warmup_steps
 
     assert numbers("--train.batch-size", "4") == (27, 3), "3 epochs of 36 rows, a tenth of them warm-up"
@@ -380,7 +385,7 @@ def test_other_mistakes(models, rows, tmp_path, capsys):
     (tmp_path / "wrong.tsv").write_text("text\tlabel\n" + "".join(f"a\ttext {i}\n" for i in range(200)))
     refused(finetune("classify", tmp_path / "wrong.tsv", models("bert"), tmp_path / "b"), "200 different labels")
     refused(main(["pretrain", "configs/tasks/classify.py", "--init-from", models("bert")]), "use `jaxlm finetune`")
-    refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "not of a task")
+    refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "use `jaxlm pretrain`")
     refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",
                   str(tmp_path / "c")]), "--init-from")
     refused(finetune("classify", rows["classify"], models("bert"), tmp_path / "d", "--objective.lm-coefficient", "0.5"),

@@ -17,8 +17,9 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.models.kagnet import KagNetwork
 from jaxlm.runs.load import load_run
+from jaxlm.runs.resolve import resolve
+from jaxlm.runs.session import open_session
 from jaxlm.tasks.kagnet import KagNet
-from jaxlm.tasks.resolve import resolve, with_rows
 from jaxlm.training.checkpoints import Checkpoints
 
 pytest.importorskip("simplemma")
@@ -121,11 +122,9 @@ def test_the_encoder_can_be_trained_along_and_the_graph_left_out(models, files, 
 
 def bound(files, model, *more):
     """The bound task, its first batch and fresh parameters."""
-    experiment, pretrained = with_rows(resolve("configs/tasks/kagnet.py", flags(files, model, *more)[2:], model))
-    vocabulary = dataclasses.replace(pretrained.tokenizer.vocabulary, preserve_rows=True)
-    task = experiment.objective.bind(vocabulary, experiment.data.length)
-    source = experiment.data.open(pretrained.tokenizer)
-    return task, source.batches("train", 8, task.row_format(48), 0).batch(0), pretrained
+    session = open_session(resolve("configs/tasks/kagnet.py", flags(files, model, *more)[2:], model)).with_rows()
+    task = session.objective
+    return task, session.rows.batches("train", 8, task.row_format(48), 0).batch(0), session.pretrained
 
 
 def test_losses_in_numpy(models, files):

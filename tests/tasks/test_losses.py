@@ -21,7 +21,7 @@ from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import PretrainedModel, total_loss, with_constants
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification
@@ -163,7 +163,7 @@ def test_a_teacher_as_torch():
     params = jax.jit(student.init)(jax.random.key(4))
 
     def loss(constants):
-        terms = with_constants(student, constants).loss(params, batch, jax.random.key(0), False)
+        terms = student.with_constants(constants).loss(params, batch, jax.random.key(0), False)
         return total_loss(terms), terms
 
     flow, terms = jax.jit(jax.grad(loss, has_aux=True))(constants)

@@ -14,15 +14,20 @@ from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
 from jaxlm.data.labelled import Example, Record, good_rows
 from jaxlm.errors import UserError
+from jaxlm.models.bert import Bert
 from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import evaluate
+from jaxlm.tasks.metrics import class_details
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
-from jaxlm.tasks.remarks import label_remarks, row_remarks
+from jaxlm.tasks.prompts import fill
+from jaxlm.tasks.remarks import label_remarks, require_classes, row_remarks
+from jaxlm.tasks.tables import read_table
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.data.stand_ins import ByteTokenizer
 
@@ -158,7 +163,9 @@ MISTAKES = {
     "choices": (ChoiceRows(choices_fields=""), "x.jsonl", json.dumps(CHOICE), "the name of a column is empty"),
     "same choices": (ChoiceRows(), "x.jsonl", json.dumps(CHOICE | {"choices": [{"label": "A", "text": "b"}] * 2}),
                      "two choices have the same label"),
-    "names": (TextRows(), "x.txt", json.dumps({"a": "b" * 999}), r"it has .{300}\. Choose"),
+    "no names": (TextRows(), "x.csv", "It was long. " * 9 + ",x\n", "it has 'It was long. It was long. It was long. I'"
+                 "…, 'x'. Choose .*without a line of names, a column's name is its place, from 1"),
+    "separator": (TextRows(), "x.tsv", "text|label\n", r"'\|' separates columns only in a .csv"),
     "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "the name of a column is empty"),
     "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word_column is 0"),
     "ids": (TagRows(has_ids=True), "x.conllu", "#c\n1-2\ta\n1\tX\n1.1\tb\nred\tX\n", "line 5 begins with 'red'"),
@@ -266,6 +273,46 @@ CLASSES = "text\tlabel\na\ty\nb\t\nc\tnew\nd\tx\ne\ty\n"
 SENTENCES = "a y\nb x\n\nc y\nd new\n"
 
 
+@pytest.mark.parametrize(("data", "file", "text", "message"), [
+    (TextRows(), "x.csv", "id,text,label,stars\n1,a,X,good\n1,b,X,bad\n",
+     r"all 2 rows have the label 'X', .* another column with --data.label-field \(those that vary: stars\)\."),
+    (TextRows(text_field="1", label_field="2"), "x.tsv", "a\tX\nb\tX\n", r"label 'X', .*rows of two classes or more\."),
+    (TextRows(), "x.jsonl", '{"text": "a", "label": 1, "lang": "en"}\n{"text": "b", "label": 1, "lang": "de"}\n',
+     r"label '1', .*--data.label-field \(those that vary: lang\)"),
+    (TagRows(tag_column=2), "x.conll", "a X B\nb X I\n\n# c\nc X B\n",
+     r"label 'X', .*--data.tag-column \(those that vary: 3\)"),
+])
+def test_a_single_class_is_refused(data, file, text, message, tmp_path):
+    data, kind = dataclasses.replace(data, source=str(tmp_path / file)), Tagging if "conll" in file else Classification
+    rows = read(data, tmp_path, file, text)
+    for task in (kind(), TextToText(kind=kind())):
+        with pytest.raises(UserError, match=message):
+            require_classes(task, rows, data)
+    other = rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"] if kind is Tagging else "B"})
+    require_classes(kind(), [rows[0], other], data)
+    require_classes(MultipleChoice(), rows, data)  # has no classes
+
+
+@pytest.mark.parametrize(("columns", "tags"), [("a X NN O\nb X VB B\n", ["O", "B"]), ("a\tO\nb\tB\n", ["O", "B"])])
+def test_the_last_column_of_conll_is_the_tag(columns, tags, tmp_path):
+    (row,) = read(load_preset("configs/tasks/tag.py").data, tmp_path, "x.conll", f"-DOCSTART- O\n\n{columns}")
+    assert row.values == {"words": ["a", "b"], "tags": tags}
+    with pytest.raises(UserError, match="line 1 has 1 columns, but the word stands in 1 and its tag in 2"):
+        read(TagRows(), tmp_path, "y.conll", "a\nb\n")
+
+
+def test_numbers_sort_as_numbers_among_labels():
+    """As the labels 0 to 11 of shared/cases/text/twelve_classes.jsonl."""
+    names = ["10", "2", "b", "-1", "0.5", "1e1", "B", "nan", "", "1_0"]
+    rows = [Record("0", "", {"label": name}, ()) for name in names]
+    ordered = ("-1", "0.5", "2", "10", "1e1", "", "1_0", "B", "b", "nan")
+    assert Classification().with_labels(rows).labels == ordered
+    assert Classification().with_labels(rows, ["b", "2"]).labels[:3] == ("b", "2", "-1")
+    assert list(class_details(["0"] * 3, ["10", "9", "0"], ["0"])["classes"]) == ["0", "9", "10"]
+    twelve = [Record("0", "", {"label": str(number)}, ()) for number in range(12)]
+    assert Classification().with_labels(twelve[::-1]).labels == tuple(map(str, range(12)))
+
+
 @pytest.mark.parametrize(("kind", "data", "text", "accuracy", "counts"), [
     (Classification, TextRows, CLASSES, 2 / 4, {"examples": 5, "unlabelled": 1, "unseen": 1}),
     (Tagging, TagRows, SENTENCES, 2 / 4, {"examples": 2, "unseen": 1}),
@@ -286,6 +333,7 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     said = capsys.readouterr().out
     assert "1 with a label that training had not seen and scored as wrong" in said
     assert ("1 without a label and not scored" in said) == ("unlabelled" in counts)
+    assert ("predicted as 'y'" in said and "--sweep optimizer.learning-rate=" in said) == (kind is Classification)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -298,7 +346,7 @@ def test_the_separator_of_csv_is_detected(separator, tmp_path):
 BAD_ROWS = {
     "columns": (TextRows, "x.tsv", "text\tlabel\na\tx\nb\nc\td\te\nd\tx\n", ["line 3 has 1", "line 4 has 3"]),
     "json": (TextRows, "x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n{\n{"text": null, "label": 2}\n'
-             '{"text": "d", "label": 1}\n', ["line 2: there is no column 'label'", "line 3: this is not JSON", "null"]),
+             '{"text": "d", "label": 1}\n', ["line 2: there is no column 'label'", "line 3: this is not JSON"]),
     "choices": (ChoiceRows, "x.jsonl", json.dumps(CHOICE) + '\n{"text": "a", "choices": ["b"], "label": 0}\n'
                 '{"text": "a", "choices": ["b", "c", "d"], "label": 0}\n' + json.dumps(CHOICE),
                 ["line 2: 'choices' holds no list of two", "line 3 has 3 choices, the rows before 2"]),
@@ -311,11 +359,10 @@ BAD_ROWS = {
         {"id": "s", "story": "red house", "questions": [{"turn_id": i, "input_text": "?"} for i in range(4)],
          "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
-    # Line 4 would swallow line 5, and line 6 the rest of the file.
     "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
                  ["line 3 has no label; fill it in", "line 4 has 1 column instead"]),
-    "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a,x\nb,"y"\ne,"x\nf\n',
-               ["line 4: a quote that begins", "line 6: a quote that begins", "line 7 has 1 column instead"]),
+    "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a" b,x\n"c",y\ne,"x', [
+        "line 4 cannot be split into columns (',' expected after '\"'); double the quotes", "line 6 cannot be split"]),
 }
 
 
@@ -329,24 +376,28 @@ def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
     shown = str(error.value).splitlines()[1:]
     assert len(shown) == len(messages) and all(text in line for text, line in zip(messages, shown, strict=True))
     opened = dataclasses.replace(data, skip_bad_rows=True).open(ByteTokenizer(), print)
-    assert len(opened.records["train"]) == 2 and f"; {len(messages)} that cannot be used are left out" in opened.summary
+    num_null = text.count('"text": null')
+    assert len(opened.records["train"]) == 2 and f"; {len(messages) + num_null} left out, which" in opened.summary
 
 
-@pytest.mark.parametrize(("text", "encoding", "is_read"), [
-    ("schön;x\nkühl – 5 €;y\n", "cp1252", True), ("très déçu;x\nà côté;y\n", "latin-1", True),
-    ("świetna gra, żółw;x\nbyły dobre;y\n", "cp1250", False), ("çok güzeldi, ağlattı;x\n", "cp1254", False),
-    ("정말 좋아요;x\n느려요;y\n", "cp949", False),
-])
-def test_a_table_of_western_europe_needs_no_utf8(text, encoding, is_read, tmp_path):
-    (tmp_path / "x.csv").write_bytes(f"text;label\n{text}".encode(encoding))
-    data = TextRows(source=str(tmp_path / "x.csv"), held_out=0.0)
-    if is_read:
-        opened = data.open(ByteTokenizer(), print)
-        assert [row.values["text"] for row in opened.records["train"]] == [row[:-2] for row in text.splitlines()]
-        assert "x.csv is not UTF-8 but most likely CP1252" in opened.remark
-    else:
-        with pytest.raises(UserError, match=f"most likely {encoding.upper()}; convert it"):
-            data.open(ByteTokenizer(), print)
+def test_a_quote_that_swallows_lines_is_refused(tmp_path):
+    """Otherwise --data.skip-bad-rows would lose any number of good rows."""
+    with pytest.raises(UserError, match="line 2 cannot be split into columns"):
+        read(TextRows(skip_bad_rows=True), tmp_path, "x.csv", 'text,label\n"a,x\nb,y\nc,x\nd,"y"\n')
+
+
+@pytest.mark.parametrize("file", ["x.csv", "x.jsonl"])
+def test_null_is_the_same_in_every_format(file, tmp_path):
+    """A row without text is left out, a label is missing, and one text of two may be."""
+    rows = [("a", "b", "x"), ("", "", "x"), ("", "d", "y"), (None, None, None), ("e", None, "")]
+    lines = [json.dumps(dict(zip(("text", "other", "label"), row, strict=True))) for row in rows]
+    if file == "x.csv":
+        lines = ["text,other,label", *(",".join(value or "" for value in row) for row in rows)]
+    (tmp_path / file).write_text("\n".join(lines))
+    found, num_skipped = good_rows(TextRows(text_pair_field="other"), str(tmp_path / file))
+    assert [tuple(row.values.values()) for row in found] == [("a", "x", "b"), ("", "y", "d"), ("e", None, "")]
+    assert num_skipped == 2
+    assert [fill("{other}.", row) for row in read_table(str(tmp_path / file), ["other"])] == ["b.", ".", "d.", ".", "."]
 
 
 def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_path):
@@ -383,18 +434,66 @@ def test_remarks_about_rows():
     ]
 
 
-def canned_answers(right):
-    """Return answers to rows of which `right` are right, with one more row that has no label."""
-    records = [Record(str(i), f"row {i}", {"label": "a"}, ()) for i in range(len(right) + 1)]
+def test_the_share_of_unknown_words_in_rows(tmp_path, monkeypatch):
+    """It counts the tokens of the texts, without special ones, in the summary of the rows and in an evaluation."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]) + "\n")
+    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    task = Classification(model=Bert(max_positions=16, vocab_size=13), labels=("x", "y"))
+    task = task.bind(tokenizer.vocabulary, 16)
+
+    def opened(*texts):
+        (tmp_path / "x.tsv").write_text("text\tlabel\n" + "".join(f"{text}\tx\n" for text in texts))
+        source = TextRows(source=str(tmp_path / "x.tsv"), held_out=0.0).open(tokenizer, print)
+        assert source.summary.endswith("0 held out")  # before the rows are encoded
+        source.batches("train", 2, task.row_format(16), 0)
+        return source
+
+    assert opened("a b c d", "e f g h").summary.endswith("; 0.0% of the tokens are [UNK]")
+    remark = "12.5% of the tokens are [UNK], such as 'zebra': the vocabulary does not suit this text"
+    assert opened("a b c d", "e f zebra h").summary.endswith(f"; {remark}")
+    lines = []
+    monkeypatch.setattr(Classification, "answers", lambda *arguments: [])
+    evaluation.answer_rows(task, None, tokenizer, TextRows(dev=str(tmp_path / "x.tsv"), length=16), 2, lines.append)
+    assert lines == [remark]
+    with pytest.raises(UserError, match=r"every token is \[UNK\], such as 'zebra', 'yak'; choose a tokenizer"):
+        _ = opened("zebra", "yak zebra").summary
+
+
+def canned_answers(right, group=1):
+    """Return answers to rows of which `right` are right, by groups of one text, and one more row without a label."""
+    records = [Record(str(i), f"row {i}", {"label": "a"}, (f"text {i // group}",)) for i in range(len(right) + 1)]
     answers = [Answer("a" if is_right else "b", {}) for is_right in right] + [Answer("b", {})]
     return evaluation.Answers(Classification(labels=("a", "b")), records, ["a"] * len(right) + [None], answers, 0)
 
 
 def test_intervals_as_scipy_has_them():
     right = np.random.default_rng(1).random(200) < 0.8
-    found = evaluation.intervals(Classification(labels=("a", "b")), *canned_answers(right).scored(), 2000)
+    found = evaluation.intervals(canned_answers(right), 2000)["intervals"]
     wanted = scipy.stats.bootstrap((right,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
     assert found["accuracy"] == pytest.approx(wanted, abs=0.012)  # two draws of 2,000 resamples differ by so much
+
+
+def test_the_coverage_of_intervals_of_grouped_rows(monkeypatch):
+    """Five rows about a passage are right together with a probability of its own, of which the mean is 0.5."""
+    monkeypatch.setattr(Classification, "score", lambda self, golds, answers: {"accuracy": np.mean(
+        [answer.prediction == gold for gold, answer in zip(golds, answers, strict=True)])})
+    draws, covered = np.random.default_rng(0), 0
+    for _ in range(120):
+        right = draws.random((30, 5)) < draws.choice([0.1, 0.9], (30, 1))
+        found = evaluation.intervals(canned_answers(right.ravel(), 5), 100)
+        assert found["groups"] == 30
+        low, high = found["intervals"]["accuracy"]
+        covered += low <= 0.5 <= high
+    assert 0.88 <= covered / 120 <= 0.98, covered
+
+
+def test_a_metric_that_a_resample_lacks_has_an_interval(monkeypatch):
+    """As questions without an answer, of which a file may have one."""
+    monkeypatch.setattr(Classification, "score", lambda self, golds, answers: {"all": 1.0} | (
+        {} if all(answer.prediction == "a" for answer in answers) else {"some": 0.5}))
+    found = evaluation.intervals(canned_answers([True] * 5 + [False]), 100)["intervals"]
+    assert found == {"all": [1.0, 1.0], "some": [0.5, 0.5]}
+    assert evaluation.intervals(canned_answers([True] * 5, 9), 100) == {"groups": 1, "intervals": {}}
 
 
 def test_a_comparison_is_paired():

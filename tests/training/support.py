@@ -93,7 +93,7 @@ def stopped_after(step: int, arguments: list[str]) -> int:
         return main(arguments)
 
 
-PRELOAD = ["jaxlm.runs.pretrain", "jaxlm.tasks.resolve", "tests.training.support"]
+PRELOAD = ["jaxlm.runs.pretrain", "jaxlm.runs.resolve", "tests.training.support"]
 
 
 def _command(arguments: list[str], environment: dict[str, str], log: str) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.checksums import checksums
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.training.checkpoints import Checkpoints
-from jaxlm.training.checksums import checksums
 from jaxlm.training.program import TrainState
 from tests.training.support import assert_same_arrays
 
@@ -47,6 +47,13 @@ def restore(folder: Path) -> tuple[TrainState | None, list[str]]:
         return (restored[0] if restored else None), said
     finally:
         checkpoints.close()
+
+
+def test_a_disk_that_is_full_for_another_process_ends_all(tmp_path, monkeypatch):
+    """Otherwise this one would wait in Orbax's barrier for the one that has found no space."""
+    monkeypatch.setattr("jaxlm.training.checkpoints.is_true_of_any", lambda here: not here)
+    with pytest.raises(UserError, match="no space is left"):
+        save(tmp_path, 1)
 
 
 @pytest.fixture(scope="module")

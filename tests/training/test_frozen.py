@@ -21,10 +21,10 @@ from jaxlm.errors import Stopped, UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import HasConstants, Term, step_flops, total_loss, with_constants
+from jaxlm.objectives.base import Objective, Term, total_loss
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
-from jaxlm.runs.load import load_model
-from jaxlm.runs.pretrain import load_teacher, pretrain
+from jaxlm.runs.load import load_model, load_teacher
+from jaxlm.runs.pretrain import pretrain
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
@@ -35,7 +35,7 @@ LENGTH = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Readout(HasConstants):
+class Readout(Objective):
     """Distils a teacher's hidden states into a linear readout of word embeddings: loss = mean squared error."""
 
     model: Bert = field(Bert(), weights=True)
@@ -180,12 +180,12 @@ def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, acc
     program = Program(
         objective, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), frozen
     )
-    state = program.begin(with_constants(objective, frozen).initial_params(program.init(0).params, None))
+    state = program.begin(objective.with_constants(frozen).initial_params(program.init(0).params, None))
     assert program.num_params == 512 * 16 + 16 * 16
     tokens = np.random.default_rng(0).integers(110, 512, (8, LENGTH)).astype(np.int32)
     batch = TokenBatch(tokens, (np.arange(LENGTH) < np.arange(8)[:, None] * 4 + 4).astype(np.int32))
     example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
-    taught = with_constants(objective, frozen)
+    taught = objective.with_constants(frozen)
     grads = jax.grad(lambda p: total_loss(taught.loss(p, example, jax.random.key(0), True)))(state.params)
     expected = float(optax.tree.norm(grads))
     for step in range(3):
@@ -202,4 +202,4 @@ def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, acc
 def test_flops_count_a_teacher_once(experiment):
     objective = experiment.objective
     expected = 8 * (3 * 2 * LENGTH * 16 * 16 + objective.model.forward_flops(LENGTH))
-    assert step_flops(objective, LENGTH, 8) == expected
+    assert objective.step_flops(LENGTH, 8) == expected

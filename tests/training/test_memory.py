@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Streams, Term
+from jaxlm.objectives.base import Objective, Term
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.training import program as module
 from jaxlm.training.checkpoints import Checkpoints
@@ -24,7 +24,7 @@ ROWS, LENGTH = 8, 5
 
 
 @dataclasses.dataclass(frozen=True)
-class RunningMean(Streams):
+class RunningMean(Objective):
     """Predicts each row's sum from an exponential mean of the sums before it."""
 
     model = Model()
@@ -47,9 +47,9 @@ class RunningMean(Streams):
         return batch.segment_ids > 0
 
 
-def program(monkeypatch, num_microbatches: int) -> Program:
+def program(monkeypatch, num_microbatches: int, **options) -> Program:
     monkeypatch.setattr(module, "make_optimizer", lambda *_: optax.sgd(1e-3))
-    train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches)
+    train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches, **options)
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
     return Program(RunningMean(), train, OptimizerConfig(), mesh)
 
@@ -78,6 +78,20 @@ def test_each_row_finds_what_it_left(num_microbatches, monkeypatch):
     kernel, mean = by_hand(3)
     np.testing.assert_allclose(state.memory["mean"], mean, rtol=1e-6)
     np.testing.assert_allclose(state.params["dense"]["kernel"], [[kernel]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("broken", "expected"), [("params", 1), ("memory", 0)])
+def test_a_skipped_step_moves_it_on_with_the_text(broken, expected, monkeypatch):
+    """The memory is that of the batch that was read, or the initial one where it is not finite."""
+    own = program(monkeypatch, 1, skip_nonfinite=1)
+    fresh = own.init(0)
+    state = jax.tree.map(jnp.copy, fresh)
+    state = state._replace(**{broken: jax.tree.map(lambda x: x * jnp.nan, getattr(state, broken))})
+    state, terms = own.train_step(state, batch(0), ())
+    assert not np.isfinite(terms["loss"].total)
+    np.testing.assert_allclose(state.memory["mean"], by_hand(expected)[1], rtol=1e-6)
+    if broken == "memory":
+        np.testing.assert_array_equal(state.params["dense"]["kernel"], fresh.params["dense"]["kernel"])
 
 
 def test_a_checkpoint_has_it(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,13 @@ import pytest
 import torch
 
 from jaxlm.config.experiment import OptimizerConfig
+from jaxlm.huggingface import xlnet
 from jaxlm.models.layers.stack import unstack
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.parallel.rules import is_stacked
 from jaxlm.training.optimizers import make_optimizer, make_schedule, scale_by_depth, weight_decay_mask
+from jaxlm.trees import get, paths
 
 STEPS = 6
 
@@ -215,6 +219,20 @@ def test_layer_decay_of_xlnet():
         np.testing.assert_array_equal(leaf.reshape(3, -1).mean(axis=1), [0.25, 0.5, 1.0])
     assert {"word", "query_start", "classifier"} < set(factors)
     assert all((leaf == 1.0).all() for leaf in jax.tree.leaves(factors))
+
+
+def test_xlnet_decays_what_its_own_code_decays():
+    """`AdamWeightDecayOptimizer` of model_utils.py, by the names that Transformers has kept from it."""
+    objective = PermutationLM(model=Xlnet(vocab_size=8, hidden_size=4, num_layers=1, num_heads=2, intermediate_size=4))
+    mask = weight_decay_mask(jax.eval_shape(objective.init, jax.random.key(0)))
+    names = {path: entry.theirs for entry in xlnet.table(objective.model).entries for path in entry.ours}
+    assert set(names) == set(paths(mask))
+    for path, name in names.items():
+        included, excluded = (
+            any(re.search(part, name) for part in parts)
+            for parts in (["r_s_bias", "r_r_bias", "r_w_bias"], ["LayerNorm", "layer_norm", "bias"])
+        )
+        assert get(mask, path) == (included or not excluded), name
 
 
 def test_frozen_parameters_stay_and_have_no_state():

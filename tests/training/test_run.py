@@ -76,7 +76,8 @@ def test_short_rows_first(preset, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "batches of 16 x 16 for 6 steps, then 8 x 32" in said
     assert re.search(r"Token store: [\d,]+ tokens to train on \(\d\.\d bytes each, [\d,]+ per document\), [\d,]+ held "
-                     r"out \([\d,]+ of 120 documents\); 12 steps are \d\.\d passes over it\n", said)
+                     r"out \([\d,]+ of 120 documents\); 0\.0% of the tokens are \[UNK\]; 12 steps are \d\.\d passes "
+                     r"over it\n", said)
     # Lines come when they are five seconds apart: that of step 6 is not there, the last one is.
     assert said.index("step 1/12") < said.index("From step 7 on, rows have 32 tokens") < said.index("step 12/12")
     for steps in (5, 12):
@@ -106,6 +107,19 @@ def test_a_run_that_ends_before_the_long_rows_says_so(preset, tmp_path, capsys):
     assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "short"), *flags]) == 0
     said = capsys.readouterr().out
     assert "batches of 16 x 16, 1 cpu" in said and "All 1 steps read rows of 16 tokens" in said
+
+
+def test_a_text_of_one_document_is_told_before_training(tmp_path, capsys, monkeypatch):
+    """Its next-sentence labels would be constant; sentence order and one segment need no other document."""
+    preset = write_preset(tmp_path)
+    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text().replace("\n\n", "\n"))
+    monkeypatch.setattr("jaxlm.runs.pretrain.train", lambda *a, **k: 1 / 0)
+    remark = "One document has 100.0% of the tokens, so at most 0.0% of the rows can get a random second segment"
+    for input_format in ("next-sentence", "sentence-order", "document"):
+        with pytest.raises(ZeroDivisionError):
+            main(["pretrain", str(preset), "--run-dir", str(tmp_path / input_format),
+                  "--objective.input-format", input_format])
+        assert (remark in capsys.readouterr().out) == (input_format == "next-sentence")
 
 
 def test_a_change_of_rows_is_told_after_the_step_before_it(preset, tmp_path, capsys, monkeypatch):
@@ -414,7 +428,7 @@ def test_transformers_folders_of_links_are_read(finished, tmp_path, capsys):
 def test_a_run_of_another_layout_is_refused_before_anything_is_written(finished, capsys):
     for step in saved_steps(finished):
         path = finished / "checkpoints" / str(step) / "metadata" / "metadata"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 1}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 2}))
     before = files_of(finished)
     for command in (["pretrain", finished, "--train.steps", "14"], ["fill-mask", finished, "[MASK]"]):
         assert "written by an earlier version of jaxlm" in refused(capsys, *command)

@@ -36,13 +36,16 @@ def test_a_skipped_step_changes_nothing(bad, preset, tmp_path, capsys):
     """A run in pieces, of which the first ends in a row of skipped steps, is the run in one piece."""
     bad += [4, 5, 8]
     flags = ["pretrain", str(preset), "--train.skip-nonfinite", "2", "--train.checkpoint-every", "1",
-             "--train.keep-checkpoints", "12", "--train.log-every", "1"]
+             "--train.keep-checkpoints", "12", "--train.log-every", "1", "--optimizer.warmup-steps", "12"]
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     assert main([*flags, "--run-dir", str(whole)]) == 0
     said = capsys.readouterr().out
     assert "Step 5 is skipped: the gradient is not finite (1 of 2 in a row)." in said and "(2 of 2 in a row)" in said
     assert "Step 9 is skipped: the gradient is not finite (1 of 2 in a row)." in said
     assert [line["step"] for line in metrics(whole) if line["skipped"] == 1 and "loss" not in line] == [5, 6, 9]
+    assert [line["learning_rate"] for line in metrics(whole)] == pytest.approx(
+        [1e-2 * updates / 12 for updates in (0, 1, 2, 3, 4, 4, 4, 5, 6, 6, 7, 8)]
+    ), "the rate of the update that the optimizer counts"
     sums = {step: metadata(whole, step)["checksums"] for step in range(4, 13)}
     state = {step: {name: value for name, value in sums[step].items() if name != "step"} for step in sums}
     assert state[4] == state[5] == state[6] != state[7] and state[8] == state[9] != state[10]

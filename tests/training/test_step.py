@@ -14,6 +14,7 @@ import transformers
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.huggingface.families import family_of
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.t5 import T5
@@ -26,7 +27,7 @@ from jaxlm.parallel.rules import is_stacked
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.loop import evaluate
 from jaxlm.training.optimizers import make_schedule
-from jaxlm.training.program import EVALUATION_STEP, Program, TrainState, corruption_key
+from jaxlm.training.program import Program, TrainState, corruption_key
 from jaxlm.trees import path_string
 from jaxlm.types import TokenBatch
 
@@ -173,7 +174,7 @@ def test_an_evaluation_of_several_batches_is_that_of_one():
     found = evaluate(program, state, Batches())
     examples = []
     for index, rows in enumerate((full, short, few)):
-        key, _ = jax.random.split(jax.random.fold_in(corruption_key(SEED, EVALUATION_STEP), index))
+        key, _ = jax.random.split(jax.random.fold_in(purpose_key(SEED, Purpose.EVALUATION), index))
         examples.append(CORRUPT(key, rows))
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *examples)
 

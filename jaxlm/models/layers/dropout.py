@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxlm.keys import Purpose, purpose_key
+
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
     """Set each element to 0 with probability `rate` and scale the others to keep the mean (Srivastava et al. 2014).
@@ -55,7 +57,7 @@ def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
     Its bits come from XLA's RngBitGenerator ("rbg"), the hardware's generator on accelerators and Philox on CPUs, which
     is several times cheaper than threefry everywhere. On accelerators the bits depend on the mesh.
     """
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="rbg"), step), 1)
+    return jax.random.fold_in(purpose_key(seed, Purpose.DROPOUT, impl="rbg"), step)
 
 
 def module_key(module: nn.Module, rate: float, deterministic: bool) -> jax.Array | None:

@@ -6,6 +6,8 @@ holds one 32-bit checksum per array, which the restored array must match.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import jax
@@ -48,3 +50,8 @@ def _checksum(leaf: jax.Array) -> jax.Array:
     mixed = (bits ^ (index * jnp.uint32(0x9E3779B1))) * jnp.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35)
     return jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,199 @@
+"""The session: a run opened once, from its resolved configuration to the program and the batches that train it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.data.base import Data, Source
+from jaxlm.errors import UserError
+from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.parallel.hosts import main_first, require_same, together
+from jaxlm.runs.folder import NO_RUN, RunFolder
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.feed import Feed
+from jaxlm.training.program import Program
+from jaxlm.types import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """An opened run: configuration, tokenizer, objective, constants, pretrained model and, after `with_rows`, data.
+
+    Attributes:
+        experiment: The configuration. Its objective is bound to the vocabulary; a task's is complete after `with_rows`.
+        run: State of the run's folder when it was opened; empty for a preset.
+        tokenizer: The tokenizer; None if the vocabulary is a stand-in.
+        constants: Arrays that the loss reads and that are not trained, on the host, or their shapes.
+        pretrained: The model that training begins with.
+        rows: The opened data; None before `with_rows`.
+    """
+
+    experiment: Experiment
+    run: RunFolder
+    tokenizer: Tokenizer | None
+    constants: Constants = ()
+    pretrained: PretrainedModel | None = None
+    rows: Source | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """The bound objective."""
+        return self.experiment.objective
+
+    def with_rows(self, report: Report = print) -> Self:
+        """Open the data, and bind the objective to what it tells: token counts, or the labels of a task.
+
+        Each process tokenizes a share of a text if that is not done yet.
+
+        Args:
+            report: Receives remarks about the data and progress messages.
+
+        Raises:
+            UserError: The data cannot be read or used, or differs between processes.
+        """
+        experiment, pretrained, run = self.experiment, self.pretrained, self.run
+        data, length = experiment.data, experiment.data.length
+        main_first(lambda: data.survey(report), "read the text", everywhere=False)
+        share = functools.partial(data.tokenize, self.tokenizer, jax.process_index(), jax.process_count(), report)
+        together(share, "the other processes to tokenize their shares of the text")
+        # Remarks about good rows come before the error about bad ones.
+        rows, error = main_first(lambda: _open_rows(data, self.tokenizer, report), "prepare the text")
+        require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
+        objective = self.objective if pretrained is None else self.objective.prepare(rows, data)
+        objective = objective.bind(objective.vocabulary, length, rows.statistics)
+        if not run.has_begun:
+            for line in objective.remarks(rows, length):
+                report(line)
+        if error:
+            raise error
+        if pretrained is not None:
+            objective.require_rows(rows, data)
+        warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
+        if pretrained is not None:
+            pretrained = dataclasses.replace(pretrained, params=objective.from_pretrained(pretrained))
+        experiment = with_steps(
+            dataclasses.replace(experiment, objective=objective), objective.num_examples(rows, length), warmup_steps
+        )
+        return dataclasses.replace(self, experiment=experiment, pretrained=pretrained, rows=rows)
+
+    def replace(self, **parts: Any) -> Self:
+        """Return a copy with other parts of the experiment, of the same parameters: `mesh`, `train`, `optimizer`."""
+        return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, **parts))
+
+    def program(self, mesh: Mesh) -> Program:
+        """Return the program of the train step over a mesh."""
+        return Program(self.objective, self.experiment.train, self.experiment.optimizer, mesh, self.constants)
+
+    def feed(self, program: Program) -> Feed:
+        """Return the batches of the data on the program's devices."""
+        return Feed(self.rows, self.objective, self.experiment.train, self.experiment.data.length, program.mesh)
+
+    def synthetic_batch(self) -> Any:
+        """Return full rows of random tokens, as the host provides them."""
+        row_format = self.objective.row_format(self.experiment.data.length)
+        return self.experiment.data.synthetic(self.experiment.train.batch_size, row_format, self.objective.vocabulary)
+
+
+def open_session(
+    resolved: Resolved, run: RunFolder = NO_RUN, report: Report = print,
+    constants: Callable[[Objective], Constants] = lambda objective: (), *, is_stand_in: bool = False,
+    only_answers: bool = False,
+) -> Session:
+    """Open a run up to its data: the tokenizer, the bound objective and its constants.
+
+    Args:
+        resolved: The configuration and the pretrained model.
+        run: The run's folder; of a preset it is empty.
+        report: Receives a line about everything that takes time.
+        constants: Returns the constants of the bound objective, or their shapes; by default none.
+        is_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
+        only_answers: Whether an imported model may lack what only training needs, such as T5's sentinels.
+
+    Raises:
+        UserError: The tokenizer, the teacher or the sequence length does not suit the objective.
+    """
+    experiment, pretrained = resolved
+    objective = experiment.objective
+    if is_stand_in and run.tokenizer_folder is None:
+        tokenizer, vocabulary = None, Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
+    else:
+        tokenizer = _find_tokenizer(resolved, run, report)
+        vocabulary = tokenizer.vocabulary
+    # The embedding of a pretrained model keeps its number of rows.
+    preserve_rows = pretrained is not None or run.is_imported
+    vocabulary = dataclasses.replace(vocabulary, preserve_rows=preserve_rows)
+    if only_answers and run.is_imported:
+        objective = dataclasses.replace(objective, vocabulary=vocabulary)
+    else:
+        objective = objective.bind(vocabulary, experiment.data.length)
+        _check_short_rows(objective, experiment)
+    experiment = dataclasses.replace(experiment, objective=objective)
+    return Session(experiment, run, tokenizer, constants(objective), pretrained)
+
+
+def _check_short_rows(objective: Objective, experiment: Experiment) -> None:
+    """Raise UserError if the steps of `train.short_steps` cannot have rows of `train.short_length` tokens."""
+    t = experiment.train
+    if not t.short_steps:
+        return
+    if objective.row_format(experiment.data.length).stride:
+        raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
+    try:
+        objective.bind(objective.vocabulary, t.short_length)
+    except UserError as error:
+        raise UserError(f"train.short_length is not possible as a data.length: {error}") from None
+
+
+def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Tokenizer:
+    """Return the tokenizer of the pretrained model or of the run; otherwise the one that the data names or trains."""
+    data, symbols = resolved.experiment.data, resolved.experiment.objective.symbols
+    if resolved.pretrained is not None:
+        return resolved.pretrained.tokenizer.with_symbols(symbols)
+    if run.tokenizer_folder is None:
+        return main_first(lambda: data.prepare_tokenizer(report, symbols), "prepare the tokenizer")
+    tokenizer = Tokenizer.load(run.tokenizer_folder)
+    for name in symbols:
+        tokenizer.vocabulary.id(name)
+    return tokenizer
+
+
+def _open_rows(data: Data, tokenizer: Tokenizer, report: Report) -> tuple[Source, UserError | None]:
+    """Return the data and no error; or the good rows of a task and the error about the bad ones."""
+    try:
+        return data.open(tokenizer, report), None
+    except UserError as error:
+        lenient = data.without_bad_rows()
+        if lenient is None:
+            raise
+        return lenient.open(tokenizer, report), error  # raises any other again
+
+
+def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int | None = None) -> Experiment:
+    """Replace None in `train.steps` and in `optimizer.warmup_steps`.
+
+    Args:
+        experiment: The experiment.
+        num_examples: Examples of an epoch.
+        warmup_steps: Warm-up steps of the run that is resumed; None for `warmup_share` of the steps.
+
+    Raises:
+        UserError: There is no number of steps, and no epochs or examples.
+    """
+    train, optimizer = experiment.train, experiment.optimizer
+    if train.steps is None:
+        if not train.epochs * num_examples:
+            raise UserError("train.steps is None; give a number, or for a task train.epochs.")
+        train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
+    if optimizer.warmup_steps is None:
+        warmup_steps = round(optimizer.warmup_share * train.steps) if warmup_steps is None else warmup_steps
+        optimizer = dataclasses.replace(optimizer, warmup_steps=warmup_steps)
+    return dataclasses.replace(experiment, train=train, optimizer=optimizer)

@@ -1,0 +1,133 @@
+"""Settings of a folder that Transformers saved, with the defaults of its tokenizer class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from jaxlm.errors import UserError
+from jaxlm.tokenizers.sentencepiece_json import added_token
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+JSON_FILE, SENTENCEPIECE_MODEL, WORDPIECE, BYTE_BPE = "tokenizer.json", "SentencePiece", "WordPiece", "byte-level BPE"
+
+
+class TokenizerClass(NamedTuple):
+    """What a class adds to its vocabulary file.
+
+    Attributes:
+        format: format of the file; "" for a class that adds nothing.
+        separators: number of separators between two texts; 0 for that of the model's family.
+        roles: role → special token, where names do not tell it. A SentencePiece model gets those that it lacks.
+        options: settings of a SentencePiece class that change ids → their defaults.
+        head: special tokens at the first ids, before the other pieces of a SentencePiece model, separated by spaces.
+    """
+
+    format: str = ""
+    separators: int = 0
+    roles: Mapping[str, str] = {}
+    options: Mapping[str, Any] = {}
+    head: str = ""
+
+
+_SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]", "bos": "[CLS]", "eos": "[SEP]"}
+_CLASSES = {
+    **dict.fromkeys(("pretrained", "tokenizersbackend", "pythonbackend"), TokenizerClass()),
+    **dict.fromkeys(("bert", "electra", "distilbert", "mobilebert", "convbert", "ernie"), TokenizerClass(WORDPIECE, 1)),
+    **dict.fromkeys(("roberta", "bart", "longformer"), TokenizerClass(BYTE_BPE, 2)),
+    **dict.fromkeys(("t5", "mt5"), TokenizerClass(SENTENCEPIECE_MODEL, 0, {}, {"extra_ids": 100})),
+    "gpt2": TokenizerClass(BYTE_BPE, 0, {"unk": "<|endoftext|>"}),
+    "albert": TokenizerClass(SENTENCEPIECE_MODEL, 1, _SYMBOLS, {"do_lower_case": True, "keep_accents": False}),
+    "xlnet": TokenizerClass(SENTENCEPIECE_MODEL, 1, {}, {"do_lower_case": False, "keep_accents": False}),
+    "debertav2": TokenizerClass(SENTENCEPIECE_MODEL, 1, _SYMBOLS, {"do_lower_case": False}),
+    "reformer": TokenizerClass(SENTENCEPIECE_MODEL),
+    "xlmroberta": TokenizerClass(SENTENCEPIECE_MODEL, 2, {"mask": "<mask>"}, {}, "<s> <pad> </s> <unk>"),
+    "camembert": TokenizerClass(
+        SENTENCEPIECE_MODEL, 2, {"mask": "<mask>"}, {}, "<s>NOTUSED <pad> </s>NOTUSED <unk> <unk>NOTUSED"),
+}
+"""Name of a class, or `model_type` of its models, in small letters without "Tokenizer", "Fast" and hyphens → class."""
+_PUBLISHED = {("spiece.model", "<pad>", "</s>", "<unk>"): "t5",
+              ("sentencepiece.bpe.model", "<unk>", "<s>", "</s>"): "xlmroberta"}
+"""File name and first pieces of a SentencePiece model → class, for a folder that names none."""
+_SUPPORTED = {"word_tokenizer_type": "basic", "do_basic_tokenize": True, "split_by_punct": False,
+              "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
+"""Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
+
+
+class Folder(NamedTuple):
+    """Settings of a Transformers folder.
+
+    Attributes:
+        kind: class of the tokenizer.
+        settings: options of the class, and content of special_tokens_map.json and tokenizer_config.json.
+        tokens: added tokens as a `tokenizer.json` has them, in the order of their ids.
+        roles: role → special token, as the files say.
+        special: all special tokens in the files; Transformers appends those that the vocabulary lacks.
+    """
+
+    kind: TokenizerClass
+    settings: dict[str, Any]
+    tokens: list[dict[str, Any]]
+    roles: dict[str, str]
+    special: list[str]
+
+
+def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Collection[str] = ()) -> Folder:
+    """Read the settings of a Transformers folder.
+
+    Args:
+        folder: the folder.
+        file_format: format of the vocabulary file.
+        file: name of the SentencePiece model.
+        pieces: its pieces.
+
+    Raises:
+        UserError: jaxlm does not support the class, or the value of a setting.
+    """
+    settings = _read(folder, "special_tokens_map.json") | _read(folder, "tokenizer_config.json")
+    for key, value in (settings | settings.get("sp_model_kwargs", {})).items():
+        if value != _SUPPORTED.get(key, value):
+            raise UserError(f"{folder}: jaxlm does not support a tokenizer with {key} {value!r}; choose another one.")
+    config = _read(folder, "config.json")
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class", "")
+    model_type = config.get("model_type", "").replace("-", "")
+    is_albert = "do_lower_case" in settings and file_format == SENTENCEPIECE_MODEL
+    implied = _PUBLISHED.get((file, *list(pieces)[:3]), "albert" if is_albert else "pretrained")
+    implied = model_type if model_type in _CLASSES else implied
+    # A tokenizer.json says everything, except what code in its folder does.
+    is_whole = file_format == JSON_FILE and "AutoTokenizer" not in settings.get("auto_map", ())
+    fallback = TokenizerClass() if is_whole or not named else None
+    kind = _CLASSES.get(named.removesuffix("Fast").removesuffix("Tokenizer").lower() or implied, fallback)
+    if kind is None or (kind.format not in ("", file_format) and file_format != JSON_FILE):
+        kind = fallback
+    if kind is None:
+        raise UserError(f"{folder} has a tokenizer of the class {named}, which jaxlm does not read from {file_format} "
+                        "files; save it as a tokenizer.json, or choose another one.")
+    settings = dict(kind.options) | settings
+    roles = {role: _content(settings[f"{role}_token"]) for role in ROLES if f"{role}_token" in settings}
+    others = [*settings.get("additional_special_tokens", ()), *settings.get("extra_special_tokens", ())]
+    special = [*roles.values(), *map(_content, others)]
+    words = {i: {"content": name, "special": name in special} for name, i in _read(folder, "added_tokens.json").items()}
+    tokens = [added_token(int(i), "") | {"special": False, "normalized": not token.get("special", False)} | token
+              for i, token in settings.get("added_tokens_decoder", words).items()]
+    return Folder(kind, settings, sorted(tokens, key=lambda token: token["id"]), roles, special)
+
+
+def num_separators(post_processor: Mapping[str, Any]) -> int:
+    """Return the number of separators that a post-processor of a `tokenizer.json` puts between two texts."""
+    texts = [i for i, part in enumerate(post_processor.get("pair", ())) if "Sequence" in part]
+    known = {"BertProcessing": 1, "RobertaProcessing": 2}
+    return texts[1] - texts[0] - 1 if len(texts) == 2 else known.get(post_processor.get("type", ""), 0)
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _read(folder: epath.Path, name: str) -> dict[str, Any]:
+    """Read a JSON object without its null values; an empty one if there is none."""
+    found = json.loads((folder / name).read_bytes()) if (folder / name).exists() else {}
+    return {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else {}

@@ -1,0 +1,47 @@
+"""Parameters of a larger vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxlm.config.presets import load_preset
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.trees import VOCABULARY_AXES, extend_vocabulary, get, merge_params, paths
+
+PRESETS = sorted((Path(__file__).parents[1] / "configs").glob("*_tiny.py"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_vocabulary_axis_grows(preset):
+    """They are the axes whose lengths change with the vocabulary."""
+    objective = load_preset(str(preset)).objective
+    small, large = (
+        jax.eval_shape(
+            dataclasses.replace(objective, model=objective.model.for_vocabulary(Vocabulary.stand_in(size))).init,
+            jax.random.key(0),
+        )
+        for size in (7001, 7900)
+    )
+    found = {}
+    for path in paths(small):
+        shapes = get(small, path).shape, get(large, path).shape
+        if shapes[0] != shapes[1]:
+            (found[path],) = (axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1)
+    named = {path: VOCABULARY_AXES.get("/".join(f"/{path}".split("/")[-2:])) for path in paths(small)}
+    assert found == {path: axis for path, axis in named.items() if axis is not None}
+    merged = jax.eval_shape(lambda own, source: merge_params(own, extend_vocabulary(source, own)), large, small)
+    assert merged == large
+
+
+def test_the_values_of_new_tokens_are_fresh():
+    def params(size: int, value: float) -> dict:
+        return {"lm_head": {"kernel": jnp.full((2, size), value), "bias": jnp.full(size, value)}}
+
+    merged = merge_params(params(5, 0.0), extend_vocabulary(params(3, 1.0), params(5, 0.0)))
+    for leaf in jax.tree.leaves(merged):
+        assert (leaf == jnp.array([1.0, 1.0, 1.0, 0.0, 0.0])).all()
