@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.corruption.masking import mask_tokens, max_predictions
 from jaxlm.corruption.pairs import at_source, shorten, single_segments
-from jaxlm.data.base import RowFormat, Source
+from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
@@ -123,7 +123,7 @@ class MaskedLM(Objective):
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
 
-    def remarks(self, rows: Source, length: int) -> list[str]:
+    def remarks(self, rows: Any, length: int) -> list[str]:
         share = rows.statistics.longest_document
         is_dominant = self.input_format == "next-sentence" and share > 0.5  # up to a half, each row can have a partner
         return [
