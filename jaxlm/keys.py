@@ -20,6 +20,6 @@ class Purpose(enum.IntEnum):
 def purpose_key(seed: int, purpose: Purpose, impl: str = "threefry2x32") -> jax.Array:
     """Return the key of a seed for one purpose.
 
-    `split(key)[i]` is `fold_in(key, i)`, so that keys derived in different ways from the same seed would coincide.
+    Without it keys of different purposes would coincide, since `split(key)[i]` equals `fold_in(key, i)`.
     """
     return jax.random.fold_in(jax.random.key(seed, impl=impl), purpose)

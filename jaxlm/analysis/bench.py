@@ -23,6 +23,7 @@ from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
+from jaxlm.runs.session import Session
 from jaxlm.training.program import Program, TrainState, corruption_key
 from jaxlm.types import Report, TokenBatch
 

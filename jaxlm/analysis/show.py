@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxlm.errors import UserError
+from jaxlm.runs.session import Session
 from jaxlm.training.feed import Stage, stage_after, stages_of
 from jaxlm.training.program import corruption_key
 from jaxlm.types import Params

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.presets import load_preset
+from jaxlm.fields import settings
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.folder import NO_RUN, RunFolder
@@ -25,7 +25,7 @@ Batch = Any
 
 def open_stand_in(
     experiment: Experiment, config: str | None = None,
-    constants: Callable[[Objective], Constants] = teacher_shapes, report: Report = print,
+    load_constants: Callable[[Objective], Constants] = teacher_shapes, report: Report = print,
 ) -> Session:
     """Open an experiment to plan or time its step on synthetic rows.
 
@@ -35,15 +35,18 @@ def open_stand_in(
     Args:
         experiment: The resolved configuration.
         config: The preset or run folder that it comes from.
-        constants: Returns the objective's constants, or their shapes.
+        load_constants: Returns the objective's constants, or their shapes.
         report: Receives progress messages.
     """
     experiment.validate()
     run, is_named = NO_RUN if config is None else RunFolder.read(config), False
     if config is not None and run.tokenizer_folder is None:
-        data = experiment.data
-        is_named = data != dataclasses.replace(load_preset(config).data, length=data.length)
-    return open_session(Resolved(experiment), run, report, constants, is_stand_in=not is_named)
+        pairs = zip(settings(experiment.data), settings(load_preset(config).data), strict=True)
+        is_named = any(
+            new.value != old.value for new, old in pairs
+            if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
+        )
+    return open_session(Resolved(experiment), run, report, load_constants, use_stand_in=not is_named)
 
 
 def batch_shapes(session: Session) -> Batch:

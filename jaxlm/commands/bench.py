@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         if options.generate is not None:
             raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
         require_command(resolved.experiment, "finetune", options.config)
-        session = open_session(resolved, report=say, constants=teacher_arrays).with_rows(say)
+        session = open_session(resolved, report=say, load_constants=teacher_arrays).with_rows(say)
         found = bench.bench_fine_tuning(session, has_peer, options.steps, say)
     else:
         session = open_stand_in(resolved.experiment, options.config, teacher_arrays, say)

@@ -61,9 +61,10 @@ def main(arguments: list[str]) -> int:
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
     choices: dict[str, Resolved] = {}
+    pretrained = None
     for value in values:
-        pretrained = choices[values[0]].pretrained if choices else None  # loaded once
         choices[value] = resolve_config(parser, options, [*flags, *([field, value] if field else [])], pretrained)
+        pretrained = choices[value].pretrained  # loaded once
     config = any_path(options.config)
     run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
     start_jax()

@@ -137,10 +137,10 @@ class Experiment:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
         if t.profile_steps and not _is_range(t.profile_steps):
             raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
-        if t.sample_every and not self.objective.answer_kind:
+        if t.sample_every and (not self.objective.answer_kind or self.data.command != "pretrain"):
             raise UserError(
-                f"{type(self.objective).__name__} trains no model that fills masks or writes text; leave "
-                "train.sample_every at 0."
+                "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
+                f"{type(self.objective).__name__}."
             )
         if t.short_steps and self.data.command != "pretrain":
             raise UserError("train.short_steps is for pretraining; set it to 0.")

@@ -180,7 +180,7 @@ class StoreBuild:
         arrays_of = {"digests": np.frombuffer(digests, "uint8")}
         arrays_of["names"] = np.frombuffer(json.dumps(list(names)).encode(), "uint8")
         unk = self.tokenizer.vocabulary.unk
-        words = unknown_words(self.tokenizer, [part.text for i, part in enumerate(parts) if unk in ids[i]])
+        words = unknown_words(self.tokenizer, (part.text for i, part in enumerate(parts) if unk in ids[i]))
         arrays_of["unknown_words"] = np.frombuffer(json.dumps(words).encode(), "uint8")
         for split in store.SPLITS:
             own = [i for i, part in enumerate(parts) if part.is_held_out == (split == "held_out")]

@@ -32,7 +32,7 @@ from jaxlm.tokenizers.tokenizer import mend_surrogates
 SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
 """What --data.source takes, for messages."""
 _DATASETS = ("tfds:", "hf:")
-_AGAIN = "named again, read once"
+_AGAIN = "read already"
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -110,7 +110,7 @@ def _remark(count: int, left_out: Mapping[str, Collection[str]]) -> str:
         names = ", ".join(map(os.path.basename, itertools.islice(paths, 3)))
         reasons.append(f"{len(paths):,} {reason} ({names}{', …' * (len(paths) > 3)})")
     files = f"Files of text: {count - len(left_out.get('empty', ())):,}"
-    remark = f"{files}; not read: {', '.join(reasons[:8])}{', …' * (len(reasons) > 8)}" if reasons else files
+    remark = f"{files}; left out: {', '.join(reasons[:8])}{', …' * (len(reasons) > 8)}" if reasons else files
     return remark if reasons or count > 1 else ""
 
 

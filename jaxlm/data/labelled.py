@@ -62,7 +62,9 @@ class Record(NamedTuple):
     @property
     def has_text(self) -> bool:
         """Whether there is anything to read besides the right answer."""
-        return any(str(value).strip() for name, value in self.values.items() if name not in ANSWERS)
+        values = [value for name, value in self.values.items() if name not in ANSWERS]
+        leaves = itertools.chain.from_iterable(value if isinstance(value, list) else [value] for value in values)
+        return any(str(leaf).strip() for leaf in leaves if leaf is not None)
 
 
 class Example(NamedTuple):

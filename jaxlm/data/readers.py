@@ -170,7 +170,7 @@ def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[
 
 
 def read_columns(
-    path: str, columns: Sequence[str] | None, advice: str = ""
+    path: str, columns: Sequence[str] | None, advice: str
 ) -> Iterator[tuple[str, dict[str, str]] | UserError]:
     """Yield (place, {column: value}) of each row of a table, or an error for a row that cannot be read.
 

@@ -171,7 +171,7 @@ class TextData(Data):
             texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
             train_tokenizer(texts, str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
-        if len(tokenizer) < self.vocab_size:
+        if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"
             report(f"The vocabulary has {sizes}: this text has no more pieces")
         return tokenizer

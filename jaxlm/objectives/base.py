@@ -1,8 +1,6 @@
 """The contract between an objective and everything that trains, plans, shows or measures it.
 
-`Objective` is all that training needs. What only some objectives have is a contract of its own: `Streams` (state
-carried over a stream), `HasConstants` (a teacher, a table), `Describes` (lines of `jaxlm show`), `ScoresRows`,
-`CountsFlops`.
+Every method but `corrupt` and `loss` has a default; one that means "not offered" is None or empty.
 """
 
 from __future__ import annotations
@@ -95,6 +93,7 @@ class PretrainedModel:
     """The folder that it was read from."""
     step: int = 0
     """Training step of the run's checkpoint."""
+
 
 class Line(NamedTuple):
     """A line of `jaxlm show`.

@@ -78,7 +78,7 @@ class RunFolder:
 
 
 NO_RUN = RunFolder(epath.Path(), (), False, {})
-"""State of a run that is only planned or timed."""
+"""State of a run without a folder."""
 
 
 def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:

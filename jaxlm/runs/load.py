@@ -48,7 +48,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
-    session = open_session(Resolved(experiment), run, only_answers=True)
+    session = open_session(Resolved(experiment), run, for_inference=True)
     # The attention kernel was chosen for the machine that trained the model.
     model = session.objective.model.with_execution(attention="auto")
     objective = dataclasses.replace(session.objective, model=model)
@@ -80,4 +80,3 @@ def load_teacher(path: str) -> PretrainedModel:
     model = load_model(path)
     params = {name: tree for name, tree in model.params.items() if name not in model.fresh}
     return dataclasses.replace(model, params=jax.device_get(params))
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from typing import Any
@@ -54,8 +55,10 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         run = _hold(resolved, run_path(run_dir), stack)
         mesh = make_mesh(experiment.mesh)
         check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
-        session = open_session(resolved, run, report, teacher_arrays).with_rows(report)
-        return _train(session, mesh, report, stack, clock)
+        session = open_session(resolved, run, report, teacher_arrays)
+        if not session.objective.name:  # a task has no classes before its rows are read
+            dataclasses.replace(session, constants=()).program(mesh)
+        return _train(session.with_rows(report), mesh, report, stack, clock)
 
 
 def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:

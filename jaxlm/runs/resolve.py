@@ -16,6 +16,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
+from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
@@ -62,6 +63,8 @@ def resolve(
         objective = objective.with_pretrained_model(pretrained)
     preset = dataclasses.replace(experiment, objective=objective)
     experiment = override(preset, list(flags), program)
+    if objective.name and objective.model == Model():
+        raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run.")
     _require_one_duration(preset, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(preset, experiment, pretrained.path, "objective.model.")
@@ -106,12 +109,15 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     dev = data.source or data.dev or stored.data.dev
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
-    if not dev and RunFolder.read(path).metadata.get("data") not in (None, data.open(pretrained.tokenizer).fingerprint):
+    run = RunFolder.read(path)
+    if not dev and run.metadata.get("data") not in (None, data.open(pretrained.tokenizer).fingerprint):
         raise UserError(
             f"{data.source} is not divided as when {path} was trained on it, so rows that it has learnt from would be "
             "scored; give rows of their own with --data.source FILE."
         )
-    return open_session(Resolved(dataclasses.replace(experiment, data=data), pretrained), RunFolder.read(path))
+    for name in task.symbols:  # `open_session` would add those that the model was not trained with
+        pretrained.tokenizer.vocabulary.id(name)
+    return open_session(Resolved(dataclasses.replace(experiment, data=data), pretrained), run)
 
 
 def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:

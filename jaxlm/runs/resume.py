@@ -26,7 +26,8 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     """
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
-    if not (resolved.experiment.objective.name and resolved.pretrained):  # `write_run` checks it when the rows are read
+    # What the vocabulary and a task's rows decide is not known yet; `write_run` checks it.
+    if resolved.pretrained is None or (run.has_begun and not resolved.experiment.objective.name):
         _check_configuration(run, resolved.experiment)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Self
@@ -63,22 +62,24 @@ class Session:
         experiment, pretrained, run = self.experiment, self.pretrained, self.run
         data, length = experiment.data, experiment.data.length
         main_first(lambda: data.survey(report), "read the text", everywhere=False)
-        share = functools.partial(data.tokenize, self.tokenizer, jax.process_index(), jax.process_count(), report)
-        together(share, "the other processes to tokenize their shares of the text")
+        together(
+            lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
+            "the other processes to tokenize their shares of the text",
+        )
         # Remarks about good rows come before the error about bad ones.
         rows, error = main_first(lambda: _open_rows(data, self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
         objective = self.objective if pretrained is None else self.objective.prepare(rows, data)
         objective = objective.bind(objective.vocabulary, length, rows.statistics)
+        objective.with_constants(self.constants)  # a teacher must know the labels
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
         if error:
             raise error
-        if pretrained is not None:
-            objective.require_rows(rows, data)
         warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
         if pretrained is not None:
+            objective.require_rows(rows, data)
             pretrained = dataclasses.replace(pretrained, params=objective.from_pretrained(pretrained))
         experiment = with_steps(
             dataclasses.replace(experiment, objective=objective), objective.num_examples(rows, length), warmup_steps
@@ -86,7 +87,7 @@ class Session:
         return dataclasses.replace(self, experiment=experiment, pretrained=pretrained, rows=rows)
 
     def replace(self, **parts: Any) -> Self:
-        """Return a copy with other parts of the experiment, of the same parameters: `mesh`, `train`, `optimizer`."""
+        """Return a copy with other parts of the experiment. A new objective must be bound; constants and rows stay."""
         return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, **parts))
 
     def program(self, mesh: Mesh) -> Program:
@@ -105,8 +106,8 @@ class Session:
 
 def open_session(
     resolved: Resolved, run: RunFolder = NO_RUN, report: Report = print,
-    constants: Callable[[Objective], Constants] = lambda objective: (), *, is_stand_in: bool = False,
-    only_answers: bool = False,
+    load_constants: Callable[[Objective], Constants] = lambda objective: (), *, use_stand_in: bool = False,
+    for_inference: bool = False,
 ) -> Session:
     """Open a run up to its data: the tokenizer, the bound objective and its constants.
 
@@ -114,16 +115,16 @@ def open_session(
         resolved: The configuration and the pretrained model.
         run: The run's folder; of a preset it is empty.
         report: Receives a line about everything that takes time.
-        constants: Returns the constants of the bound objective, or their shapes; by default none.
-        is_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
-        only_answers: Whether an imported model may lack what only training needs, such as T5's sentinels.
+        load_constants: Returns the constants of the bound objective, or their shapes; by default none.
+        use_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
+        for_inference: Whether an imported model may lack what only training needs, such as T5's sentinels.
 
     Raises:
         UserError: The tokenizer, the teacher or the sequence length does not suit the objective.
     """
     experiment, pretrained = resolved
     objective = experiment.objective
-    if is_stand_in and run.tokenizer_folder is None:
+    if use_stand_in and run.tokenizer_folder is None:
         tokenizer, vocabulary = None, Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
     else:
         tokenizer = _find_tokenizer(resolved, run, report)
@@ -131,13 +132,13 @@ def open_session(
     # The embedding of a pretrained model keeps its number of rows.
     preserve_rows = pretrained is not None or run.is_imported
     vocabulary = dataclasses.replace(vocabulary, preserve_rows=preserve_rows)
-    if only_answers and run.is_imported:
+    if for_inference and run.is_imported:
         objective = dataclasses.replace(objective, vocabulary=vocabulary)
     else:
         objective = objective.bind(vocabulary, experiment.data.length)
         _check_short_rows(objective, experiment)
     experiment = dataclasses.replace(experiment, objective=objective)
-    return Session(experiment, run, tokenizer, constants(objective), pretrained)
+    return Session(experiment, run, tokenizer, load_constants(objective), pretrained)
 
 
 def _check_short_rows(objective: Objective, experiment: Experiment) -> None:
@@ -191,7 +192,7 @@ def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int 
     train, optimizer = experiment.train, experiment.optimizer
     if train.steps is None:
         if not train.epochs * num_examples:
-            raise UserError("train.steps is None; give a number, or for a task train.epochs.")
+            raise UserError("train.steps is None; give a number, or for a new run of a task train.epochs.")
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
     if optimizer.warmup_steps is None:
         warmup_steps = round(optimizer.warmup_share * train.steps) if warmup_steps is None else warmup_steps

@@ -163,8 +163,7 @@ class Task(Objective):
         require_classes(self, _labelled(rows, data), data)
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        examples = rows.examples("train", self, length)
-        return row_remarks(self, rows, examples, length)
+        return row_remarks(self, rows, rows.examples("train", self, length), length)
 
     def num_examples(self, rows: LabelledSource, length: int) -> int:
         return len(rows.examples("train", self, length))
@@ -184,8 +183,6 @@ class Task(Objective):
         return record if is_seen else record._replace(values=record.values | {self.gold_value: None})
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        if self.model == Model():
-            raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run.")
         if positions := self.model.max_length:
             require_positions(length, positions)
         for role in self.template.needs:

@@ -108,7 +108,8 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
                         "files; save it as a tokenizer.json, or choose another one.")
     settings = dict(kind.options) | settings
     roles = {role: _content(settings[f"{role}_token"]) for role in ROLES if f"{role}_token" in settings}
-    others = [*settings.get("additional_special_tokens", ()), *settings.get("extra_special_tokens", ())]
+    extra = settings.get("extra_special_tokens", ())
+    others = [*settings.get("additional_special_tokens", ()), *(extra.values() if isinstance(extra, dict) else extra)]
     special = [*roles.values(), *map(_content, others)]
     words = {i: {"content": name, "special": name in special} for name, i in _read(folder, "added_tokens.json").items()}
     tokens = [added_token(int(i), "") | {"special": False, "normalized": not token.get("special", False)} | token

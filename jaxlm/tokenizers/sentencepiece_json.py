@@ -59,7 +59,7 @@ def parse(model: bytes) -> Any:
 
 
 def probes(pieces: Sequence[str]) -> list[str]:
-    """Return texts to compare two encoders of a vocabulary: odd ones, and up to 1,000 of its pieces in random order."""
+    """Return texts to compare two encoders of a vocabulary: odd ones, and up to 1,000 texts of eight random pieces."""
     drawn = random.Random(0).sample(pieces, min(8000, len(pieces)))
     return [*_ODD_TEXTS, *("".join(drawn[i : i + 8]).replace(SPACE, " ") for i in range(0, len(drawn), 8))]
 

@@ -15,7 +15,7 @@ NUM_WORDS = 5
 
 
 def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """Return some different words, or parts of words, that become [UNK] in texts, of which each has one."""
+    """Return different words, or parts of words, that become [UNK] in the first texts."""
     words: dict[str, None] = {}
     for text in itertools.islice(texts, NUM_WORDS):
         ids, offsets = tokenizer.encode_with_offsets([text])[0]

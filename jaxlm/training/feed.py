@@ -14,11 +14,9 @@ from jax.sharding import Mesh
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.data.base import Source
 from jaxlm.data.batches import Batches
-from jaxlm.errors import UserError
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
-from jaxlm.types import TokenBatch
 
 
 class Stage(NamedTuple):
@@ -115,8 +113,6 @@ class Feed:
         """Return the token ids of `count` rows of held-out text, or of the text to train on if none is held out."""
         batches = self._held_out if self.has_held_out else self._stages[-1].batches
         batch = next(batches.evaluation(self._train.batch_size, 1))
-        if not isinstance(batch, TokenBatch):
-            raise UserError("train.sample_every needs pretraining text; set it to 0 for a task.")
         rows = zip(batch.tokens[:count], batch.segment_ids[:count], strict=True)
         return [tokens[segments > 0] for tokens, segments in rows]
 
