@@ -20,6 +20,7 @@ from jaxlm.analysis.step import input_bytes, train_program
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Report
 
 DEPTHS = (2, 4)
 """Numbers of layers of the steps that are compiled: even, since GPT-3's layers alternate."""
@@ -31,7 +32,7 @@ Line = Callable[[float, float], float]
 
 
 def compile_extrapolated(
-    experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None, topology: str
+    experiment: Experiment, mesh: Mesh, vocabulary: Vocabulary | None, topology: str, report: Report = print
 ) -> CompiledStep:
     """Compile steps of DEPTHS layers and extrapolate to the experiment's own depth.
 
@@ -42,7 +43,8 @@ def compile_extrapolated(
     """
     steps: list[CompiledStep] = []
     for depth in DEPTHS:
-        step = compile_step(*train_program(with_layers(experiment, depth), mesh, vocabulary), topology)
+        report(f"A step of {depth} layers:")
+        step = compile_step(*train_program(with_layers(experiment, depth), mesh, vocabulary), topology, report=report)
         if not step.fits:
             inputs = input_bytes(*train_program(experiment, mesh, vocabulary))
             return step._replace(hbm_by_kind=inputs, hbm_bytes=max(step.hbm_bytes, sum(inputs.values())))

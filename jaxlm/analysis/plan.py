@@ -15,11 +15,12 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Report
 
 
 def plan(
     experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, hlo: Path | None = None,
-    is_extrapolated: bool = False,
+    is_extrapolated: bool = False, report: Report = print,
 ) -> dict[str, Any]:
     """Compile a train step for a topology and return its memory, FLOPs, collectives and estimated time.
 
@@ -29,6 +30,7 @@ def plan(
         vocabulary: The run's vocabulary; None for a stand-in of the preset's size.
         hlo: File for the text of the compiled module; not of an extrapolated step.
         is_extrapolated: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
+        report: Receives progress messages.
 
     Returns:
         The object that `jaxlm plan --json` prints. A chip is one device, as jax counts them. For a step that the
@@ -45,9 +47,9 @@ def plan(
     program, batch = train_program(experiment, mesh, vocabulary)
     flops = program.step_flops(length, t.batch_size)
     if is_extrapolated:
-        step = compile_extrapolated(experiment, mesh, vocabulary, topology)
+        step = compile_extrapolated(experiment, mesh, vocabulary, topology, report)
     else:
-        step = compile_step(program, batch, topology, hlo)
+        step = compile_step(program, batch, topology, hlo, report)
     used, e, totals = step.hbm_bytes, step.estimate, step.collectives
     predicted = e and predict(e.seconds, totals)
     tokens_per_second = predicted and t.batch_size * length / predicted.seconds

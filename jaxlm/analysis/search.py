@@ -13,13 +13,15 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig, num_slices
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Report
 
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 
 
 def search(
-    experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, is_extrapolated: bool = False
+    experiment: Experiment, topology: str, vocabulary: Vocabulary | None = None, is_extrapolated: bool = False,
+    report: Report = print,
 ) -> Iterator[dict[str, Any]]:
     """Yield the plans of a step over several meshes.
 
@@ -42,7 +44,7 @@ def search(
         for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
             for changed, changes in variants(experiment, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
-                    found = plan(changed, topology, vocabulary, is_extrapolated=is_extrapolated)
+                    found = plan(changed, topology, vocabulary, is_extrapolated=is_extrapolated, report=report)
                 except UserError as error:
                     refused = error
                     break

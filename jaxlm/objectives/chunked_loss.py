@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxlm.corruption.replaced import sample_tokens
+from jaxlm.models.layers.attention import on_each_device
 from jaxlm.parallel.activations import constrain, num_batch_shards, num_vocabulary_shards
+from jaxlm.parallel.rules import ACTIVATION_AXES
 
 MASKED_LOGIT = -1e30
 """Logit of padded rows of the output matrix, which belong to no token: its exp is 0."""
@@ -147,34 +150,48 @@ def _label_logits(
     return logits if offset is None else logits + offset[labels]
 
 
-def _log_normalizer(logits: jax.Array, largest: jax.Array, shift: jax.Array | None) -> jax.Array:
+def _log_normalizer(
+    logits: jax.Array, shift: jax.Array | None, hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None
+) -> jax.Array:
     """Return log Σ exp(logits), float32 [batch, chunk].
 
     The usual shift of the exponents, the largest logit, is known only after all logits. With the labels' logits as
     `shift`, which are known before, a TPU sums the exponentials while it computes the logits (GPT-2's loss: 17.0 →
-    12.2 ms). Where a label is less likely than exp(-75), the result is too small, by at most log(vocabulary).
+    12.2 ms). A device with a label less likely than exp(-75) computes the logits of the chunk again, with the usual
+    shift: in this way they need no memory.
     """
+    largest = jnp.max(logits, axis=-1)
     if shift is None:
-        return largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
-    exponentials = jnp.exp(jnp.minimum(logits - shift[..., None], LARGEST_EXPONENT))
-    return jnp.maximum(shift + jnp.log(jnp.sum(exponentials, axis=-1)), largest)
+        return _log_sum(logits, largest)
+
+    def exact(hidden, matrix, offset, largest, shift, normalizer):
+        is_far = jnp.any(largest - shift > LARGEST_EXPONENT)
+        return jax.lax.cond(is_far, lambda: _log_sum(_logits(hidden, matrix, offset), largest), lambda: normalizer)
+
+    rows, whole = PartitionSpec(ACTIVATION_AXES["batch"]), PartitionSpec()
+    run = on_each_device(exact, (rows, whole, whole, rows, rows, rows), rows)
+    return run(hidden, matrix, offset, largest, shift, _log_sum(logits, shift))
+
+
+def _log_sum(logits: jax.Array, shift: jax.Array) -> jax.Array:
+    """Return log Σ exp(logits), if no logit is more than LARGEST_EXPONENT above `shift`."""
+    return shift + jnp.log(jnp.sum(jnp.exp(jnp.minimum(logits - shift[..., None], LARGEST_EXPONENT)), axis=-1))
 
 
 def _chunk_losses(
-    logits: jax.Array, shift: jax.Array | None, labels: jax.Array, weights: jax.Array, uniform: jax.Array | None,
-    z_loss: float, temperature: float,
-) -> tuple[TokenLosses, jax.Array]:
-    """Return the losses of a chunk and log Z.
-
-    `shift` is the label's logit with its own rounding; that of the loss is `picked`, so that no loss is negative.
-    """
+    chunk: Any, matrix: jax.Array, offset: jax.Array | None, z_loss: float, temperature: float
+) -> tuple[TokenLosses, jax.Array, jax.Array]:
+    """Return the losses of a chunk, its logits and log Z."""
+    hidden, labels, weights, uniform = chunk
+    logits, shift = _logits(hidden, matrix, offset), _label_logits(hidden, matrix, offset, labels)
+    # `shift` has its own rounding; with `picked` no loss is negative.
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    largest = jnp.max(logits, axis=-1)
-    normalizer = _log_normalizer(logits, largest, shift)
+    normalizer = _log_normalizer(logits, shift, hidden, matrix, offset)
     nll = normalizer - picked
     drawn = None if uniform is None else sample_tokens(uniform, logits, temperature)
     total = jnp.sum((nll + z_loss * normalizer**2) * weights)
-    return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), normalizer
+    is_correct = (picked >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    return TokenLosses(total, nll, is_correct, drawn), logits, normalizer
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
@@ -183,9 +200,7 @@ def _losses(hidden, table, bias, labels, weights, uniform, z_loss, temperature) 
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
     def chunk_step(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
-        hidden, labels, weights, uniform = chunk
-        logits, shift = _logits(hidden, matrix, offset), _label_logits(hidden, matrix, offset, labels)
-        losses, _ = _chunk_losses(logits, shift, labels, weights, uniform, z_loss, temperature)
+        losses, *_ = _chunk_losses(chunk, matrix, offset, z_loss, temperature)
         return total + losses.total, losses[1:]
 
     total, parts = _over_chunks(chunk_step, jnp.float32(0), (hidden, labels, weights, uniform))
@@ -198,9 +213,8 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature)
 
     def chunk_step(carry: Any, chunk: Any) -> tuple[Any, Any]:
         total, sums = carry
-        hidden, labels, weights, uniform = chunk
-        logits, shift = _logits(hidden, matrix, offset), _label_logits(hidden, matrix, offset, labels)
-        losses, normalizer = _chunk_losses(logits, shift, labels, weights, uniform, z_loss, temperature)
+        hidden, labels, weights, _ = chunk
+        losses, logits, normalizer = _chunk_losses(chunk, matrix, offset, z_loss, temperature)
         is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
         normalizer_gradient = 1.0 + 2.0 * z_loss * normalizer[..., None]
         d_logits = (jnp.exp(logits - normalizer[..., None]) * normalizer_gradient - is_label).astype(hidden.dtype)

@@ -411,6 +411,6 @@ def at_positions(
 def pad_positions(positions: Int[Array, "batch selected"]) -> Int[Array, "batch padded"]:
     """Return the positions that a last layer computes, padded with 0, whose hidden states the caller drops.
 
-    cuDNN computes no gradients for an odd number of queries, and the tiles of TPUs and tensor cores have eight rows.
+    cuDNN's attention computes no gradients for an odd number of queries.
     """
-    return jnp.pad(positions, ((0, 0), (0, -positions.shape[1] % 8)))
+    return jnp.pad(positions, ((0, 0), (0, positions.shape[1] % 2)))
