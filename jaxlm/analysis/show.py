@@ -40,7 +40,7 @@ def show(
         step: Training step, from 0.
         examples: Number of rows.
         report: Receives progress messages.
-        tokenizer: Tokenizer to use instead.
+        tokenizer: Tokenizer of a pretrained model, whose embedding keeps its number of rows; used instead.
         params: Parameters of a task's run, whose predictions are shown, too.
     """
     if not isinstance(experiment.objective, Describes):
@@ -49,9 +49,10 @@ def show(
     run, data = RunFolder.read(folder), experiment.data
     if run.tokenizer_folder:
         data = dataclasses.replace(data, tokenizer=str(run.tokenizer_folder))
-    tokenizer = tokenizer or data.prepare_tokenizer(report, experiment.objective.symbols)
+    symbols, preserve_rows = experiment.objective.symbols, run.is_imported or tokenizer is not None
+    tokenizer = tokenizer.with_symbols(symbols) if tokenizer else data.prepare_tokenizer(report, symbols)
     text = data.open(tokenizer, report)
-    vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)
+    vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=preserve_rows)
     objective = experiment.objective.bind(vocabulary, data.length, text.statistics)
     stages = stages_of(text, objective, experiment.train, experiment.data.length)
     first = stage_after(stages, step)
