@@ -118,8 +118,7 @@ def _estimate(module: Module, topology: str, device: Any) -> Estimate | None:
 
 def _compile(program: Program, batch: Batch, topology: str, report: Report) -> tuple[Any, str, int]:
     """Return (compiled step, "", 0), or (None, the compiler's message, bytes needed) if it does not fit in HBM."""
-    mesh = ", ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
-    report(f"Tracing the step for {topology}, mesh {mesh} …")
+    report(f"Tracing the step for {topology}, mesh {', '.join(f'{a} {n}' for a, n in program.mesh.shape.items())} …")
     lowered = program.lower(batch)
     report("Compiling it, which takes minutes for many layers …")
     try:
