@@ -19,6 +19,9 @@ from etils import epath
 
 from jaxlm.errors import UserError
 
+DEFAULT_CACHE = "~/.cache/jaxlm"
+"""Cache folder without $JAXLM_CACHE."""
+
 # The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
 os.environ.setdefault("EPATH_USE_TF", "false")
 # gcsfs would ask another service for the kind of each bucket, and warn where it has no permission to.
@@ -153,7 +156,15 @@ def _write_whole(path: epath.Path, data: bytes) -> None:
         if partial != path:
             with contextlib.suppress(Exception):
                 partial.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({cause(error)}); choose another folder.") from error
+        raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
+
+
+def remedy(error: Exception, path: str | os.PathLike[str]) -> str:
+    """Return what to do about a file that cannot be written, for one sentence."""
+    advice = "choose another folder"
+    if os.fspath(path).startswith(os.path.expanduser(os.environ.get("JAXLM_CACHE") or DEFAULT_CACHE)):
+        advice = "set the variable JAXLM_CACHE to another folder"
+    return f"free some space, or {advice}" if re.search("no space|quota", str(error), re.IGNORECASE) else advice
 
 
 def refuse_links(folder: epath.Path) -> None:

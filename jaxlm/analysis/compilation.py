@@ -24,14 +24,17 @@ from jaxlm.data.text import compilation_cache
 from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import tpu_generation
 from jaxlm.training.program import Program
+from jaxlm.types import Report
 
-EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v6e:16x16 or, for two slices, 2xv5e:16x16"
+EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v5litepod-16 or, for two slices, 2xv5e:16x16"
 
 ENVIRONMENT = {
     # Without a chip there is nothing to lock, and no metadata server to query.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
 }
+ACCELERATOR_TYPES = {"v2": (2, 2), "v3": (2, 2), "v4": (2, 3), "v5p": (2, 3), "v5e": (1, 2), "v6e": (1, 2)}
+"""Generation → what the number of an accelerator type counts per chip (TensorCores or chips), and the mesh's axes."""
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -73,7 +76,9 @@ class CompiledStep(NamedTuple):
     compile_seconds: float
 
 
-def compile_step(program: Program, batch: Batch, topology: str, hlo: Path | None = None) -> CompiledStep:
+def compile_step(
+    program: Program, batch: Batch, topology: str, hlo: Path | None = None, report: Report = print
+) -> CompiledStep:
     """Compile a train step.
 
     Args:
@@ -81,18 +86,20 @@ def compile_step(program: Program, batch: Batch, topology: str, hlo: Path | None
         batch: Shapes of its batch.
         topology: Name of the topology, for messages and for the kernels, which are compiled alone.
         hlo: File for the text of the compiled module.
+        report: Receives progress messages.
 
     Raises:
         UserError: The compiler refuses the step for another reason than HBM.
     """
     by_kind, devices = input_bytes(program, batch), program.mesh.devices.flatten().tolist()
     start = time.perf_counter()
-    compiled, message, used = _compile(program, batch, topology)
+    compiled, message, used = _compile(program, batch, topology, report)
     seconds = time.perf_counter() - start
     if compiled is None:
         # The message about temporaries does not count the step's inputs.
         used += sum(by_kind.values()) if "temporaries" in message else 0
         return CompiledStep(False, by_kind, used, None, {}, message, seconds)
+    report("Counting the work of the compiled step and its kernels …")
     text = compiled.as_text()
     if hlo is not None:
         hlo.write_text(text)
@@ -109,9 +116,11 @@ def _estimate(module: Module, topology: str, device: Any) -> Estimate | None:
     return estimate(module, device, counts)
 
 
-def _compile(program: Program, batch: Batch, topology: str) -> tuple[Any, str, int]:
+def _compile(program: Program, batch: Batch, topology: str, report: Report) -> tuple[Any, str, int]:
     """Return (compiled step, "", 0), or (None, the compiler's message, bytes needed) if it does not fit in HBM."""
+    report(f"Tracing the step for {topology}, mesh {', '.join(f'{a} {n}' for a, n in program.mesh.shape.items())} …")
     lowered = program.lower(batch)
+    report("Compiling it, which takes minutes for many layers …")
     try:
         with _without_cache():
             return lowered.compile(), "", 0
@@ -125,15 +134,19 @@ def _compile(program: Program, batch: Batch, topology: str) -> tuple[Any, str, i
 def topology_devices(name: str) -> Sequence[Any]:
     """Return the abstract devices of a topology "[SLICESx]GENERATION:AxB[xC]" (chips along each axis).
 
+    "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice.
+
     Raises:
         UserError: The topology does not exist.
     """
     from jax.experimental import topologies
 
-    match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*):(\d+(?:x\d+){1,2})", name.strip().lower())
-    if match is None:
+    match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*)(?:-(\d+)|:(\d+(?:x\d+){1,2}))", name.strip().lower())
+    slices, generation, count, chips = match.groups() if match else [None] * 4
+    generation = "v5e" if generation == "v5litepod" else generation
+    chips = slice_shape(generation, int(count)) if count else chips
+    if not chips:
         raise UserError(f"{name!r} is not a TPU topology; write the generation and its chips, such as {EXAMPLES}.")
-    slices, generation, chips = match.groups()
     options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
     if generation == "v7x":
         generation = "tpu7x"
@@ -147,6 +160,22 @@ def topology_devices(name: str) -> Sequence[Any]:
         raise UserError(
             f"there is no TPU topology {name} ({_first_line(str(error)).rstrip('.')}); try {EXAMPLES}."
         ) from error
+
+
+def slice_shape(generation: str, count: int) -> str | None:
+    """Return the chips along each axis of an accelerator type, "4x4" for v5e-16.
+
+    None if the generation is unknown or the chips are no power of two: such slices have no default shape.
+    """
+    if generation not in ACCELERATOR_TYPES:
+        return None
+    per_chip, axes = ACCELERATOR_TYPES[generation]
+    chips, rest = divmod(count, per_chip)
+    power = chips.bit_length() - 1
+    if rest or chips != 2**power:
+        return None
+    sizes = [2 ** ((power + axis) // axes) for axis in range(axes)]
+    return "x".join(map(str, sizes if sizes[0] > 1 else sizes[::-1]))
 
 
 def hbm_limit(device: Any) -> int:

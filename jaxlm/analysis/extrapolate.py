@@ -19,6 +19,7 @@ from jaxlm.analysis.hlo import Traffic
 from jaxlm.analysis.step import batch_shapes, input_bytes
 from jaxlm.errors import UserError
 from jaxlm.runs.session import Session
+from jaxlm.types import Report
 
 DEPTHS = (2, 4)
 """Numbers of layers of the steps that are compiled: even, since GPT-3's layers alternate."""
@@ -30,7 +31,7 @@ Line = Callable[[float, float], float]
 
 
 def compile_extrapolated(
-    session: Session, mesh: Mesh, topology: str
+    session: Session, mesh: Mesh, topology: str, report: Report = print
 ) -> CompiledStep:
     """Compile steps of DEPTHS layers and extrapolate to the session's own depth.
 
@@ -42,7 +43,8 @@ def compile_extrapolated(
     steps: list[CompiledStep] = []
     batch = batch_shapes(session)
     for depth in DEPTHS:
-        step = compile_step(with_layers(session, depth).program(mesh), batch, topology)
+        report(f"A step of {depth} layers:")
+        step = compile_step(with_layers(session, depth).program(mesh), batch, topology, report=report)
         if not step.fits:
             inputs = input_bytes(session.program(mesh), batch)
             return step._replace(hbm_by_kind=inputs, hbm_bytes=max(step.hbm_bytes, sum(inputs.values())))

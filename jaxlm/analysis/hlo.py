@@ -90,7 +90,9 @@ class Module:
     computations: dict[str, list[Instruction]]
 
     def executions(self, fused: bool) -> dict[str, int]:
-        """Return how often each computation runs in one run of the module. All branches of a conditional count.
+        """Return how often each computation runs in one run of the module.
+
+        Of a conditional only the first branch counts: jax.lax.cond has the rare case as its second.
 
         Args:
             fused: Follow calls of fusions and reductions too, whose instructions have no time of their own.
@@ -102,7 +104,8 @@ class Module:
             for instruction in self.computations[name]:
                 if not fused and instruction.opcode not in CONTROL_FLOW:
                     continue
-                for called in instruction.called():
+                called_by = list(instruction.called())
+                for called in called_by[:1] if instruction.opcode == "conditional" else called_by:
                     if called in self.computations:
                         visit(called, times * self.trip_count(instruction))
 

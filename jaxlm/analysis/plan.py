@@ -14,10 +14,11 @@ from jaxlm.analysis.step import batch_shapes, describe_vocabulary
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
 from jaxlm.runs.session import Session
+from jaxlm.types import Report
 
 
 def plan(
-    session: Session, topology: str, hlo: Path | None = None, is_extrapolated: bool = False
+    session: Session, topology: str, hlo: Path | None = None, is_extrapolated: bool = False, report: Report = print
 ) -> dict[str, Any]:
     """Compile a train step for a topology and return its memory, FLOPs, collectives and estimated time.
 
@@ -26,6 +27,7 @@ def plan(
         topology: Name of a topology, such as "v5e:16x16".
         hlo: File for the text of the compiled module; not of an extrapolated step.
         is_extrapolated: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
+        report: Receives progress messages.
 
     Returns:
         The object that `jaxlm plan --json` prints. A chip is one device, as jax counts them. For a step that the
@@ -42,9 +44,9 @@ def plan(
     program, batch = session.program(mesh), batch_shapes(session)
     flops = program.step_flops(length, t.batch_size)
     if is_extrapolated:
-        step = compile_extrapolated(session, mesh, topology)
+        step = compile_extrapolated(session, mesh, topology, report)
     else:
-        step = compile_step(program, batch, topology, hlo)
+        step = compile_step(program, batch, topology, hlo, report)
     used, e, totals = step.hbm_bytes, step.estimate, step.collectives
     predicted = e and predict(e.seconds, totals)
     tokens_per_second = predicted and t.batch_size * length / predicted.seconds

@@ -12,13 +12,14 @@ from jaxlm.analysis.plan import plan
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig, num_slices
 from jaxlm.runs.session import Session
+from jaxlm.types import Report
 
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 
 
 def search(
-    session: Session, topology: str, is_extrapolated: bool = False
+    session: Session, topology: str, is_extrapolated: bool = False, report: Report = print
 ) -> Iterator[dict[str, Any]]:
     """Yield the plans of a step over several meshes.
 
@@ -41,7 +42,7 @@ def search(
         for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
             for changed, changes in variants(session, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
-                    found = plan(changed, topology, is_extrapolated=is_extrapolated)
+                    found = plan(changed, topology, is_extrapolated=is_extrapolated, report=report)
                 except UserError as error:
                     refused = error
                     break

@@ -13,7 +13,6 @@ peak and bandwidth, with the measured time of the step beside the prediction.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
@@ -29,7 +28,8 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = config_parser("jaxlm plan", __doc__)
     parser.add_argument("--topology", default=None,
-                        help="generation and chips (v5e:16x16, v4:2x2x2, v5p:4x4x4, …); several with commas between; "
+                        help="generation and chips (v5e:16x16, v4:2x2x2, …) or a slice of Google Cloud (v5litepod-16, "
+                             "v4-32, …); several with commas between; "
                              "without it: the devices of this machine")
     parser.add_argument("--search", action="store_true", help="try meshes on one topology for the fastest that fits")
     parser.add_argument("--extrapolate", action="store_true",
@@ -57,12 +57,12 @@ def main(arguments: list[str]) -> int:
     from jaxlm.analysis.plan import plan as plan_step
     from jaxlm.analysis.step import describe_vocabulary, open_stand_in
 
-    session = open_stand_in(experiment, options.config, report=functools.partial(print, file=sys.stderr))
+    session = open_stand_in(experiment, options.config, report=say)
     if options.search:
         return search(session, topologies[0], options)
     if len(topologies) == 1:
         hlo = options.hlo and Path(options.hlo)
-        plan = priced(plan_step(session, topologies[0], hlo, options.extrapolate), options)
+        plan = priced(plan_step(session, topologies[0], hlo, options.extrapolate, say), options)
         print(json.dumps(plan) if options.json else report(plan) + short_rows(experiment))
         return 0
     rows = (priced(plan_row(session, name, options.extrapolate), options) for name in topologies)
@@ -83,6 +83,11 @@ CAVEAT = (
 )
 
 
+def say(line: str) -> None:
+    """Print a progress message on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def priced(plan: dict[str, Any], options: Any) -> dict[str, Any]:
     """Return the plan with "cost", the price of all its steps; None without --price."""
     hours = plan.get("chip_hours")
@@ -96,7 +101,6 @@ def here(experiment: Any, options: Any) -> int:
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.runs.load import teacher_arrays
 
-    say = functools.partial(print, file=sys.stderr, flush=True)
     session = open_stand_in(experiment, options.config, teacher_arrays, say)
     plan = plan_here(session, options.hlo and Path(options.hlo), say)
     print(json.dumps(plan) if options.json else local_report(plan) + short_rows(experiment))
@@ -137,7 +141,7 @@ def search(session: Any, topology: str, options: Any) -> int:
     from jaxlm.analysis.step import describe_vocabulary
 
     plans = []
-    for found in searching.search(session, topology, options.extrapolate):
+    for found in searching.search(session, topology, options.extrapolate, say):
         if not plans and not options.json:
             print(heading(session.experiment, describe_vocabulary(session), "mesh"))
         plans.append(priced(found, options))
@@ -179,7 +183,7 @@ def plan_row(session: Any, name: str, is_extrapolated: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"topology": name, "devices": None, "fits": None}
     try:
         row["devices"] = len(topology_devices(name))
-        return plan(session, name, is_extrapolated=is_extrapolated)
+        return plan(session, name, is_extrapolated=is_extrapolated, report=say)
     except UserError as error:
         return row | {"error": str(error)}
 

@@ -19,7 +19,7 @@ from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.store import FORMAT, Store, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.paths import any_path, in_bucket, write_whole
+from jaxlm.paths import DEFAULT_CACHE, any_path, in_bucket, write_whole
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
@@ -28,7 +28,6 @@ from jaxlm.types import Report, TokenBatch
 
 _SAMPLE = 10_000_000  # bytes of text for training a tokenizer: some 20 seconds of one core
 _PROGRESS_SECONDS = 10.0  # between two progress reports
-_DEFAULT_CACHE = "~/.cache/jaxlm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,13 +193,13 @@ def _progress(report: Report) -> Callable[[int, int], None]:
 
 def cache_folder(chosen: str = "") -> epath.Path:
     """Return the folder `chosen`, else $JAXLM_CACHE, else ~/.cache/jaxlm; on a disk or in a bucket."""
-    return any_path(chosen or os.environ.get("JAXLM_CACHE") or _DEFAULT_CACHE)
+    return any_path(chosen or os.environ.get("JAXLM_CACHE") or DEFAULT_CACHE)
 
 
 def local_cache_folder(chosen: str = "") -> epath.Path:
     """Return `cache_folder(chosen)`, or the default folder on a disk if that is in a bucket."""
     cache = cache_folder(chosen)
-    return cache_folder(_DEFAULT_CACHE) if in_bucket(cache) else cache
+    return cache_folder(DEFAULT_CACHE) if in_bucket(cache) else cache
 
 
 def compilation_cache() -> str:

@@ -26,7 +26,7 @@ from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective, PretrainedModel
-from jaxlm.paths import local_folder, reading, without_empty_folders
+from jaxlm.paths import cause, local_folder, reading, remedy, without_empty_folders
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -221,9 +221,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
             yield temporary
             os.rename(temporary, out)  # replaces an empty folder, and fails on any other
         except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"{out} could not be written ({error}); free some space or choose another folder."
-            ) from error
+            raise UserError(f"{out} cannot be written ({cause(error)}); {remedy(error, out)}.") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

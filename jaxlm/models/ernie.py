@@ -27,6 +27,7 @@ from jaxlm.models.layers.stack import (
     call,
     init_stack,
     layer_keys,
+    pad_positions,
     rematerialized,
     run_layers,
     run_stack,
@@ -116,9 +117,9 @@ class Ernie(Encoder):
             return x if positions is None else at_positions(x, positions), None
         layers, last = split_layers(layers, count - 1, 1)
         state, _ = run(layers, state, None if keys is None else keys[:-1], num_layers=count - 1)
-        last_layer = rematerialized(functools.partial(layer, positions=positions), stack.remat)
+        last_layer = rematerialized(functools.partial(layer, positions=pad_positions(positions)), stack.remat)
         (x, _), _ = last_layer(unstack(last)[0], state, None if keys is None else keys[-1])
-        return x, None
+        return x[:, : positions.shape[1]], None
 
     def _entities(
         self, inputs: Inputs

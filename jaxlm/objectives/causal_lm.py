@@ -37,7 +37,7 @@ class CausalLM(Objective):
     document. Otherwise documents are isolated.
     """
     loss_chunk: int = field(0, resumable=True, range="[0, inf)")
-    """Number of positions per row whose vocabulary logits are in memory at a time; 0 for 2,048 per device."""
+    """Number of positions per row whose vocabulary logits are in memory at a time; 0 for 4,096 per device."""
 
     primary_metric = "lm_loss"
     token_losses = ("lm_loss",)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -134,17 +135,19 @@ def _logits(hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None) -> j
     return logits if offset is None else logits + offset
 
 
-def _label_logits(
-    hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None, labels: jax.Array
-) -> jax.Array | None:
-    """Return the logits of the labels without computing the others, float32 [batch, chunk].
-
-    None where the vocabulary is sharded: the rows of the labels would be gathered from other devices.
-    """
-    if num_vocabulary_shards() > 1:
-        return None
+def _label_logits(hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None, labels: jax.Array) -> jax.Array:
+    """Return the logits of the labels without computing the others, float32 [batch, chunk]."""
     logits = jnp.einsum("blh,blh->bl", hidden, matrix[labels], preferred_element_type=jnp.float32)
     return logits if offset is None else logits + offset[labels]
+
+
+def _largest_logits(hidden: jax.Array, matrix: jax.Array, offset: jax.Array | None, _: jax.Array) -> jax.Array:
+    """Return the largest logits, float32 [batch, chunk], from logits of their own, which are never in memory."""
+    return jnp.max(_logits(jax.lax.optimization_barrier(hidden), matrix, offset), axis=-1)
+
+
+Shift = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array], jax.Array]
+"""Function of hidden states, output matrix, offset and labels: the shift of the exponents, float32 [batch, chunk]."""
 
 
 def _log_normalizer(logits: jax.Array, largest: jax.Array, shift: jax.Array | None) -> jax.Array:
@@ -152,7 +155,7 @@ def _log_normalizer(logits: jax.Array, largest: jax.Array, shift: jax.Array | No
 
     The usual shift of the exponents, the largest logit, is known only after all logits. With the labels' logits as
     `shift`, which are known before, a TPU sums the exponentials while it computes the logits (GPT-2's loss: 17.0 →
-    12.2 ms). Where a label is less likely than exp(-75), the result is too small, by at most log(vocabulary).
+    12.2 ms). Where a label is less likely than exp(-75), the result is too small; `_exactly` computes it again.
     """
     if shift is None:
         return largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
@@ -161,20 +164,36 @@ def _log_normalizer(logits: jax.Array, largest: jax.Array, shift: jax.Array | No
 
 
 def _chunk_losses(
-    logits: jax.Array, shift: jax.Array | None, labels: jax.Array, weights: jax.Array, uniform: jax.Array | None,
-    z_loss: float, temperature: float,
-) -> tuple[TokenLosses, jax.Array]:
-    """Return the losses of a chunk and log Z.
+    chunk: Any, matrix: jax.Array, offset: jax.Array | None, shift_of: Shift | None, z_loss: float, temperature: float
+) -> tuple[TokenLosses, jax.Array, jax.Array]:
+    """Return the losses of a chunk, its logits and log Z.
 
-    `shift` is the label's logit with its own rounding; that of the loss is `picked`, so that no loss is negative.
+    The shift has its own rounding; the label's logit of the loss is `picked`, so that no loss is negative.
     """
+    hidden, labels, weights, uniform = chunk
+    logits = _logits(hidden, matrix, offset)
+    shift = None if shift_of is None else shift_of(hidden, matrix, offset, labels)
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     largest = jnp.max(logits, axis=-1)
     normalizer = _log_normalizer(logits, largest, shift)
     nll = normalizer - picked
     drawn = None if uniform is None else sample_tokens(uniform, logits, temperature)
     total = jnp.sum((nll + z_loss * normalizer**2) * weights)
-    return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), normalizer
+    return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), logits, normalizer
+
+
+def _exactly(run: Callable[[Shift | None], tuple[TokenLosses, Any]], weights: jax.Array) -> tuple[TokenLosses, Any]:
+    """Return the result of `run`, which gets the shift of the exponents; None for the largest logit.
+
+    It runs a second time where a loss is too large for the labels' logits. With a sharded vocabulary these are never
+    the shift: the rows of the labels would be gathered from other devices.
+    """
+    if num_vocabulary_shards() > 1:
+        return run(None)
+    # The barrier keeps the compiler from moving the last products into a branch, with the logits that they read.
+    found = jax.lax.optimization_barrier(run(_label_logits))
+    is_far = jnp.any((found[0].nll > LARGEST_EXPONENT) & (weights != 0.0))
+    return jax.lax.cond(is_far, lambda: run(_largest_logits, 1), lambda: found)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
@@ -182,34 +201,38 @@ def _losses(hidden, table, bias, labels, weights, uniform, z_loss, temperature) 
     """Compute all losses, with chunks as first axis: hidden [chunks, batch, chunk, hidden] and so on."""
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
-    def chunk_step(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
-        hidden, labels, weights, uniform = chunk
-        logits, shift = _logits(hidden, matrix, offset), _label_logits(hidden, matrix, offset, labels)
-        losses, _ = _chunk_losses(logits, shift, labels, weights, uniform, z_loss, temperature)
-        return total + losses.total, losses[1:]
+    def run(shift_of: Shift | None, unroll: int = UNROLL) -> tuple[TokenLosses, None]:
+        def chunk_step(total: jax.Array, chunk: Any) -> tuple[jax.Array, Any]:
+            losses, *_ = _chunk_losses(chunk, matrix, offset, shift_of, z_loss, temperature)
+            return total + losses.total, losses[1:]
 
-    total, parts = _over_chunks(chunk_step, jnp.float32(0), (hidden, labels, weights, uniform))
-    return TokenLosses(total, *parts)
+        total, parts = _over_chunks(chunk_step, jnp.float32(0), (hidden, labels, weights, uniform), unroll)
+        return TokenLosses(total, *parts), None
+
+    return _exactly(run, weights)[0]
 
 
 def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature):
     """Compute the losses and, as residuals, the gradients of hidden, table and bias."""
     matrix, offset = _output_matrix(table, hidden.dtype), _offset(bias, table.shape[0])
 
-    def chunk_step(carry: Any, chunk: Any) -> tuple[Any, Any]:
-        total, sums = carry
-        hidden, labels, weights, uniform = chunk
-        logits, shift = _logits(hidden, matrix, offset), _label_logits(hidden, matrix, offset, labels)
-        losses, normalizer = _chunk_losses(logits, shift, labels, weights, uniform, z_loss, temperature)
-        is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
-        normalizer_gradient = 1.0 + 2.0 * z_loss * normalizer[..., None]
-        d_logits = (jnp.exp(logits - normalizer[..., None]) * normalizer_gradient - is_label).astype(hidden.dtype)
-        d_hidden, sums = _add_gradients(sums, hidden, matrix, d_logits, weights)
-        return (total + losses.total, sums), (losses[1:], d_hidden)
+    def run(shift_of: Shift | None, unroll: int = UNROLL) -> tuple[TokenLosses, Any]:
+        def chunk_step(carry: Any, chunk: Any) -> tuple[Any, Any]:
+            total, sums = carry
+            hidden, labels, weights, _ = chunk
+            losses, logits, normalizer = _chunk_losses(chunk, matrix, offset, shift_of, z_loss, temperature)
+            is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+            normalizer_gradient = 1.0 + 2.0 * z_loss * normalizer[..., None]
+            d_logits = (jnp.exp(logits - normalizer[..., None]) * normalizer_gradient - is_label).astype(hidden.dtype)
+            d_hidden, sums = _add_gradients(sums, hidden, matrix, d_logits, weights)
+            return (total + losses.total, sums), (losses[1:], d_hidden)
 
-    start = (jnp.float32(0), _no_gradients(matrix, bias))
-    (total, sums), (parts, d_hidden) = _over_chunks(chunk_step, start, (hidden, labels, weights, uniform))
-    return TokenLosses(total, *parts), (d_hidden, *_table_gradients(sums, table.shape[0]))
+        start, chunks = (jnp.float32(0), _no_gradients(matrix, bias)), (hidden, labels, weights, uniform)
+        (total, sums), (parts, d_hidden) = _over_chunks(chunk_step, start, chunks, unroll)
+        return TokenLosses(total, *parts), (d_hidden, sums)
+
+    losses, (d_hidden, sums) = _exactly(run, weights)
+    return losses, (d_hidden, *_table_gradients(sums, table.shape[0]))
 
 
 def _shard_vocab(d_table: jax.Array) -> jax.Array:
@@ -313,6 +336,6 @@ def _divergence_backward(_, gradients, cotangent):
 _divergence.defvjp(_divergence_forward, _divergence_backward)
 
 
-def _over_chunks(step: Any, carry: Any, chunks: Any) -> tuple[Any, Any]:
-    """Scan `step` over the chunks, unrolled UNROLL at a time."""
-    return jax.lax.scan(step, carry, chunks, unroll=UNROLL)
+def _over_chunks(step: Any, carry: Any, chunks: Any, unroll: int = UNROLL) -> tuple[Any, Any]:
+    """Scan `step` over the chunks, unrolled `unroll` at a time."""
+    return jax.lax.scan(step, carry, chunks, unroll=unroll)

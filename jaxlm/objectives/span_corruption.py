@@ -38,7 +38,7 @@ class EncoderDecoderLM(Objective):
     z_loss: float = field(0.0, range="[0, inf)")
     """Weight of the squared log-normalizer of the softmax, added to the loss (1e-4 in T5X)."""
     loss_chunk: int = field(0, resumable=True, range="[0, inf)")
-    """Number of target positions per row whose logits are in memory at a time; 0 for 2,048 per device."""
+    """Number of target positions per row whose logits are in memory at a time; 0 for 4,096 per device."""
 
     answer_kind = "text"
     purpose: ClassVar[str]

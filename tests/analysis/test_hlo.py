@@ -103,6 +103,14 @@ def test_reduce_scatters_of_a_tpu_share_a_channel_and_are_several():
     assert hlo_traffic(hlo) == {"reduce-scatter": Traffic(2, 2 * 16 * 8 * 2)}
 
 
+def test_the_rare_branch_of_a_conditional_does_not_count():
+    branch = "%{0} (p: f32[16,8]) -> f32[64,8] {{\n  ROOT %g.{0} = f32[64,8] all-gather(%p), dimensions={{0}}\n}}\n\n"
+    hlo = entry("%c = f32[64,8] conditional(%i, %p, %p), branch_computations={%often, %seldom}")
+    hlo = hlo.replace("ENTRY", branch.format("often") + branch.format("seldom") + "ENTRY")
+    assert parse(hlo).executions(fused=False) == {"main": 1, "often": 1}
+    assert hlo_traffic(hlo)["all-gather"].count == 1
+
+
 def entry(*instructions: str) -> str:
     lines = "".join(f"  {line}\n" for line in instructions)
     return f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n{lines}}}\n"

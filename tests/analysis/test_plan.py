@@ -116,7 +116,11 @@ def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_
     monkeypatch.setattr(compilation, "prepare_environment", lambda: None)  # the fixture has done it, and undoes it
     file = tmp_path / "step.hlo"
     assert main(["plan", str(preset), "--topology", "v5e:2x2", "--hlo", str(file)]) == 0
-    assert "operation" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "operation" in printed.out
+    said = printed.err.splitlines()
+    assert [line.split()[0] for line in said] == ["Tracing", "Compiling", "Counting"]
+    assert said[0] == "Tracing the step for v5e:2x2, mesh data 4, fsdp 1, tensor 1 …"
     assert parse(file.read_text()).entry and "estimated_cycles" in file.read_text()
     assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:16x16", "--json"]) == 0
     one, other = json.loads(capsys.readouterr().out)["topologies"]
@@ -332,7 +336,24 @@ def test_topologies_have_one_device_a_chip(name, devices):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["v5e", "v5e:3x3", "v99:2x2", "16", "v5e:16x16x", "a100:8"])
+@pytest.mark.parametrize(("name", "topology"), [
+    ("v5e-16", "v5e:4x4"), ("v5litepod-8", "v5e:2x4"), ("v5litepod:2x2", "v5e:2x2"), ("v6e-1", "v6e:1x1"),
+    ("v2-8", "v2:2x2"), ("v3-32", "v3:4x4"), ("v4-8", "v4:2x2x1"), ("v4-32", "v4:2x2x4"), ("V5p-128", "v5p:4x4x4"),
+    ("2xv5e-4", "2xv5e:2x2"),
+])
+def test_accelerator_types_of_google_cloud_name_topologies(name, topology):
+    """v2 to v4 and v5p count TensorCores, two a chip; v5e and v6e count chips."""
+    found, expected = (
+        [(device.device_kind, device.coords, device.slice_index) for device in compilation.topology_devices(wanted)]
+        for wanted in (name, topology)
+    )
+    assert found == expected
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", ["v5e", "v5e:3x3", "v99:2x2", "16", "v5e:16x16x", "a100:8", "v99-16", "v5e-12", "v4-9", "v5p-12288"]
+)
 def test_a_topology_that_does_not_exist_is_the_users_mistake(name):
     with pytest.raises(UserError) as caught:
         plan(open_stand_in(EXPERIMENT), name)

@@ -54,6 +54,14 @@ def folder(tmp_path_factory):
     return path
 
 
+def test_a_cache_folder_that_cannot_be_written_names_its_variable(config, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "file"))
+    for cache, advice in (("", "set the variable JAXLM_CACHE to"), (config.source, "choose")):
+        with pytest.raises(UserError, match=rf"cannot be written \(Not a directory\); {advice} another folder\.$"):
+            dataclasses.replace(config, cache_dir=cache).survey()
+
+
 @pytest.fixture(scope="module")
 def config(folder):
     return TextData(

@@ -135,14 +135,17 @@ def test_nothing_is_overwritten(tmp_path, params, tokenizer):
         export_folder("gs://bucket/model", objective, params, tokenizer, ModelCard())
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_export_leaves_nothing(failure, tmp_path, params, tokenizer, monkeypatch):
+@pytest.mark.parametrize(("failure", "sentence"), [
+    (OSError(errno.ENOSPC, "No space left on device"), r"out cannot be written \(No space.*; free some space, or"),
+    (OSError(errno.EROFS, "Read-only file system"), r"out cannot be written \(Read-only.*\); choose another folder\.$"),
+    (KeyboardInterrupt(), None),
+])
+def test_a_failed_export_leaves_nothing(failure, sentence, tmp_path, params, tokenizer, monkeypatch):
     def fail(*_):
         raise failure
 
     monkeypatch.setattr(folder_module, "export_tokenizer", fail)
-    expected = UserError if isinstance(failure, OSError) else KeyboardInterrupt
-    with pytest.raises(expected, match="No space left" if expected is UserError else None):
+    with pytest.raises(UserError if sentence else KeyboardInterrupt, match=sentence):
         export_folder(tmp_path / "new" / "out", MaskedLM(model=SMALL), params, tokenizer, ModelCard())
     assert list(tmp_path.iterdir()) == []
 

@@ -12,6 +12,7 @@ import transformers
 import jaxlm
 from jaxlm.cli import main
 from jaxlm.config.presets import load_config
+from jaxlm.objectives.masked_lm import MaskedLM
 from tests.huggingface.support import VOCAB, save_torch, torch_bert
 from tests.training.support import write_text
 
@@ -33,9 +34,15 @@ def padded_bert(tmp_path, vocab_file, capsys) -> tuple[Path, Path]:
     return folder, run
 
 
-def test_spare_rows_and_few_positions(padded_bert, text, capsys):
+def test_spare_rows_and_few_positions(padded_bert, text, capsys, monkeypatch):
     """The embedding keeps its rows, and the run's length is within the model's positions."""
     folder, run = padded_bert
+    bound, bind = [], MaskedLM.bind
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskedLM, "bind", lambda *arguments: bound.append(bind(*arguments)) or bound[-1])
+        flags = ["--data.source", str(text), "--data.length", "40", "--train.short-steps", "0"]
+        assert main(["show", "configs/bert_tiny.py", "--init-from", str(folder), *flags]) == 0
+    assert bound[-1].model.vocab_size == ROWS and capsys.readouterr()
     answers = []
     for path in padded_bert:
         assert main(["fill-mask", str(path), "the [MASK] sat"]) == 0

@@ -43,8 +43,8 @@ def test_curves_that_cannot_be_written_are_no_failure(tmp_path, monkeypatch):
         patch.setattr(Path, "replace", full)
         assert draw_curves(tmp_path, told.append) is None
     assert told == [
-        f"The curves are not drawn: {tmp_path / 'curves.png'} cannot be written (No space left on device); choose "
-        "another folder."
+        f"The curves are not drawn: {tmp_path / 'curves.png'} cannot be written (No space left on device); free some "
+        "space, or choose another folder."
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert draw_curves(tmp_path, told.append) == tmp_path / "curves.png" and len(told) == 1

@@ -256,9 +256,8 @@ def choose_kernel(
         if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
             fused = "splash"
     elif platform == "gpu" and not drops:
-        # cuDNN takes masks as biases, and biases have gradients for even lengths only.
-        is_supported = (bias is None and mask is None and not packed) or not (queries % 2 or keys % 2)
-        if is_supported and cudnn_works(dtype, head_dim):
+        shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
+        if cudnn_works((queries, heads, head_dim), keys, dtype, *shapes, causal, packed):
             fused = "cudnn"
     if implementation != "auto" and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
@@ -273,24 +272,40 @@ def choose_kernel(
 
 
 @functools.cache
-def cudnn_works(dtype: str, head_dim: int) -> bool:
-    """Return whether this process's GPU has a fused attention kernel for such heads.
+def cudnn_works(
+    query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None, bias: tuple[int, ...] | None,
+    causal: bool, packed: bool,
+) -> bool:
+    """Return whether cuDNN computes attention of these shapes, and its gradient, on the traced program's GPU.
 
-    It compiles a small gradient once, which is more reliable than a table of GPUs and versions.
+    jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
+
+    Args:
+        query: Number of queries, number of heads, width of a head.
+        keys: Number of keys.
+        dtype: Compute type.
+        mask: Shape of the explicit mask, or None.
+        bias: Shape of the bias, or None.
+        causal: Whether later keys are masked.
+        packed: Whether queries have segments or a band.
     """
-    if dtype not in ("bfloat16", "float16") or head_dim % 8 or head_dim > 128:
-        return False
+    batch, struct = 2, jax.ShapeDtypeStruct
 
-    def probe(x, mask, bias):
-        y = jax.nn.dot_product_attention(x, x, x, bias, mask, implementation="cudnn")
+    def probe(query, source, query_segments, key_segments, mask, bias):
+        segments = {"query_segments": query_segments if packed else None, "key_segments": key_segments}
+        y = attend(query, source, source, **segments, mask=mask, bias=bias, causal=causal, kernel="cudnn")
         return jnp.sum(y.astype(jnp.float32))
 
-    x = jax.ShapeDtypeStruct((2, 128, 2, head_dim), dtype)
-    mask = jax.ShapeDtypeStruct((2, 1, 128, 128), bool)
-    bias = jax.ShapeDtypeStruct((1, 2, 128, 128), dtype)
+    arrays = (
+        struct((batch, *query), dtype), struct((batch, keys, *query[1:]), dtype),
+        struct((batch, query[0]), jnp.int32), struct((batch, keys), jnp.int32),
+        mask and struct(mask, bool), bias and struct(bias, jnp.float32),
+    )
     try:
-        jax.jit(jax.grad(probe)).lower(x, mask, bias).compile()
-    except Exception:  # whatever cuDNN's reason is, attention with scores in memory works
+        lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
+        if jax.devices()[0].device_kind == target_kind():
+            lowered.compile()
+    except Exception:  # whatever the reason is, attention with scores in memory works
         return False
     return True
 

@@ -326,9 +326,9 @@ def run_stack(
     elif len(blocks) > 1:
         x, outputs = _run_pairs(config, layers, params, x, keys)
     else:
-        x, outputs = _run_parts(config, layers[0], params, x, keys, positions if at_last else None)
-    if positions is not None and not at_last:
-        x = at_positions(x, positions)
+        x, outputs = _run_parts(config, layers[0], params, x, keys, pad_positions(positions) if at_last else None)
+    if positions is not None:
+        x = x[:, : positions.shape[1]] if at_last else at_positions(x, positions)
     if config.final_norm:
         x = call(_final_norm(config), params["final_norm"], x)
     return x, outputs
@@ -406,3 +406,11 @@ def at_positions(
 ) -> Float[Array, "batch selected hidden"]:
     """Select the hidden states at some positions of each row."""
     return jnp.take_along_axis(x, positions[..., None], axis=1)
+
+
+def pad_positions(positions: Int[Array, "batch selected"]) -> Int[Array, "batch padded"]:
+    """Return the positions that a last layer computes, padded with 0, whose hidden states the caller drops.
+
+    cuDNN's attention computes no gradients for an odd number of queries.
+    """
+    return jnp.pad(positions, ((0, 0), (0, positions.shape[1] % 2)))

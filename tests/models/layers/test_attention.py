@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +11,42 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
+from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
+from jaxlm.models.bert import Bert
+from jaxlm.models.electra import Electra
+from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
+from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.base import with_constants
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.span_boundary import SpanBoundary
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
+
+
+def target(monkeypatch, platform: str) -> None:
+    """Trace for a platform; jax's questions to an attached GPU about its cuDNN are answered for an H100."""
+    monkeypatch.setattr(attention, "target_platform", lambda: platform)
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
+    monkeypatch.setattr(attention, "target_kind", lambda: "NVIDIA H100")
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 1, 16), (2, 1, 16, 16), (1, 1, 16, 16)])
 @pytest.mark.parametrize("bias", [None, (1, 4, 16, 16)])
 @pytest.mark.parametrize("segments", [False, True])
 def test_cudnn_accepts_masks_and_biases(mask, bias, segments, monkeypatch):
-    """Tracing runs cuDNN's checks of shapes and types; its checks of the machine are replaced."""
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
-    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
+    """Tracing runs jax's checks of shapes and types."""
+    target(monkeypatch, "gpu")
     row = jnp.ones((2, 16), jnp.int32) if segments else None
 
     def loss(x, bias):
@@ -46,10 +67,13 @@ def test_an_unavailable_kernel_is_refused(kernel, platform, monkeypatch):
         choice(monkeypatch, platform, kernel)
 
 
-def choice(monkeypatch, platform, implementation="auto", queries=128, keys=128, dtype="bfloat16", **arguments) -> str:
-    """Return the kernel for these arguments on a platform whose cuDNN supports bfloat16."""
-    monkeypatch.setattr(attention, "target_platform", lambda: platform)
-    monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: dtype == "bfloat16")
+def choice(
+    monkeypatch, platform, implementation="auto", queries=128, keys=128, dtype="bfloat16", kind="TPU v4", **arguments
+) -> str:
+    """Return the kernel for these arguments on a platform."""
+    target(monkeypatch, platform)
+    if platform == "tpu":
+        monkeypatch.setattr(attention, "target_kind", lambda: kind)
     arguments = dict(heads=12, head_dim=64, drops=False, mask=None, bias=None) | arguments
     return choose_kernel(implementation, queries, keys, dtype=dtype, **arguments)
 
@@ -58,8 +82,8 @@ def choice(monkeypatch, platform, implementation="auto", queries=128, keys=128, 
     ("TPU v3", "bfloat16", "xla"), ("TPU v3", "float32", "splash"), ("TPU v4", "bfloat16", "rows"),
 ])
 def test_kernels_need_v4_for_bfloat16(kind, dtype, expected, monkeypatch):
-    monkeypatch.setattr(attention, "target_kind", lambda: kind)
-    assert choice(monkeypatch, "tpu", dtype=dtype) == choice(monkeypatch, "tpu", "pallas", dtype=dtype) == expected
+    found = [choice(monkeypatch, "tpu", name, dtype=dtype, kind=kind) for name in ("auto", "pallas")]
+    assert found == [expected] * 2
 
 
 def test_cudnn_with_attention_dropout_is_refused(monkeypatch):
@@ -83,16 +107,47 @@ def test_cudnn_with_attention_dropout_is_refused(monkeypatch):
     ("tpu", dict(bias=(1, 12, 128, 128)), "rows"), ("tpu", dict(bias=(1, 3, 128, 128), heads=3), "xla"),
     ("tpu", dict(bias=(1, 12, 512, 1024), queries=512, keys=1024), "xla"),
     ("tpu", dict(bias=(1, 12, 128, 128), dtype="float32"), "xla"), ("tpu", dict(bias=(2, 12, 128, 128)), "xla"),
-    ("tpu", dict(mask=True), "xla"), ("tpu", dict(queries=20), "xla"),
+    ("tpu", dict(mask=(2, 1, 1, 128)), "xla"), ("tpu", dict(queries=20), "xla"),
     ("tpu", dict(implementation="pallas", queries=20), "xla"), ("tpu", dict(queries=256), "rows"),
     ("gpu", dict(implementation="cudnn", dtype="float32"), "xla"),
     ("gpu", dict(bias=(1, 12, 128, 128)), "cudnn"), ("gpu", dict(bias=(1, 12, 128, 127), keys=127), "xla"),
-    ("gpu", dict(keys=127), "cudnn"),
+    ("gpu", dict(keys=127), "xla"), ("gpu", dict(queries=79), "xla"), ("gpu", dict(queries=80, packed=True), "cudnn"),
+    ("gpu", dict(head_dim=12), "xla"), ("gpu", dict(mask=(16, 1, 1, 128)), "cudnn"),
 ])
 def test_the_chosen_kernel_fits_platform_and_arguments(platform, arguments, expected, monkeypatch):
-    if "bias" in arguments:
-        arguments = arguments | dict(bias=jax.ShapeDtypeStruct(arguments["bias"], jnp.float32))
+    shapes = {name: arguments[name] for name in ("mask", "bias") if name in arguments}
+    arguments = arguments | {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     assert choice(monkeypatch, platform, **arguments) == expected
+
+
+SIZES = dict(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, dtype="bfloat16", attention_dropout=0.0)
+ELECTRA = {f"generator_{name}": size for name, size in SIZES.items() if name not in ("dtype", "attention_dropout")}
+ERNIE = SIZES | dict(num_layers=3, num_text_layers=1, entity_hidden_size=16, entity_num_heads=2)
+
+
+@pytest.mark.parametrize(("objective", "length", "kernels"), [
+    (MaskedLM(model=Bert(**SIZES), input_format="document"), 32, 2),
+    (MaskedLM(model=Roberta(**SIZES), input_format="full-sentences"), 32, 2),
+    (SpanBoundary(model=Bert(**SIZES)), 32, 2), (ReplacedTokens(model=Electra(**SIZES, **ELECTRA)), 32, 4),
+    (EntityAutoencoder(model=Ernie(**ERNIE), max_entities=3), 32, 4), (CausalLM(model=Gpt2(**SIZES)), 32, 2),
+    (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
+])
+def test_training_steps_are_lowered_with_cudnn(objective, length, kernels, monkeypatch):
+    """All layers, also the last one at an odd number of predicted positions; rows of odd length without cuDNN."""
+    target(monkeypatch, "gpu")
+    objective = objective.bind(Vocabulary.stand_in(200), length, Statistics(np.arange(200), 0.0))
+    shape = jax.ShapeDtypeStruct((2, objective.row_format(length).length), jnp.int32)
+    entities = [shape] if isinstance(objective, EntityAutoencoder) else []
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    example = jax.eval_shape(objective.corrupt, key, TokenBatch(shape, shape, *entities))
+    objective = with_constants(objective, {"vectors": jnp.zeros((301, 16))})
+
+    def loss(params, example, key):
+        return sum(term.total for term in objective.loss(params, example, key, True).values())
+
+    traced = jax.jit(jax.grad(loss)).trace(jax.eval_shape(objective.init, key), example, key)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"@__cudnn\$fmha\w*Backward\(", text)) == kernels
 
 
 @functools.cache

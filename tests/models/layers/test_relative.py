@@ -220,7 +220,6 @@ def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     platform, kind, length, memory = (changes.pop(name) for name in ("platform", "kind", "length", "memory"))
     monkeypatch.setattr(attention, "target_platform", lambda: platform)
     monkeypatch.setattr(attention, "target_kind", lambda: kind)
-    monkeypatch.setattr(attention, "cudnn_works", lambda dtype, head_dim: True)
     config = dataclasses.replace(CONFIG, **changes)
     assert relative._has_kernel(config, memory + 2 * length, memory + length) == expected
 
