@@ -182,13 +182,17 @@ def _chunk_losses(
     return TokenLosses(total, nll, (picked >= largest).astype(jnp.float32), drawn), logits, normalizer
 
 
-def _exactly(run: Callable[[Shift | None], tuple[TokenLosses, Any]], weights: jax.Array) -> tuple[TokenLosses, Any]:
+def _exactly(
+    run: Callable[[Shift | None], tuple[TokenLosses, Any]], hidden: jax.Array, weights: jax.Array
+) -> tuple[TokenLosses, Any]:
     """Return the result of `run`, which gets the shift of the exponents; None for the largest logit.
 
-    It runs a second time where a loss is too large for the labels' logits. With a sharded vocabulary these are never
-    the shift: the rows of the labels would be gathered from other devices.
+    With the labels' logits it runs a second time where a loss is too large for them. For few tokens the largest logit
+    is cheaper than the copies of the table's gradient that the condition costs, and with a sharded vocabulary the rows
+    of the labels would be gathered from other devices.
     """
-    if num_vocabulary_shards() > 1:
+    few = weights.size // num_batch_shards() <= 2 * hidden.shape[-1]
+    if few or num_vocabulary_shards() > 1:
         return run(None)
     # The barrier keeps the compiler from moving the last products into a branch, with the logits that they read.
     found = jax.lax.optimization_barrier(run(_label_logits))
@@ -209,7 +213,7 @@ def _losses(hidden, table, bias, labels, weights, uniform, z_loss, temperature) 
         total, parts = _over_chunks(chunk_step, jnp.float32(0), (hidden, labels, weights, uniform), unroll)
         return TokenLosses(total, *parts), None
 
-    return _exactly(run, weights)[0]
+    return _exactly(run, hidden, weights)[0]
 
 
 def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature):
@@ -231,7 +235,7 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature)
         (total, sums), (parts, d_hidden) = _over_chunks(chunk_step, start, chunks, unroll)
         return TokenLosses(total, *parts), (d_hidden, sums)
 
-    losses, (d_hidden, sums) = _exactly(run, weights)
+    losses, (d_hidden, sums) = _exactly(run, hidden, weights)
     return losses, (d_hidden, *_table_gradients(sums, table.shape[0]))
 
 
