@@ -118,7 +118,7 @@ def print_result(result: dict[str, Any]) -> None:
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"
     for name, remark in (("skipped", "left out, which have no text or cannot be used"),
-                         ("groups", "groups of rows that share texts and are resampled together"),
+                         ("groups", "groups of rows (those that share texts are resampled together)"),
                          ("unlabelled", "without a label and not scored"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
@@ -153,4 +153,4 @@ def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[in
         print(f"and {len(classes) - len(shown):,} less frequent classes (--json has all)")
     if len(predicted) == 1 < len(classes):
         print(f"All rows are predicted as {predicted[0]!r}: the model does not tell the classes apart.")
-        print("Try other rates (finetune --sweep optimizer.learning-rate=1e-5,1e-4,1e-3) and more --train.epochs.")
+        print("Try other rates (finetune --sweep optimizer.learning-rate=1e-5,1e-4,1e-3) and longer training.")

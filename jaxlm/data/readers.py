@@ -278,7 +278,7 @@ def open_text(path: str) -> Iterator[TextIO]:
         ) from error
     except FileNotFoundError as error:
         what = "cannot be read here, only files can" if path.startswith("tfds:") else "does not exist"
-        raise UserError(f"{path} {what}; check the flag that names it.") from error
+        raise UserError(f"{path} {what}; name one file (text to pretrain on may be several).") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
 

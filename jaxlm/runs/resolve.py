@@ -64,7 +64,10 @@ def resolve(
     preset = dataclasses.replace(experiment, objective=objective)
     experiment = override(preset, list(flags), program)
     if objective.name and objective.model == Model():
-        raise UserError("a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run.")
+        raise UserError(
+            "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
+            "preset."
+        )
     _require_one_duration(preset, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(preset, experiment, pretrained.path, "objective.model.")

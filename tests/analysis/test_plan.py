@@ -222,7 +222,7 @@ def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
 
 
 def test_variants_of_a_reversible_model_end_with_microbatches():
-    reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=Reformer()))
+    reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=Reformer()), data=TextData(length=256))
     found = searching.variants(open_stand_in(reformer), MeshConfig(), 16)
     tried = [flags.get("train.accumulate") for _, flags in found]
     assert tried == [None, 2, 4]
@@ -388,7 +388,8 @@ def test_a_plan_opens_no_accelerator():
 
 def test_the_vocabulary_is_that_of_the_objectives_model():
     for objective, size in ((EXPERIMENT.objective, 1024), (ReplacedTokens(model=Electra(vocab_size=777)), 777)):
-        assert open_stand_in(Experiment(objective=objective)).objective.vocabulary.size == size
+        session = open_stand_in(Experiment(objective=objective, data=TextData(length=32)))
+        assert session.objective.vocabulary.size == size
 
 
 VMEM_OF_A_FUSION = (  # libtpu 0.0.42.1, v4, of an all-reduce fused with the optimizer

@@ -67,7 +67,7 @@ def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
         corpus = open_corpus(source)
         assert sorted(piece.text for piece in corpus.pieces()) == ["a one", "a two", "b one", "b two", "c"]
         assert corpus.remark.startswith("Files of text: 3; left out: ")
-        for reason in ("named again, read once (", "1 empty (e.txt)", "1 .md (notes.md)", "2 .pdf (x.pdf, y.pdf)",
+        for reason in ("read already (", "1 empty (e.txt)", "1 .md (notes.md)", "2 .pdf (x.pdf, y.pdf)",
                        "1 without a suffix (README)"):
             assert reason in corpus.remark
     assert open_corpus("sub").remark == open_corpus("b.txt").remark == ""

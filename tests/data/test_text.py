@@ -225,7 +225,7 @@ def test_what_is_left_out_of_a_text_is_told(config, tmp_path):
     lines, config = [], dataclasses.replace(config, source=str(folder), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # the second time from the cache
         config.survey(lines.append)
-        assert lines[-2:] == ["Files of text: 1; not read: 1 .pdf (b.pdf)",
+        assert lines[-2:] == ["Files of text: 1; left out: 1 .pdf (b.pdf)",
                               f"Rows of {folder} without text, which are left out: 2"]
 
 

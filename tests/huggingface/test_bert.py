@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -166,7 +167,7 @@ def test_bare_model_keeps_its_pooler_and_gets_fresh_heads(tmp_path, vocab_file):
     assert not any(name.startswith("bert.") for name in load_file(source / "model.safetensors"))
     imported = import_folder(source, seed=5)
     assert imported.fresh == ("mlm_head", "nsp_head")
-    fresh = jax.jit(imported.objective.init)(jax.random.key(5))
+    fresh = jax.jit(imported.objective.init)(purpose_key(5, Purpose.INITIALIZATION))
     np.testing.assert_array_equal(imported.params["nsp_head"]["kernel"], fresh["nsp_head"]["kernel"])
     inputs = batch(imported.objective.model, 11, True)
     hidden, _, _, pooled = ours(imported.objective, imported.params, inputs)

@@ -219,7 +219,8 @@ def test_a_published_model_is_continued_by_masked_lm(tmp_path, vocab_file, capsy
              "16", "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none"]
     assert main(["pretrain", preset, *flags, "--train.steps", "2", "--optimizer.warmup-steps", "0"]) == 0
     assert "randomly initialized" not in capsys.readouterr().out
-    objective, params, _, _ = load_model(run)
+    loaded = load_model(run)
+    objective, params = loaded.objective, loaded.params
     assert objective.model == dataclasses.replace(
         import_folder(source).objective.model, dropout=0.0, attention_dropout=0.0, attention="auto"
     )

@@ -66,6 +66,7 @@ def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, cap
         input=str(text), model_prefix=str(folder / "spiece"), vocab_size=60, hard_vocab_limit=False, pad_id=0,
         eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
     )
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 0}')
     torch.manual_seed(0)
     config = transformers.T5Config(vocab_size=512, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4)
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
