@@ -59,10 +59,10 @@ def test_one_family_of_each_model_and_model_type_is_imported():
 @pytest.mark.parametrize("order", [SYSTEMS, SYSTEMS[::-1]], ids=["forward", "backward"])
 def test_the_order_of_the_systems_decides_nothing(order, monkeypatch):
     """A new objective without a family in front of the others changes nothing either."""
-    task, model_types = Classification(model=Bert()), ("bert", "distilbert", "gpt2")
+    task, model_types = Classification(model=Bert(), labels=("a", "b")), ("bert", "distilbert", "gpt2")
     imported = [family_named(name, "here") for name in model_types]
     monkeypatch.setattr(systems, "SYSTEMS", (System(CausalLM, Bert), System(CausalLM, Elmo), *order))
     assert family_of(task).models(task)[0].architecture == "BertForSequenceClassification"
     assert [family_named(name, "here") for name in model_types] == imported
     with pytest.raises(UserError, match="the model Elmo has no class in Transformers"):
-        family_of(Classification(model=Elmo()))
+        family_of(Classification(model=Elmo(), labels=("a", "b")))
