@@ -63,11 +63,6 @@ def resolve(
         objective = objective.with_pretrained_model(pretrained)
     preset = dataclasses.replace(experiment, objective=objective)
     experiment = override(preset, list(flags), program)
-    if objective.name and objective.model == Model():
-        raise UserError(
-            "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
-            "preset."
-        )
     _require_one_duration(preset, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(preset, experiment, pretrained.path, "objective.model.")
@@ -130,6 +125,15 @@ def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
     length = task.model.max_length or 512
     data = dict(TASKS)[type(task)](length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
+
+
+def require_model(experiment: Experiment) -> None:
+    """Raise UserError for a task whose model is still to be given."""
+    if experiment.objective.name and experiment.objective.model == Model():
+        raise UserError(
+            "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
+            "preset."
+        )
 
 
 def require_command(experiment: Experiment, command: str, config: str) -> None:

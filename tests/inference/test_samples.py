@@ -66,5 +66,5 @@ def test_texts_too_short_for_a_mask_are_left_out(tokenizer):
 
 
 def test_objectives_without_answers_are_refused():
-    with pytest.raises(UserError, match=r"SkipGram trains no model .*train.sample_every at 0"):
+    with pytest.raises(UserError, match=r"train.sample_every is for pretraining .*0 for SkipGram"):
         Experiment(objective=SkipGram(), train=TrainConfig(sample_every=1)).validate()
