@@ -15,7 +15,7 @@ from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import teacher_shapes
-from jaxlm.runs.session import Session, open_session
+from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
@@ -39,6 +39,7 @@ def open_stand_in(
         report: Receives progress messages.
     """
     experiment.validate()
+    require_model(experiment)
     run, is_named = NO_RUN if config is None else RunFolder.read(config), False
     if config is not None and run.tokenizer_folder is None:
         pairs = zip(settings(experiment.data), settings(load_preset(config).data), strict=True)

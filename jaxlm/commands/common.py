@@ -78,11 +78,9 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
     init_from, as_text = getattr(options, "init_from", None), getattr(options, "as_text", False)
     if init_from:  # its parameters are loaded on a device
         start_jax()
-    from jaxlm.runs.resolve import require_model, resolve
+    from jaxlm.runs.resolve import resolve
 
-    resolved = resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}", pretrained)
-    require_model(resolved.experiment)
-    return resolved
+    return resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}", pretrained)
 
 
 def start_jax() -> None:

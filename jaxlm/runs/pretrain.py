@@ -23,7 +23,7 @@ from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner
 from jaxlm.runs.load import teacher_arrays
-from jaxlm.runs.session import Session, open_session
+from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
 from jaxlm.training.feed import Feed
@@ -49,6 +49,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     """
     experiment, clock = resolved.experiment, Clock()
     experiment.validate()
+    require_model(experiment)
     report = report if jax.process_index() == 0 else lambda _: None
     with contextlib.ExitStack() as stack:
         # What costs nothing to find comes first: the text may take hours to prepare.

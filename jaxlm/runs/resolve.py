@@ -16,7 +16,6 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
-from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
@@ -125,15 +124,6 @@ def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
     length = task.model.max_length or 512
     data = dict(TASKS)[type(task)](length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
-
-
-def require_model(experiment: Experiment) -> None:
-    """Raise UserError for a task whose model is still to be given."""
-    if experiment.objective.name and experiment.objective.model == Model():
-        raise UserError(
-            "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
-            "preset."
-        )
 
 
 def require_command(experiment: Experiment, command: str, config: str) -> None:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.data.base import Data, Source
 from jaxlm.errors import UserError
+from jaxlm.models.base import Model
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same, together
 from jaxlm.runs.folder import NO_RUN, RunFolder
@@ -176,6 +177,15 @@ def _open_rows(data: Data, tokenizer: Tokenizer, report: Report) -> tuple[Source
         if lenient is None:
             raise
         return lenient.open(tokenizer, report), error  # raises any other again
+
+
+def require_model(experiment: Experiment) -> None:
+    """Raise UserError for a task whose model is still to be given."""
+    if experiment.objective.name and experiment.objective.model == Model():
+        raise UserError(
+            "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
+            "preset."
+        )
 
 
 def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int | None = None) -> Experiment:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
@@ -23,6 +24,7 @@ from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.runs.session import require_model
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.distillation import DistilledClassification
@@ -203,7 +205,7 @@ def test_an_unsuitable_teacher_is_refused(message):
     assert student.load_constants(lambda path: PretrainedModel(teacher, {})).objective.model.hidden_size == 16
     with pytest.raises(UserError, match=re.escape(message)):
         wrong = dataclasses.replace(teacher, **WRONG_TEACHERS[message])
-        student.load_constants(lambda path: PretrainedModel(wrong, {}))
+        student.with_constants(student.load_constants(lambda path: PretrainedModel(wrong, {})))
 
 
 def test_the_rows_of_a_distilbert_have_segments_for_a_bert():
@@ -231,9 +233,12 @@ def test_logits_of_a_bfloat16_model_are_float32():
 
 
 @pytest.mark.parametrize("task", [Classification(), Tagging(), TextToText()])
-def test_a_task_without_labels_or_a_writer_needs_a_model(task):
+def test_a_task_needs_a_model_and_labels(task):
     with pytest.raises(UserError, match="--init-from"):
-        task.bind(VOCABULARY, 24)
+        require_model(Experiment(objective=task))
+    if not isinstance(task, TextToText):
+        with pytest.raises(UserError, match="this task has no labels"):
+            dataclasses.replace(task, model=Bert(**SIZES, **POSITIONS)).init(jax.random.key(0))
 
 
 def test_words_are_spelt_once():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -287,7 +288,7 @@ def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     rows = read(data, tmp_path, file, text)
     for task in (kind(), TextToText(kind=kind())):
         with pytest.raises(UserError, match=message):
-            require_classes(task, rows, data)
+            task.require_rows(SimpleNamespace(records={"train": rows, "held_out": []}), data)
     other = rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"] if kind is Tagging else "B"})
     require_classes(kind(), [rows[0], other], data)
     require_classes(MultipleChoice(), rows, data)  # has no classes
@@ -428,7 +429,7 @@ def test_remarks_about_rows():
     task = Classification(labels=("a",), vocabulary=Vocabulary.stand_in(300))
     examples = [Example(i, {"input_ids": np.zeros(min(12, 2 + len(row.texts[0])), np.int32)})
                 for i, row in enumerate(rows)]
-    assert row_remarks(task, rows, examples, 12) == [
+    assert row_remarks(task, SimpleNamespace(records={"train": rows}), examples, 12) == [
         "Labels (1): a (3)", "1 row with an empty text (kept), the first at x, line 2",
         "1 of 3 rows reach --data.length 12; longer texts are cut there",
     ]

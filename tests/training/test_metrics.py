@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,15 +69,3 @@ def test_curves_have_metrics_that_the_first_step_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.extend(a.get_title() for a in figure.axes))
     assert draw_curves(tmp_path, pytest.fail)
     assert drawn[:3] == ["loss", "nsp_loss", "nsp_accuracy"]
-
-
-def test_tensorboard_does_not_load_torch(tmp_path):
-    """tensorboardX would, which takes seconds and 170 MB."""
-    code = (
-        "import sys; from pathlib import Path; from jaxlm.training.metrics import MetricsWriter\n"
-        f"writer = MetricsWriter(Path({str(tmp_path)!r}), 'tensorboard', 0)\n"
-        "writer.write(1, {'loss': 2.0}); writer.close()\n"
-        "print('torch' in sys.modules); import torch"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-    assert list(tmp_path.glob("events.out.tfevents.*"))

@@ -48,7 +48,7 @@ def batch(step: int, rows: int = ROWS) -> TokenBatch:
     sizes = draw.integers(0 if step % 3 == 0 else 4, width + 1, rows)
     real = np.arange(width) < sizes[:, None]
     tokens = np.where(real, draw.integers(107, 160, (rows, width)), 0).astype(np.int32)
-    return TokenBatch(tokens, real.astype(np.int32))
+    return TokenBatch(tokens, real * np.arange(1, rows + 1, dtype=np.int32)[:, None])  # a document a row
 
 
 @functools.cache

@@ -22,7 +22,6 @@ from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.models.roberta import Roberta
-from jaxlm.objectives.base import with_constants
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -140,7 +139,7 @@ def test_training_steps_are_lowered_with_cudnn(objective, length, kernels, monke
     entities = [shape] if isinstance(objective, EntityAutoencoder) else []
     key = jax.eval_shape(lambda: jax.random.key(0))
     example = jax.eval_shape(objective.corrupt, key, TokenBatch(shape, shape, *entities))
-    objective = with_constants(objective, {"vectors": jnp.zeros((301, 16))})
+    objective = objective.with_constants({"vectors": jnp.zeros((301, 16))})
 
     def loss(params, example, key):
         return sum(term.total for term in objective.loss(params, example, key, True).values())
