@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
@@ -18,7 +17,6 @@ from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
-from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import evaluate
 from jaxlm.tasks.metrics import class_details
@@ -458,115 +456,3 @@ def test_the_share_of_unknown_words_in_rows(tmp_path, monkeypatch):
     assert lines == [remark]
     with pytest.raises(UserError, match=r"every token is \[UNK\], such as 'zebra', 'yak'; choose a tokenizer"):
         _ = opened("zebra", "yak zebra").summary
-
-
-def canned_answers(right, group=1):
-    """Return answers to rows of which `right` are right, by groups of one text, and one more row without a label."""
-    records = [Record(str(i), f"row {i}", {"label": "a"}, (f"text {i // group}",)) for i in range(len(right) + 1)]
-    answers = [Answer("a" if is_right else "b", {}) for is_right in right] + [Answer("b", {})]
-    return evaluation.Answers(Classification(labels=("a", "b")), records, ["a"] * len(right) + [None], answers, 0)
-
-
-def test_intervals_as_scipy_has_them():
-    right = np.random.default_rng(1).random(200) < 0.8
-    found = evaluation.intervals(canned_answers(right), 2000)["intervals"]
-    wanted = scipy.stats.bootstrap((right,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
-    assert found["accuracy"] == pytest.approx(wanted, abs=0.012)  # two draws of 2,000 resamples differ by so much
-
-
-def test_the_coverage_of_intervals_of_grouped_rows(monkeypatch):
-    """Five rows about a passage are right together with a probability of its own, of which the mean is 0.5."""
-    monkeypatch.setattr(Classification, "score", lambda self, golds, answers: {"accuracy": np.mean(
-        [answer.prediction == gold for gold, answer in zip(golds, answers, strict=True)])})
-    draws, covered = np.random.default_rng(0), 0
-    for _ in range(120):
-        right = draws.random((30, 5)) < draws.choice([0.1, 0.9], (30, 1))
-        found = evaluation.intervals(canned_answers(right.ravel(), 5), 100)
-        assert found["groups"] == 30
-        low, high = found["intervals"]["accuracy"]
-        covered += low <= 0.5 <= high
-    assert 0.88 <= covered / 120 <= 0.98, covered
-
-
-def test_a_metric_that_a_resample_lacks_has_an_interval(monkeypatch):
-    """As questions without an answer, of which a file may have one."""
-    monkeypatch.setattr(Classification, "score", lambda self, golds, answers: {"all": 1.0} | (
-        {} if all(answer.prediction == "a" for answer in answers) else {"some": 0.5}))
-    found = evaluation.intervals(canned_answers([True] * 5 + [False]), 100)["intervals"]
-    assert found == {"all": [1.0, 1.0], "some": [0.5, 0.5]}
-    assert evaluation.intervals(canned_answers([True] * 5, 9), 100) == {"groups": 1, "intervals": {}}
-
-
-def test_a_comparison_is_paired():
-    right = np.random.default_rng(1).random(400) < 0.7
-    better = right.copy()
-    better[np.flatnonzero(~right)[:20]] = True  # 5 points, always in the same direction
-    found = evaluation.compare(canned_answers(better), canned_answers(right), 500)
-    assert found["differences"]["accuracy"] == pytest.approx(0.05)
-    low, high = found["intervals"]["accuracy"]
-    assert 0.02 < low < 0.05 < high < 0.08  # unpaired, the interval would be about ±0.06 and hold 0
-    same = evaluation.compare(canned_answers(right), canned_answers(right), 50)
-    assert same["intervals"]["accuracy"] == [0.0, 0.0]
-    with pytest.raises(UserError, match="not of the same task and rows"):
-        evaluation.compare(canned_answers(right), canned_answers(right[:-1]), 50)
-
-
-ONE, TWO = "One {text}, isn't it?", "Two  (or 2.5)!"
-
-
-@pytest.mark.parametrize(("preset", "labels", "prompt"), [
-    ("cola", {"0": "unacceptable", "1": "acceptable"}, f"cola sentence: {ONE}"),
-    ("sst2", {"0": "negative", "1": "positive"}, f"sst2 sentence: {ONE}"),
-    ("mrpc", {"0": "not_equivalent", "1": "equivalent"}, f"mrpc sentence1: {ONE} sentence2: {TWO}"),
-    ("qqp", {"0": "not_duplicate", "1": "duplicate"}, f"qqp question1: {ONE} question2: {TWO}"),
-    ("mnli", dict.fromkeys(["entailment", "neutral", "contradiction"]), f"mnli hypothesis: {TWO} premise: {ONE}"),
-    ("qnli", dict.fromkeys(["entailment", "not_entailment"]), f"qnli question: {ONE} sentence: {TWO}"),
-    ("rte", dict.fromkeys(["entailment", "not_entailment"]), f"rte sentence1: {ONE} sentence2: {TWO}"),
-    ("stsb", {"0": "0.0", "5.000": "5.0", "3.25": "3.2", "2.1": "2.0", "2.3": "2.4", "4.499": "4.4", "0.7": "0.8"},
-     f"stsb sentence1: {ONE} sentence2: {TWO}"),
-])
-def test_prompts_of_t5(preset, labels, prompt):
-    """The strings were made by the functions of t5.data.preprocessors (`glue`, `stsb`) from the same rows."""
-    task = load_preset(f"configs/tasks/{preset}.py").objective
-    for label, word in labels.items():
-        row = Record("0", "x, line 1", {"text": ONE, "text_pair": TWO, "label": label}, ())
-        assert task.as_text(row) == (prompt, word or label)
-        assert task.from_text(row, word or label) == (float(word) if preset == "stsb" else label)
-    assert task.from_text(row, "neither") == (-1.0 if preset == "stsb" else "neither")
-
-
-def test_questions_of_t5(tmp_path):
-    """The strings of `squad`; an answer that repeats the passage gets its spaces back."""
-    passage = "In the U.S., the\tpresident (since 1990-1991) was A.B. O'Neil.\nHe said: \"fine\"…  über 5%!"
-    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": passage, "qas": [{
-        "id": "1", "question": "Who's  the U.S. president?",
-        "answers": [{"text": "A.B. O'Neil", "answer_start": passage.index("A.B")}]}]}]}]}))
-    preset = load_preset("configs/tasks/squad.py")
-    (row,) = preset.data.read(str(tmp_path / "a.json"))
-    assert preset.objective.as_text(row) == (
-        "question: Who ' s the U . S . president ? context: In the U . S . , the president ( since 1990 - 1991 ) was "
-        "A . B . O ' Neil . He said : \" fine \" … über 5 % ! ", "A . B . O ' Neil"
-    )
-    for written, answer in (("A . B . O ' Neil", "A.B. O'Neil"), ("1990 - 1991", "1990-1991"), ("", ""),
-                            ("the president", "the\tpresident"), ("no ( one )", "no ( one )"), ("unanswerable", ""),
-                            ("President was", "President was"), ("p resident", "p resident")):
-        assert preset.objective.from_text(row, written) == answer
-
-
-@pytest.mark.parametrize(("preset", "line", "prompt", "answer"), [
-    ("summarise", json.dumps({"source": ["A  story.", "It ends."], "target": ["Story."]}),
-     "summarize: A  story. It ends.", "Story."),
-    ("translate", "That is good.\tC'est bon.", "translate English to French: That is good.", "C'est bon."),
-])
-def test_pairs_of_t5(preset, line, prompt, answer, tmp_path):
-    """The strings of `summarize` and `translate`."""
-    preset = load_preset(f"configs/tasks/{preset}.py")
-    path = tmp_path / ("a.jsonl" if line.startswith("{") else "a.tsv")
-    path.write_text(line + "\n")
-    (row,) = preset.data.read(str(path))
-    assert preset.objective.texts(row) == (prompt, answer)
-
-
-def test_label_words_that_are_none():
-    with pytest.raises(UserError, match="'positive', which is not LABEL=WORD"):
-        Classification(label_words=("positive",))
