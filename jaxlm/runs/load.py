@@ -10,6 +10,8 @@ import jax
 from jaxlm.config.experiment import Resolved
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
+from jaxlm.huggingface.families import reader_of
+from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder
@@ -34,9 +36,6 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
         raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
     folder = local_folder(path, "Transformers folders")
-    from jaxlm.huggingface.families import reader_of  # not needed to train
-    from jaxlm.huggingface.folder import import_folder
-
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
     return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))

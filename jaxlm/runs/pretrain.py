@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from typing import Any
 
@@ -64,15 +63,17 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
 
 def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
     """Lock the run folder until `stack` closes, and return its state, checked against the configuration."""
+    def lock() -> None:
+        require_tracker(resolved.experiment.train.tracker)
+        stack.enter_context(hold(folder))
+
     def open_run() -> RunFolder:
         run = RunFolder.read(folder)
         resume.check_run(run, resolved)
         return run
 
     require_same(_settings(resolved.experiment))
-    tracker = resolved.experiment.train.tracker
-    main_first(lambda: require_tracker(tracker), "find the tracker", everywhere=False)
-    main_first(lambda: stack.enter_context(hold(folder)), "lock the run folder", everywhere=False)
+    main_first(lock, "lock the run folder", everywhere=False)
     require_same({"owner of the run folder": owner(folder)})
     return main_first(open_run, "check the run folder")
 
@@ -107,8 +108,11 @@ def _train(
 
     # Steps.
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
-    open_writer = functools.partial(_metrics_writer, run, experiment, first)
-    writer = main_first(lambda: stack.enter_context(open_writer()), "open the metrics", everywhere=False)
+
+    def open_writer() -> MetricsWriter:
+        return stack.enter_context(contextlib.closing(MetricsWriter(run.path, t.tracker, first, _settings(experiment))))
+
+    writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, first, enabled=jax.process_index() == 0))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
     evaluation = train(program, state, feed, checkpoints, log, metadata, rows.statistics.unigram_entropy, samples)
@@ -120,12 +124,6 @@ def _train(
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """Return the fields that do not belong to one machine, by name."""
     return flatten(experiment, lambda setting: "path" not in setting.marks)
-
-
-def _metrics_writer(
-    run: RunFolder, experiment: Experiment, first: int
-) -> contextlib.AbstractContextManager[MetricsWriter]:
-    return contextlib.closing(MetricsWriter(run.path, experiment.train.tracker, first, _settings(experiment)))
 
 
 def _description(program: Program, feed: Feed) -> str:

@@ -22,7 +22,8 @@ from jaxlm.training.checkpoints import require_layout
 def check_run(run: RunFolder, resolved: Resolved) -> None:
     """Raise UserError if the folder holds a run that this configuration and pretrained model cannot resume.
 
-    Before the first step everything may change, except for the fields on which imported parameters depend.
+    Before the first step everything may change, except for the fields on which saved parameters depend: imported ones,
+    or those that a student has of its teacher.
     """
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
@@ -32,9 +33,11 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
 
 
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
-    if run.has_begun or run.is_imported:
-        keep = Setting.decides_result if run.has_begun else Setting.decides_weights
-        _refuse(run, differences(flatten(run.experiment, keep), flatten(experiment, keep)))
+    if run.has_begun:  # its metadata cannot be edited by hand as config.json can
+        before = run.metadata.get("configuration", {})
+        _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
+    elif run.steps:
+        _refuse(run, differences(*(flatten(each, Setting.decides_weights) for each in (run.experiment, experiment))))
 
 
 def _check_source(run: RunFolder, resolved: Resolved) -> None:
@@ -126,7 +129,6 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
         )
     _check_configuration(run, experiment)
     if run.has_begun:
-        _refuse(run, differences(saved.get("configuration", {}), metadata["configuration"]))
         objective = run.experiment.objective
         model = objective.model.for_vocabulary(session.objective.vocabulary)
         before = dataclasses.replace(run.experiment, objective=dataclasses.replace(objective, model=model))
