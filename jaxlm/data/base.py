@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -138,10 +138,6 @@ class Data:
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the prepared data, and prepare what is missing."""
         raise NotImplementedError
-
-    def without_bad_rows(self) -> Self | None:
-        """Return a copy that leaves out rows that cannot be used; None for data without such rows."""
-        return None
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> Any:
         """Return a batch of random text tokens for plans and benchmarks, without reading the source.

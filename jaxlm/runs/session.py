@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment, Resolved
-from jaxlm.data.base import Data, Source
+from jaxlm.data.base import Source
 from jaxlm.errors import UserError
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
@@ -67,8 +67,7 @@ class Session:
             lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
             "the other processes to tokenize their shares of the text",
         )
-        # Remarks about good rows come before the error about bad ones.
-        rows, error = main_first(lambda: _open_rows(data, self.tokenizer, report), "prepare the text")
+        rows = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
         objective = self.objective if pretrained is None else self.objective.prepare(rows, data)
         objective = objective.bind(objective.vocabulary, length, rows.statistics)
@@ -76,8 +75,6 @@ class Session:
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
-        if error:
-            raise error
         warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
         if pretrained is not None:
             objective.require_rows(rows, data)
@@ -166,17 +163,6 @@ def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Token
     for name in symbols:
         tokenizer.vocabulary.id(name)
     return tokenizer
-
-
-def _open_rows(data: Data, tokenizer: Tokenizer, report: Report) -> tuple[Source, UserError | None]:
-    """Return the data and no error; or the good rows of a task and the error about the bad ones."""
-    try:
-        return data.open(tokenizer, report), None
-    except UserError as error:
-        lenient = data.without_bad_rows()
-        if lenient is None:
-            raise
-        return lenient.open(tokenizer, report), error  # raises any other again
 
 
 def require_model(experiment: Experiment) -> None:
