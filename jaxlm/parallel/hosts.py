@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import platform
@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from jaxlm.errors import UserError
-from jaxlm.paths import without_queries
+from jaxlm.paths import cause
 
 Result = TypeVar("Result")
 
@@ -67,30 +67,43 @@ def join_processes() -> None:
     if given:
         address, count, index = given
         state = f"process {index} of {count} waits for {'process 0' if index else 'the others'} at {address}"
-
-    def give_up() -> None:  # jax's own timeout aborts with a C++ stack
-        say(f"{state}; gave up after {seconds} s. Start all at the same time, each with an index of its own.")
-        os._exit(2)
-
     say(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
     try:
         if given and not given[2]:
             _require_free_port(given[0])
         bind = given[0] if given and _is_loopback(given[0]) else None
-        jax.distributed.initialize(
-            *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
-            heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),
-        )
+        # jax's own timeout aborts with a C++ stack.
+        with _patience(state, seconds, JOIN_SECONDS, 2, "Start all at the same time, each with an index of its own."):
+            jax.distributed.initialize(
+                *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
+                heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),
+            )
     except ValueError as error:
         raise UserError(
             f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
             "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         ) from error
+
+
+@contextlib.contextmanager
+def _patience(state: str, seconds: int, variable: str, code: int, advice: str) -> Iterator[None]:
+    """Say every `SAY_SECONDS` that the block still waits, and exit with `code` after `seconds`."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        left = float(seconds)
+        while not ended.wait(min(SAY_SECONDS, left)):
+            left -= SAY_SECONDS
+            if left <= 0:
+                say(f"{state}; gave up after {seconds} s. {advice}")
+                return os._exit(code)
+            say(f"{state}, {seconds - left:.0f} s so far of up to {seconds} ({variable}).")
+
+    threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()
+    try:
+        yield
     finally:
-        timer.cancel()
+        ended.set()
 
 
 def _seconds(variable: str, default: int) -> int:
@@ -109,15 +122,12 @@ def _processes_from_env() -> tuple[str, int, int] | None:
     if address is None or "JAX_PROCESS_ID" not in env:
         return None
     try:
-        count, index = int(env["JAX_NUM_PROCESSES"]), int(env["JAX_PROCESS_ID"])
+        return address, int(env["JAX_NUM_PROCESSES"]), int(env["JAX_PROCESS_ID"])
     except (KeyError, ValueError):
         raise UserError(
             "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, so JAX_NUM_PROCESSES must be too; the last two are "
             "whole numbers."
         ) from None
-    if not 0 <= index < count:
-        raise UserError(f"JAX_PROCESS_ID is {index}; with JAX_NUM_PROCESSES={count} it must be from 0 to {count - 1}.")
-    return address, count, index
 
 
 def _is_loopback(address: str) -> bool:
@@ -210,22 +220,9 @@ def wait_for_all(reason: str) -> None:
     """
     from orbax.checkpoint import multihost  # imported late: other commands need no orbax
 
-    limit, place, ended = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()}", threading.Event()
-
-    def watch() -> None:
-        for waited in itertools.count(int(SAY_SECONDS), int(SAY_SECONDS)):
-            if ended.wait(SAY_SECONDS):
-                return
-            say(f"{place} waits for {reason}, {waited} s so far of up to {limit} ({WAIT_SECONDS}).")
-            if waited >= limit:
-                say(f"{place} gives up. This process ends; run the same command to go on.")
-                os._exit(1)  # the others give up too
-
-    threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()
-    try:
+    limit, state = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()} waits for {reason}"
+    with _patience(state, limit, WAIT_SECONDS, 1, "Run the same command to go on."):  # the others give up too
         multihost.get_barrier_sync_fn()(key=f"jaxlm {reason}", timeout_ms=1000 * (limit + 600))
-    finally:
-        ended.set()
 
 
 def require_same(facts: Mapping[str, Any]) -> None:
@@ -321,10 +318,9 @@ def exit_process(code: int, failure: Exception | None = None) -> None:
         timer.start()
         return
     traceback.print_exception(failure)
-    cause = without_queries(str(failure).strip().partition("\n")[0])[:300] or type(failure).__name__
     say(
-        f"this process ends ({cause}): it has failed, or has lost another process of the run, whose output then says "
-        "why. Run the same command on all to go on."
+        f"this process ends ({cause(failure)}): it has failed, or has lost another process of the run, whose output "
+        "then says why. Run the same command on all to go on."
     )
     sys.stdout.flush()
     os._exit(code)

@@ -107,13 +107,10 @@ def test_two_of_the_three_variables_are_a_mistake(started, monkeypatch, count):
     assert started == []
 
 
-@pytest.mark.parametrize(("name", "value", "problem"), [
-    ("JAX_PROCESS_ID", "4", "must be from 0 to 3"), (hosts.JOIN_SECONDS, "soon", "must be a whole number of seconds"),
-])
-def test_a_number_out_of_range_is_a_mistake(started, monkeypatch, name, value, problem):
-    for other, told in (THREE | {name: value}).items():
+def test_a_wait_that_is_no_number_is_a_mistake(started, monkeypatch):
+    for other, told in (THREE | {hosts.JOIN_SECONDS: "soon"}).items():
         monkeypatch.setenv(other, told)
-    with pytest.raises(UserError, match=problem):
+    with pytest.raises(UserError, match="must be a whole number of seconds"):
         hosts.join_processes()
     assert started == []
 
@@ -201,7 +198,7 @@ def test_a_wait_says_what_it_waits_for_and_ends(monkeypatch, capsys):
     monkeypatch.setenv(hosts.WAIT_SECONDS, "2")
     hosts.wait_for_all("process 0 to prepare the text")
     said = capsys.readouterr().err.splitlines()
-    assert ended.is_set() and len(said) == 3
+    assert ended.is_set() and len(said) == 2 and "gave up after 2 s" in said[1]
     assert said[0] == (
         "jaxlm: process 0 waits for process 0 to prepare the text, 1 s so far of up to 2 (JAXLM_WAIT_SECONDS)."
     )
