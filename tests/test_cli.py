@@ -46,8 +46,8 @@ def preset(tmp_path_factory):
         (["--data.source", "no/such/file.txt"], "no/such/file.txt"),
         (["--train.accumulate", "3"], "train.batch_size 8 is not divisible by train.accumulate 3"),
         (["--mesh.data", "3"], "the mesh data=3, fsdp=1, tensor=1 does not fit 1 device"),
-        (["--mesh.data", "0"], "mesh sizes must be at least 1"),
-        (["--mesh.fsdp", "-1"], "only one mesh axis can be -1"),
+        (["--mesh.data", "0"], "the mesh data=0, fsdp=1, tensor=1 does not fit 1 device"),
+        (["--mesh.fsdp", "-1"], "set one of them to -1 to take what is left"),
     ],
 )
 def test_mistakes_in_fields(preset, tmp_path, capsys, monkeypatch, arguments, words):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh
 
@@ -29,21 +30,15 @@ class MeshConfig:
 
     def shape(self, devices: int) -> tuple[int, int, int]:
         """Return the axis sizes for this number of devices; UserError unless their product equals it."""
-        sizes = dict(zip(AXES, (self.data, self.fsdp, self.tensor), strict=True))
-        if any(size != -1 and size < 1 for size in sizes.values()):
-            raise UserError(f"mesh sizes must be at least 1 (or -1 for one of them), not {_spell(sizes)}.")
-        free = [axis for axis, size in sizes.items() if size == -1]
-        if len(free) > 1:
-            raise UserError(f"only one mesh axis can be -1, not {' and '.join(free)}.")
-        fixed = math.prod(size for size in sizes.values() if size != -1)
-        if free and devices % fixed == 0:
-            sizes[free[0]] = devices // fixed
-        if math.prod(sizes.values()) != devices:
+        sizes = (self.data, self.fsdp, self.tensor)
+        try:
+            return np.empty(devices).reshape(sizes).shape  # one size may be -1
+        except ValueError:
             raise UserError(
-                f"the mesh {_spell(sizes)} does not fit {devices} device{'s' * (devices != 1)}: the product of its "
-                "axes must equal the number of devices; set --mesh.data -1 to take what is left."
-            )
-        return tuple(sizes.values())  # type: ignore[return-value]
+                f"the mesh data={self.data}, fsdp={self.fsdp}, tensor={self.tensor} does not fit {devices} "
+                f"device{'s' * (devices != 1)}: the product of its axes must equal the number of devices; set one of "
+                "them to -1 to take what is left, such as --mesh.data -1."
+            ) from None
 
 
 def num_slices(devices: Sequence[jax.Device]) -> int:
@@ -84,7 +79,3 @@ def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) ->
             f"train.batch_size {batch_size}{microbatches} is not divisible by data x fsdp = {shards} devices{groups}; "
             "change train.batch_size or the mesh."
         )
-
-
-def _spell(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{axis}={size}" for axis, size in sizes.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
+import timeit
 from collections.abc import Callable, Sequence
 
 import jax
@@ -94,10 +94,6 @@ def measured_bandwidth(device: jax.Device, size: int = 2**28, tries: int = 5) ->
 
 def _fastest(function: Callable[..., jax.Array], operands: Sequence[jax.Array], tries: int) -> float:
     """Return the seconds of a jitted function after its first run, the least of `tries`."""
-    jitted, seconds = jax.jit(function), []
+    jitted = jax.jit(function)
     jitted(*operands).block_until_ready()
-    for _ in range(tries):
-        start = time.perf_counter()
-        jitted(*operands).block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(timeit.repeat(lambda: jitted(*operands).block_until_ready(), number=1, repeat=tries))
