@@ -79,7 +79,7 @@ def export_folder(
         objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
     models = family.models(objective)
     template = _template(objective)
-    exported = _exported_paths(params, template, models)
+    exported = _exported_paths(template, models)
     _check_rows(out, tokenizer.vocabulary, models[0].config["vocab_size"])
     longest = objective.model.max_length or RELATIVE_LENGTH
     with _new_folder(out) as temporary:
@@ -173,20 +173,11 @@ def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary)
         )
 
 
-def _exported_paths(params: Params, template: Params, models: tuple[TransformersModel, ...]) -> set[str]:
-    """Return the paths of the parameters that the models have.
-
-    Raises:
-        UserError: the parameters do not fit the objective, or the tables do not cover them.
-    """
-    shapes = {path: tuple(get(template, path).shape) for path in paths(template)}
-    actual = {path: tuple(np.shape(get(params, path))) for path in paths(params)}
-    differing = sorted(path for path in {*shapes, *actual} if shapes.get(path) != actual.get(path))
-    if differing:
-        raise UserError(f"The parameters do not fit this objective: {listed(differing)} differ from its configuration.")
+def _exported_paths(template: Params, models: tuple[TransformersModel, ...]) -> set[str]:
+    """Return the paths of the parameters that the models have; UserError if their tables do not cover all."""
     named = {path for model in models for entry in model.table.tensors(template) for path in entry.ours}
     private = {subtree for model in models for subtree in model.table.private}
-    wanted = {path for path in shapes if not any(within(path, subtree) for subtree in private)}
+    wanted = {path for path in paths(template) if not any(within(path, subtree) for subtree in private)}
     if named != wanted:
         raise UserError(
             f"This model cannot be exported: its configuration and {models[0].architecture} of Transformers differ in "

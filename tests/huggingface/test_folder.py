@@ -151,12 +151,6 @@ def test_a_failed_export_leaves_nothing(failure, sentence, tmp_path, params, tok
 
 
 def test_mismatched_parts_are_refused(tmp_path, params, tokenizer):
-    wider = MaskedLM(model=dataclasses.replace(SMALL, hidden_size=32))
-    with pytest.raises(UserError, match=r"do not fit this objective.* more differ"):
-        export_folder(tmp_path / "out", wider, params, tokenizer, ModelCard())
-    with pytest.raises(UserError, match="do not fit this objective: nsp_head/bias"):
-        headless = MaskedLM(model=SMALL, input_format="document")
-        export_folder(tmp_path / "out", headless, params, tokenizer, ModelCard())
     fewer = dataclasses.replace(SMALL, vocab_size=40)
     with pytest.raises(UserError, match="ids but the model only 40"):
         objective = MaskedLM(model=fewer)
