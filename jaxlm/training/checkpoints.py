@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import checksums, digest
-from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first, run_with_timeout
+from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first, run_with_timeout, say
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
@@ -25,10 +24,6 @@ from jaxlm.types import Report
 LAYOUT = 3
 """Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 class _NewestAndBest:
@@ -170,7 +165,7 @@ class Checkpoints:
         return TrainState(**restored), metadata
 
     def restore_params(
-        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = _to_stderr
+        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = say
     ) -> tuple[Any, int]:
         """Return (parameters, step) of the newest checkpoint that can be read, or of `step`."""
         if shardings is None:

@@ -30,22 +30,18 @@ class Stage(NamedTuple):
 
 def stages_of(source: Source, objective: Objective, t: TrainConfig, length: int) -> list[Stage]:
     """Return the stage of short rows, if `train.short_steps` is set, and that of full rows."""
-    full = Stage(t.short_steps, None, length, batches_of(source, objective, t, length, "train"))
-    if not t.short_steps:
-        return [full]
-    rows = t.batch_size * length // t.short_length
-    short = source.batches("train", rows, objective.row_format(t.short_length), t.seed)
-    return [Stage(0, t.short_steps, t.short_length, short), full]
+    full = source.batches("train", t.batch_size, objective.row_format(length), t.seed)
+    stages = [Stage(t.short_steps, None, length, full)]
+    if t.short_steps:
+        rows = t.batch_size * length // t.short_length
+        short = source.batches("train", rows, objective.row_format(t.short_length), t.seed)
+        stages.insert(0, Stage(0, t.short_steps, t.short_length, short))
+    return stages
 
 
 def stage_after(stages: list[Stage], step: int) -> Stage:
     """Return the stage of the step after `step`."""
     return next(s for s in stages if s.last is None or step < s.last)
-
-
-def batches_of(source: Source, objective: Objective, t: TrainConfig, length: int, split: str) -> Batches:
-    """Return the batches of rows of `length` tokens."""
-    return source.batches(split, t.batch_size, objective.row_format(length), t.seed)
 
 
 class Feed:
@@ -55,7 +51,7 @@ class Feed:
         """Open the batches of `source`."""
         self.source, self.length, self._train = source, length, train
         self._stages = stages_of(source, objective, train, length)
-        self._held_out = batches_of(source, objective, train, length, "held_out")
+        self._held_out = source.batches("held_out", train.batch_size, objective.row_format(length), train.seed)
         full = self._stages[-1]
         self.tokens_per_step = full.batches.batch_size * full.batches.read_length(full.length)
         self._sharding = batch_sharding(mesh)

@@ -17,7 +17,7 @@ from etils import epath
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Term, Terms
+from jaxlm.objectives.base import Terms
 from jaxlm.paths import in_bucket, write_whole
 from jaxlm.training.trackers import open_tracker
 
@@ -40,14 +40,12 @@ class Totals:
         """Return the arguments of a copy, for a checkpoint: the next steps add to the sums while it is written."""
         return {"unlogged": dict(self.sums), "skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
 
-    def add(self, terms: Terms) -> dict[str, Term]:
-        """Add the terms of a step and return them as floats; blocks until the device has computed them."""
-        values = {name: Term(*map(float, term)) for name, term in jax.device_get(terms).items()}
-        for name, term in values.items():
+    def add(self, terms: Terms) -> None:
+        """Add the terms of a step; blocks until the device has computed them."""
+        for name, term in jax.device_get(terms).items():
             total, weight = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = total + term.total, weight + term.weight
-            self._coefficients[name] = term.coefficient
-        return values
+            self.sums[name] = total + float(term.total), weight + float(term.weight)
+            self._coefficients[name] = float(term.coefficient)
 
     def peek(self) -> dict[str, float]:
         """Return the mean of each term with nonzero weight."""

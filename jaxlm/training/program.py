@@ -101,10 +101,6 @@ class Program:
         params = jax.device_put(params, self.shardings.params)
         return jax.jit(self._begin, out_shardings=self.shardings)(params)
 
-    def init(self, seed: int) -> TrainState:
-        """Return the state of step 0 with fresh parameters."""
-        return self.begin(self.init_params(seed))
-
     def local_params(self, params: Params) -> Params:
         """Return the parameters as arrays of this process's first device."""
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))

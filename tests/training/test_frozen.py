@@ -180,7 +180,7 @@ def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, acc
     program = Program(
         objective, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), frozen
     )
-    state = program.begin(objective.with_constants(frozen).initial_params(program.init(0).params, None))
+    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
     assert program.num_params == 512 * 16 + 16 * 16
     tokens = np.random.default_rng(0).integers(110, 512, (8, LENGTH)).astype(np.int32)
     batch = TokenBatch(tokens, (np.arange(LENGTH) < np.arange(8)[:, None] * 4 + 4).astype(np.int32))
