@@ -58,12 +58,10 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
         if not file.is_file():
             raise UserError(f"{path} does not exist: {file.parent} is not a jaxlm run folder.")
         value = json.loads(file.read_bytes())
-        if isinstance(value, dict) and "type" not in value:
+        if not isinstance(value, dict) or value.get("type") != Experiment.__name__:
             hint = ", but of a Transformers folder; `jaxlm import` makes a run of it" if "model_type" in value else ""
             raise UserError(f"{path} is no configuration of a jaxlm run{hint}.")
         refuse_links(file.parent)
         experiment = from_json(value, str(path))
-    if not isinstance(experiment, Experiment):
-        raise UserError(f"{path} does not hold a jaxlm Experiment.")
     check_types(experiment)
     return experiment

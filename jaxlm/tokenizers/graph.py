@@ -28,11 +28,6 @@ class GraphSize(NamedTuple):
         return cls(vocabulary.size - relations - 1, relations)
 
 
-def relation_piece(name: str) -> str:
-    """Return the special token of a relation."""
-    return f"<{name}>"
-
-
 def graph_tokenizer(entities: Sequence[str], relations: Sequence[str]) -> Tokenizer:
     """Return the tokenizer of these names.
 
@@ -41,7 +36,7 @@ def graph_tokenizer(entities: Sequence[str], relations: Sequence[str]) -> Tokeni
     """
     if not entities or not relations:
         raise UserError("a knowledge graph needs entities and relations, and there are none; check --data.source.")
-    special = [relation_piece(name) for name in relations]
+    special = [f"<{name}>" for name in relations]
     vocab: dict[str, int] = {}
     for piece in (*entities, *special, SYMBOL_NAMES["unk"]):
         if piece in vocab:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
 
@@ -25,24 +26,20 @@ class Progress:
         self.steps, self.first, self.enabled = steps, first, enabled
         self.first_shown: tuple[int, float] | None = None
         self.last_line = 0.0
-        self.bar: RichProgress | None = None
-        if enabled and sys.stdout.isatty():
-            left = TextColumn("{task.fields[left]}")
-            self.bar = RichProgress(
-                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), left, expand=True, transient=True
-            )
-            self.task = self.bar.add_task("train", total=steps, completed=first, left="")
+        self.bar = RichProgress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[left]}"),
+            expand=True, transient=True, disable=not enabled or not sys.stdout.isatty(),
+        )
+        self.task = self.bar.add_task("train", total=steps, completed=first, left="")
 
     def __enter__(self) -> Progress:
         """Start the bar."""
-        if self.bar:
-            self.bar.start()
+        self.bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Stop the bar."""
-        if self.bar:
-            self.bar.stop()
+        self.bar.stop()
 
     def show(self, step: int, means: dict[str, float]) -> None:
         """Show the metrics of a step: the first one, the last one, and one every few seconds between them."""
@@ -51,9 +48,8 @@ class Progress:
         now, left = time.perf_counter(), ""
         if self.first_shown:  # the first step compiles, so its time says nothing about the others
             seconds = (now - self.first_shown[1]) / (step - self.first_shown[0]) * (self.steps - step)
-            left = f"{_clock(seconds)} left"
-        if self.bar:
-            self.bar.update(self.task, completed=step, left=left)
+            left = f"{datetime.timedelta(seconds=int(seconds))} left"
+        self.bar.update(self.task, completed=step, left=left)
         if now - self.last_line >= SECONDS_BETWEEN_LINES or step in (self.first + 1, self.steps):
             self.last_line = now
             figures = [f"loss {means['loss']:.3f}"]
@@ -61,20 +57,12 @@ class Progress:
             figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
             if "mfu" in means:
                 figures.append(f"MFU {means['mfu']:.1%}")
-            if left and not self.bar:
+            if left and self.bar.disable:
                 figures.append(left)
             self.note(f"step {step:,}/{self.steps:,}  " + "  ".join(figures))
         self.first_shown = self.first_shown or (step, now)
 
     def note(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self.bar:
-            self.bar.console.print(text, highlight=False, markup=False)
-        elif self.enabled:
-            print(text, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        if self.enabled:
+            self.bar.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)

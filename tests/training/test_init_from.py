@@ -26,6 +26,14 @@ from jaxlm.objectives.causal_lm import CausalLM
 experiment = Experiment(CausalLM(Gpt2(num_layers=1)), experiment.data, experiment.optimizer, experiment.train)
 """
 
+STUDENT = """
+from jaxlm.models.distilbert import Distilbert
+from jaxlm.objectives.distillation import Distillation
+
+student = Distilbert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32)
+experiment = Experiment(Distillation(student), experiment.data, experiment.optimizer, experiment.train)
+"""
+
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> Path:
@@ -124,6 +132,24 @@ def test_killed_before_it_has_the_sources_weights_it_never_begins_from_random_on
     assert f"--init-from {finished}" in said and saved_steps(run) == []
     assert begin(other, run, finished, "--train.steps", "1") == 0
     assert_same_arrays(first_params(run), load_run(finished).params)
+
+
+def test_a_student_killed_before_its_first_step_keeps_the_sizes_of_its_weights(
+    preset, finished, tmp_path, monkeypatch, capsys
+):
+    """Layers of the teacher are its checkpoint of step 0. What does not depend on them may still change."""
+    student, run = tmp_path / "student.py", tmp_path / "run"
+    student.write_text(preset.read_text() + STUDENT)
+    arguments = ["pretrain", str(student), "--run-dir", str(run), "--objective.teacher", str(finished)]
+    arguments += ["--data.tokenizer", str(finished)]
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxlm.runs.pretrain.train", killed)
+        with pytest.raises(Killed):
+            main(arguments)
+    assert saved_steps(run) == [0]
+    said = refused(capsys, *arguments, "--objective.model.max-positions", "40")
+    assert "objective.model.max_positions: 32 -> 40" in said
+    assert main([*arguments, "--optimizer.learning-rate", "5e-3", "--train.steps", "1"]) == 0
 
 
 def test_killed_while_its_tokenizer_is_saved_it_saves_it_again(other, finished, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ def test_the_time_left_is_that_of_steps_without_the_first_which_compiles(monkeyp
         shown.show(step, {"loss": 2.0, "mlm_accuracy": 0.5, "tokens_per_second": 1000.0})
     first, second = capsys.readouterr().out.splitlines()
     assert first == "step 1/71  loss 2.000  mlm accuracy 0.500  1,000 tokens/s"
-    assert second == "step 11/71  loss 2.000  mlm accuracy 0.500  1,000 tokens/s  1:00 left"
+    assert second == "step 11/71  loss 2.000  mlm accuracy 0.500  1,000 tokens/s  0:01:00 left"
 
 
 def test_lines_scroll_above_a_bar_that_disappears(monkeypatch):
