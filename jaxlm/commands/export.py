@@ -35,18 +35,18 @@ def main(arguments: list[str]) -> int:
     evaluated, evaluation = last_evaluation(run.path, up_to=step)
     earlier = bool(evaluation) and evaluated != step
     card = ModelCard(
-        steps=step,
-        metrics={f"eval_{name}": value for name, value in evaluation.items()},
-        data_source=metadata.get("source", ""),
-        data_fingerprint=metadata.get("data", ""),
-        tokenizer=f"{vocabulary.size:,} ids, fingerprint {model.tokenizer.fingerprint[:16]}",
-        settings={
+        rows={
+            "Training steps": f"{step:,}",
             "Sequence length": _lengths(experiment, step),
             "Batch size": experiment.train.batch_size,
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
-            **({"Held-out evaluation": f"of step {evaluated:,}"} if earlier else {}),
+            "Held-out evaluation": f"of step {evaluated:,}" if earlier else "",
+            "Started from": metadata.get("imported_from", ""),
+            "Data": metadata.get("source", ""),
+            "Data fingerprint": f"`{metadata['data']}`" if "data" in metadata else "",
+            "Tokenizer": f"{vocabulary.size:,} ids, fingerprint {model.tokenizer.fingerprint[:16]}",
         },
-        derived_from=metadata.get("imported_from", ""),
+        metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
     trained_length = experiment.data.length if step else None
     is_encoder = not model.objective.name and model.objective.answer_kind != "text"

@@ -13,22 +13,12 @@ from jaxlm.objectives.base import Objective
 
 @dataclasses.dataclass(frozen=True)
 class ModelCard:
-    """Rows of a model card that the parameters do not show; unknown ones are omitted."""
+    """What the parameters do not show."""
 
-    steps: int | None = None
-    """Number of training steps."""
+    rows: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Rows about the training, by their title; empty ones are left out."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Last evaluation on held-out documents, by the names of metrics.jsonl (`eval_loss`, ...)."""
-    data_source: str = ""
-    """Value of `--data.source`."""
-    data_fingerprint: str = ""
-    """Fingerprint of the token store."""
-    tokenizer: str = ""
-    """Kind, size and origin of the tokenizer, in one line."""
-    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    """Further rows: batch size, sequence length, optimizer, ..."""
-    derived_from: str = ""
-    """Folder or model that training started from, if any."""
 
 
 def render(
@@ -55,12 +45,7 @@ def render(
         ("Labels", ", ".join(main.config.get("id2label", {}).values())),
         ("Parameters", f"{parameters:,}"),
         ("Layers, width, heads", f"{m.num_layers}, {m.hidden_size}, {m.num_heads}"),
-        ("Training steps", "" if card.steps is None else f"{card.steps:,}"),
-        *card.settings.items(),
-        ("Started from", card.derived_from),
-        ("Data", card.data_source),
-        ("Data fingerprint", f"`{card.data_fingerprint}`" if card.data_fingerprint else ""),
-        ("Tokenizer", card.tokenizer),
+        *card.rows.items(),
         ("Written by", f"jaxlm {importlib.metadata.version('jaxlm')}"),
     ]
     lines = [*header, "", f"# {name}", ""]

@@ -96,7 +96,7 @@ def export_folder(
             length = min(filter(None, (vectors.length, max_length, longest)))
             write_vectors(temporary, objective, vectors._replace(length=length))
         private = listed([name for model in models for name in model.table.private if name in params])
-        card = dataclasses.replace(card, settings={**card.settings, "Left out, without a counterpart there": private})
+        card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors.pooling if vectors else "")
         (temporary / "README.md").write_text(text, encoding="utf-8")

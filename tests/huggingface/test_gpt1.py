@@ -60,7 +60,7 @@ def test_logits_in_both_directions(name, tmp_path, tokenizer):
     assert type(objective.model) is Gpt1 and not imported.fresh
     for length, padded in BATCHES:
         assert decoder_difference(objective, params, model, length, padded) < TOLERANCE
-    export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(steps=3))
+    export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(again) is transformers.OpenAIGPTLMHeadModel
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]

@@ -102,7 +102,7 @@ def test_imported_logits(name, tmp_path, tokenizer):
 def test_exported_logits(name, tmp_path, tokenizer):
     objective = our_objective(name, tokenizer)
     params = random_params(objective)
-    export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard(steps=3))
+    export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     model, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert isinstance(model, transformers.GPT2LMHeadModel)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
