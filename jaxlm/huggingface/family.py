@@ -160,13 +160,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     with reading(file):
         config = json.loads(file.read_text(encoding="utf-8"))
-    if isinstance(config, dict) and {"objective", "train"} <= config.keys():
-        raise UserError(
-            f"{folder} is a run of jaxlm; once it has a checkpoint, `jaxlm export` writes it as a Transformers folder."
-        )
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(
-            f'{file} names no "model_type", so it is not a Transformers folder; if you know the family, write it '
-            'there, for example "model_type": "bert".'
+            f'{file} names no "model_type", so {folder} is no Transformers folder, or a run that has no checkpoint '
+            'yet; if you know the family, write it there, for example "model_type": "bert".'
         )
     return config

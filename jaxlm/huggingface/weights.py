@@ -17,8 +17,6 @@ from jaxlm.paths import reading
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
-# Formats of other frameworks: their readers could run code (pickle) or need the framework.
-UNSAFE = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt*", "*.h5", "*.msgpack")
 # Stored types that can be read; float32 represents all but F64 exactly.
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -61,13 +59,10 @@ class Weights:
                 if any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
                     raise UserError(f"{file} names shards that are no .safetensors files beside it; copy it again.")
             return [self.folder / name for name in sorted(names)]
-        pickles = sorted(path.name for pattern in UNSAFE for path in self.folder.glob(pattern))
-        if pickles:
-            raise UserError(
-                f"{self.folder} has its weights in {pickles[0]} only, a format that is never opened here since it "
-                "can run code; save the model again with Transformers as safetensors (`model.save_pretrained`)."
-            )
-        raise UserError(f"{self.folder} has no {SINGLE} (or {INDEX}); is it a folder that Transformers saved?")
+        raise UserError(
+            f"{self.folder} has no {SINGLE} (or {INDEX}); other formats are never opened here since they can run code, "
+            "so save the model again with Transformers as safetensors (`model.save_pretrained`)."
+        )
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES) -> None:

@@ -202,10 +202,7 @@ def test_a_pickle_is_never_opened(copy, monkeypatch):
     torch.save({"a": torch.zeros(1)}, copy / "pytorch_model.bin")
     monkeypatch.setattr("pickle.load", lambda *_: pytest.fail("opened a pickle"))
     monkeypatch.setattr("torch.load", lambda *_: pytest.fail("opened a pickle"))
-    with pytest.raises(UserError, match=r"weights in pytorch_model\.bin only.*as safetensors"):
-        import_folder(copy)
-    (copy / "pytorch_model.bin").unlink()
-    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+    with pytest.raises(UserError, match=r"has no model\.safetensors .*never opened here .*as safetensors"):
         import_folder(copy)
 
 
@@ -241,7 +238,7 @@ def test_half_a_head_is_refused(copy):
 def test_other_families_and_other_folders(copy):
     for content, message in [
         ({"model_type": "llama"}, "family 'llama'; jaxlm imports these families: .*bert"),
-        ({"objective": {}, "train": {}}, "is a run of jaxlm; once it has a checkpoint, `jaxlm export`"),
+        ({"objective": {}, "train": {}}, "or a run that has no checkpoint yet"),
         ({"hidden_size": 3}, 'names no "model_type"'),
         ([], 'names no "model_type"'),
     ]:
