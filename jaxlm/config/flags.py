@@ -27,17 +27,6 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
     Raises:
         UserError: A flag does not exist.
     """
-    if {"-h", "--help"} & set(arguments):
-        arguments = ["--help"]
-    result, unknown = _parse(experiment, arguments, program)
-    if unknown:
-        names = [setting.name for setting in settings(experiment) if not _is_struct(setting.value)]
-        raise UserError(_unknown_field(unknown[0], names))
-    return result
-
-
-def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[Experiment, list[str]]:
-    """Return the experiment with the flags applied, and the arguments that belong to no field."""
     registry = tyro.constructors.ConstructorRegistry()
     asked: list[type] = []
 
@@ -58,12 +47,18 @@ def _parse(experiment: Experiment, arguments: list[str], program: str) -> tuple[
 
         return dataclasses.replace(spec, instantiate=instantiate, fields=shown)
 
+    if {"-h", "--help"} & set(arguments):
+        arguments = ["--help"]
     # The default decides the class of a field that may have several. As subcommands they would take the flags away.
     config = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)
-    return tyro.cli(
+    result, unknown = tyro.cli(
         Experiment, args=arguments, default=experiment, prog=program, config=config, registry=registry,
         return_unknown_args=True,
     )
+    if unknown:
+        names = [setting.name for setting in settings(experiment) if not _is_struct(setting.value)]
+        raise UserError(_unknown_field(unknown[0], names))
+    return result
 
 
 def _is_list_of_structs(value: Any) -> bool:

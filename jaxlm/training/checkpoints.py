@@ -185,9 +185,11 @@ class Checkpoints:
             metadata, failure = _attempt(lambda step=step: self._metadata(step))
             if not failure:
                 found, failure = _attempt(lambda step=step: self._arrays(step, item))
-            failure = failure or _difference(found, metadata)
-            if not failure:
-                return step, found, metadata
+            if not failure:  # all processes compute the checksums together
+                wrong = [path for path, number in checksums(found)[0].items() if metadata["checksums"].get(path) != number]
+                if not wrong:
+                    return step, found, metadata
+                failure = f"{wrong[0]} does not match its checksum"
             report(f"The checkpoint of step {step:,} cannot be read ({failure}); trying the previous one.")
         raise UserError(
             f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "
@@ -249,14 +251,6 @@ def _attempt(action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]
     except Exception as error:
         failure = _first_line(error)
     return ({}, failure or "by another process") if is_true_of_any(bool(failure)) else (result, "")
-
-
-def _difference(tree: Any, metadata: dict[str, Any]) -> str:
-    """Return which array does not match its checksum, or ""; all processes compute the checksums together."""
-    for path, number in checksums(tree)[0].items():
-        if metadata["checksums"].get(path) != number:
-            return f"{path} does not match its checksum"
-    return ""
 
 
 def _first_line(error: Exception) -> str:
