@@ -186,7 +186,8 @@ class Checkpoints:
             if not failure:
                 found, failure = _attempt(lambda step=step: self._arrays(step, item))
             if not failure:  # all processes compute the checksums together
-                wrong = [path for path, number in checksums(found)[0].items() if metadata["checksums"].get(path) != number]
+                expected = metadata["checksums"]
+                wrong = [path for path, number in checksums(found)[0].items() if expected.get(path) != number]
                 if not wrong:
                     return step, found, metadata
                 failure = f"{wrong[0]} does not match its checksum"
