@@ -42,18 +42,15 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
 
 def _check_source(run: RunFolder, resolved: Resolved) -> None:
     init_from = resolved.pretrained and resolved.pretrained.path
-    command = resolved.experiment.data.command
     source = run.metadata.get("imported_from")
     if init_from is None and source is not None and not run.steps:
         raise UserError(
             f"{run.path} was started from {source} but has saved no checkpoint; pass --init-from {source} again."
         )
-    if command == "finetune" and run.steps and source is None:
-        raise UserError(f"{run.path} is a run of pretraining; choose another --run-dir.")
     if init_from is not None and run.steps and (source is None or real_path(source) != real_path(init_from)):
         raise UserError(
             f"{run.path} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
-            f"`jaxlm {command} {run.path}`, or choose another --run-dir."
+            f"`jaxlm {run.experiment.data.command} {run.path}`, or choose another --run-dir."
         )
 
 

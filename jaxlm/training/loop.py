@@ -84,7 +84,8 @@ def train(
                     log.write_samples(step, sampler(state.params))
             if saving:
                 with log.clock.during("save"):
-                    log.sync()
+                    if log.writer:
+                        log.writer.sync()
                     try:
                         checkpoints.save(state, step, metadata | log.totals.state(), best)
                     except FloatingPointError:
@@ -200,7 +201,7 @@ class StepLog:
             clock: Wall time of the run.
         """
         self.progress, self.totals, self.clock = progress, totals, clock
-        self._program, self._feed, self._checkpoints, self._writer = program, feed, checkpoints, writer
+        self._program, self._feed, self._checkpoints, self.writer = program, feed, checkpoints, writer
         self._peak = peak_flops(program.mesh.devices.flat[0]) * program.mesh.size
         self._first = first
         self._count = 0
@@ -247,22 +248,17 @@ class StepLog:
         flops = self._program.step_flops(*self._feed.shape(step))
         if self._peak and flops:
             means["mfu"] = speed * flops / self._peak
-        if self._writer and due:
+        if self.writer and due:
             held_out = {f"eval_{name}": value for name, value in evaluation.items()}
-            self._writer.write(step, means | held_out | self.clock.figures())
+            self.writer.write(step, means | held_out | self.clock.figures())
         self.progress.show(step, means)
 
     def write_samples(self, step: int, lines: list[str]) -> None:
         """Print samples, and write them into the run folder."""
         for line in lines:
             self.progress.note(f"step {step:,}  sample: {line}")
-        if self._writer:
-            self._writer.write_text(step, "samples", lines)
-
-    def sync(self) -> None:
-        """Copy the metrics to where the run is, if that is a bucket."""
-        if self._writer:
-            self._writer.sync()
+        if self.writer:
+            self.writer.tracker.text(step, "samples", lines)
 
     def not_finite(self, step: int, what: str) -> NotFinite:
         """Return the error for a loss, a gradient or a state that is not finite."""

@@ -121,10 +121,6 @@ class MetricsWriter:
             end = time.monotonic()
             self._next_sync = end + max(SYNC_SECONDS, (end - start) / SYNC_SHARE)
 
-    def write_text(self, step: int, name: str, lines: list[str]) -> None:
-        """Give lines of text to the tracker."""
-        self.tracker.text(step, name, lines)
-
     def _error(self, error: OSError) -> UserError:
         return UserError(
             f"cannot write {self.path}: {error.strerror}; fix the cause, then run the same command to resume."
