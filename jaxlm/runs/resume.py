@@ -37,7 +37,10 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
         before = run.metadata.get("configuration", {})
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
     elif run.steps:
-        _refuse(run, differences(*(flatten(each, Setting.decides_weights) for each in (run.experiment, experiment))))
+        _refuse(run, differences(*(
+            flatten(each, lambda setting: setting.decides_weights() and setting.decides_result())
+            for each in (run.experiment, experiment)
+        )))
 
 
 def _check_source(run: RunFolder, resolved: Resolved) -> None:
@@ -125,7 +128,7 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
             "the same folder, or choose another --run-dir and start from this run with --init-from."
         )
     _check_configuration(run, experiment)
-    if run.has_begun:
+    if run.has_begun or run.steps:
         objective = run.experiment.objective
         model = objective.model.for_vocabulary(session.objective.vocabulary)
         before = dataclasses.replace(run.experiment, objective=dataclasses.replace(objective, model=model))

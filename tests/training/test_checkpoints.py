@@ -194,7 +194,7 @@ def test_parameters_alone_fall_back_too(saved, tmp_path, capsys):
     lines: list[str] = []
     checkpoints.restore_params(SHAPES.params, report=lines.append)
     checkpoints.close()
-    assert lines == [said.err.strip()] and not capsys.readouterr().err
+    assert [f"jaxlm: {line}" for line in lines] == [said.err.strip()] and not capsys.readouterr().err
     assert (folder / "2").is_dir()
 
 

@@ -138,7 +138,7 @@ def test_a_student_killed_before_its_first_step_keeps_the_sizes_of_its_weights(
     preset, finished, tmp_path, monkeypatch, capsys
 ):
     """Layers of the teacher are its checkpoint of step 0. What does not depend on them may still change."""
-    student, run = tmp_path / "student.py", tmp_path / "run"
+    student, run = tmp_path / "student.py", tmp_path / "student"
     student.write_text(preset.read_text() + STUDENT)
     arguments = ["pretrain", str(student), "--run-dir", str(run), "--objective.teacher", str(finished)]
     arguments += ["--data.tokenizer", str(finished)]
