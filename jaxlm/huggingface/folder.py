@@ -23,7 +23,7 @@ from jaxlm.huggingface.family import Source, TransformersModel, read_config
 from jaxlm.huggingface.sentence_transformers import Vectors
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
-from jaxlm.huggingface.weights import SHARD_BYTES, Weights, write_weights
+from jaxlm.huggingface.weights import Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.paths import cause, local_folder, reading, remedy, without_empty_folders
@@ -46,7 +46,6 @@ def export_folder(
     *,
     max_length: int | None = None,
     vectors: Vectors | None = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Write a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load, and return its path.
 
@@ -63,7 +62,6 @@ def export_folder(
         card: rows of README.md.
         max_length: longest text, with special tokens, for the tokenizer; by default the model's maximum.
         vectors: if given, the folder is also one of sentence-transformers.
-        shard_bytes: maximum size of a weight file.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -80,7 +78,6 @@ def export_folder(
     models = family.models(objective)
     template = _template(objective)
     exported = _exported_paths(template, models)
-    _check_rows(out, tokenizer.vocabulary, models[0].config["vocab_size"])
     longest = objective.model.max_length or RELATIVE_LENGTH
     with _new_folder(out) as temporary:
         for model in models:
@@ -90,7 +87,7 @@ def export_folder(
             _write_json(folder / "config.json", config)
             if model.generation_config is not None:
                 _write_json(folder / "generation_config.json", model.generation_config)
-            write_weights(folder, model.table.to_transformers(params), shard_bytes)
+            write_weights(folder, model.table.to_transformers(params))
             export_tokenizer(tokenizer, folder, objective.text_template, max_length or longest)
         if vectors is not None:
             length = min(filter(None, (vectors.length, max_length, longest)))
@@ -152,20 +149,17 @@ def _template(objective: Objective) -> Params:
     return jax.eval_shape(objective.init, jax.random.key(0))
 
 
-def _check_rows(folder: Path, vocabulary: Vocabulary, rows: int) -> None:
-    """Raise UserError if the tokenizer has more ids than the embedding rows.
+def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:
+    """Raise UserError if the tokenizer does not belong to the model.
 
-    It may have fewer: published embeddings are often padded, and rows without a token are never generated.
+    It may have fewer ids than embedding rows: published embeddings are often padded, and rows without a token are never
+    generated.
     """
+    rows = objective.model.vocab_size
     if vocabulary.size > rows:
         raise UserError(f"{folder}: its tokenizer has {vocabulary.size} ids but the model only {rows} rows; replace it "
                         "by the tokenizer that the model was trained with (a T5 without sentinels has extra_ids 0 in "
                         "tokenizer_config.json).")
-
-
-def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary) -> None:
-    """Raise UserError if the tokenizer does not belong to the model."""
-    _check_rows(folder, vocabulary, objective.model.vocab_size)
     if objective.model.for_vocabulary(dataclasses.replace(vocabulary, preserve_rows=True)) != objective.model:
         raise UserError(
             f"{folder}: its tokenizer and config.json differ in the id of a special token that the model depends on "

@@ -65,8 +65,8 @@ class Weights:
         )
 
 
-def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES) -> None:
-    """Write float32 tensors as Transformers does: in one file, or in shards of at most `shard_bytes` with an index.
+def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write float32 tensors as Transformers does: in one file, or in shards of at most `SHARD_BYTES` with an index.
 
     A tensor above that size gets its own shard.
     """
@@ -74,7 +74,7 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard
     size = 0
     for name, array in tensors:
         nbytes = 4 * array.size
-        if shards[-1] and size + nbytes > shard_bytes:
+        if shards[-1] and size + nbytes > SHARD_BYTES:
             shards.append({})
             size = 0
         shards[-1][name] = array
