@@ -140,10 +140,7 @@ def test_a_moved_teacher_goes_on_and_one_of_other_weights_is_refused(experiment,
     finished.rename(moved)
     objective = dataclasses.replace(experiment.objective, teacher=str(moved))
     experiment = dataclasses.replace(experiment, objective=objective)
-    if not step:  # a run has a tokenizer of its own from its first step on
-        data = dataclasses.replace(experiment.data, tokenizer=str(moved / "tokenizer"))
-        experiment = dataclasses.replace(experiment, data=data)
-    train(experiment, run, 6)
+    train(experiment, run, 6)  # with the tokenizer in its folder
     assert saved_steps(run)[-1] == 6
     assert main(["pretrain", str(moved), "--train.steps", "13"]) == 0  # it learns on
     before = files_of(kept)
