@@ -34,7 +34,7 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
 
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
-        before = run.metadata.get("configuration", {})
+        before = run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result)
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
     elif run.steps:
         _refuse(run, differences(*(
