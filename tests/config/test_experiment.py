@@ -73,6 +73,6 @@ def test_a_run_folders_configuration_is_checked_too(tmp_path):
 @pytest.mark.parametrize("levels", [500, 900, 100_000])  # too many for jaxlm, for the JSON parser
 def test_a_deeply_nested_configuration_is_one_sentence(levels, tmp_path):
     path = tmp_path / "config.json"
-    path.write_text("[" * levels + "]" * levels)
+    path.write_text('{"type": "Experiment", "objective": ' + "[" * levels + "]" * levels + "}")
     with pytest.raises(UserError, match=f"^{path} cannot be read .*recursion"):
         load_config(path)
