@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.parallel.hosts import say
 from jaxlm.paths import cause, write_whole
 
 SERVICES = ("wandb", "trackio")
@@ -110,8 +110,7 @@ class Service(Tracker):
             getattr(self._package, function)(*args, **kwargs)
         except Exception as error:  # each package has exceptions of its own
             self._has_failed = True
-            print(f"{self._package.__name__} gets no further metrics ({cause(error)}); see metrics.jsonl.",
-                  file=sys.stderr, flush=True)
+            say(f"{self._package.__name__} gets no further metrics ({cause(error)}); see metrics.jsonl.")
 
 
 def require_tracker(kind: str) -> None:
