@@ -24,12 +24,15 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis.show import show
+    from jaxlm.objectives.base import Objective
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.runs.session import open_session
 
-    session = open_session(resolved, RunFolder.read(any_path(options.config))).with_rows()
-    params = None
+    kind = type(resolved.experiment.objective)
+    if kind.describe is Objective.describe:
+        raise UserError(f"{kind.__name__} has no `describe` method; add it to show examples.")
+    session, params = open_session(resolved, RunFolder.read(any_path(options.config))).with_rows(), None
     if session.objective.shows_predictions and session.run.newest_step:
         params = load_run(session.run.path).params
     show(session, options.step, options.examples, params)
