@@ -47,11 +47,10 @@ def main(arguments: list[str]) -> int:
         texts += [line.strip() for _, line in read_lines(options.source) if line.strip()]
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
-    loaded = load_model(options.model)
     folder = read(Path(options.model), options.prompt) or Vectors("mean", None, False, options.prompt or "")
     vectors = embed(
-        loaded.objective, loaded.params, loaded.tokenizer, [folder.prompt + text for text in texts],
-        options.pooling or folder.pooling, options.length or folder.length, options.normalize or folder.normalize,
+        load_model(options.model), [folder.prompt + text for text in texts], options.pooling or folder.pooling,
+        options.length or folder.length, options.normalize or folder.normalize,
     )
     if out is None:
         for text, vector in zip(texts, vectors, strict=True):

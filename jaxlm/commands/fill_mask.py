@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     from jaxlm.inference.fill_mask import fill_mask
 
     loaded = jaxlm.load(options.path, to_answer=True)
-    answers = fill_mask(loaded.objective, loaded.params, loaded.tokenizer, options.texts, options.top_k)
+    answers = fill_mask(loaded, options.texts, options.top_k)
     for text, masks in zip(options.texts, answers, strict=True):
         print(text)
         for candidates in masks:

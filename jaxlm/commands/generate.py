@@ -50,9 +50,7 @@ def main(arguments: list[str]) -> int:
     streams = is_terminal and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
-    answers = write(
-        loaded.objective, loaded.params, loaded.tokenizer, prompts, settings, options.stop, _show if streams else None
-    )
+    answers = write(loaded, prompts, settings, options.stop, _show if streams else None)
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")

@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import decoder_start, max_length, pad, prepare_prompts
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.embeddings import logits as vocabulary_logits
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -62,24 +62,21 @@ NO_SCORE = Score(np.zeros(0, np.float32), np.zeros(0, bool))
 """Score of no targets."""
 
 
-def encode_pair(
-    objective: Objective, tokenizer: Tokenizer, context: str, continuation: str, sentinel: bool = False
-) -> Pair:
+def encode_pair(loaded: PretrainedModel, context: str, continuation: str, sentinel: bool = False) -> Pair:
     """Tokenize a context and its continuation.
 
     For a decoder both are encoded as one text and split after as many tokens as the context alone has; white space at
     the end of the context belongs to the continuation, as in lm_eval. An empty context becomes the begin token.
 
     Args:
-        objective: The objective of the trained model.
-        tokenizer: Its tokenizer.
+        loaded: The trained model.
         context: Text before the continuation.
         continuation: Text to score.
         sentinel: Format a pair for an encoder-decoder pretrained on spans: the encoder reads `context <extra_id_0>`,
             the decoder `<extra_id_0> continuation`. Otherwise the decoder reads the continuation without its leading
             space.
     """
-    v = tokenizer.vocabulary
+    objective, tokenizer, v = loaded.objective, loaded.tokenizer, loaded.tokenizer.vocabulary
     space = len(context) - len(context.rstrip())
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
@@ -127,14 +124,13 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
         yield Pair(tokens[max(end - length - 1, 0) : start], tokens[start:end])
 
 
-def score_texts(
-    objective: Objective, params: Params, tokenizer: Tokenizer, texts: Sequence[str], stride: int
-) -> list[Score]:
+def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:
     """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`).
 
     Raises:
         UserError: The model is not causal, or the stride is longer than the model.
     """
+    objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "text" or not objective.model.is_causal:
         raise UserError(
             "only causal models score whole texts; choose one, or the kind pseudo-likelihood for a masked model."
@@ -144,12 +140,12 @@ def score_texts(
         raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")
     begin = text_begin(tokenizer)
     pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
-    found = iter(score(objective, params, [pair for parts in pairs for pair in parts]))
+    found = iter(score(loaded, [pair for parts in pairs for pair in parts]))
     scores = [[NO_SCORE, *(next(found) for _ in parts)] for parts in pairs]
     return [Score(*map(np.concatenate, zip(*parts, strict=True))) for parts in scores]
 
 
-def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[Score]:
+def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
     """Return the scores of each pair's targets.
 
     A masked language model scores each target with only that one masked (Salazar et al. 2020, "Masked Language Model
@@ -158,7 +154,7 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
     Raises:
         UserError: The model can do neither, or the targets alone are too long for it.
     """
-    params = jax.tree.map(jnp.asarray, params)
+    objective, params = loaded.objective, jax.tree.map(jnp.asarray, loaded.params)
     if objective.answer_kind == "masks":
         return _score_masked(objective, params, pairs)
     if objective.answer_kind != "text":

@@ -62,22 +62,20 @@ class JaxLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
-        found = score(self.loaded.objective, self.loaded.params, [self._pair(*request.args) for request in requests])
+        found = score(self.loaded, [self._pair(*request.args) for request in requests])
         return [(each.total, bool(each.is_likeliest.all())) for each in found]
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        objective, tokenizer = self.loaded.objective, self.loaded.tokenizer
-        if not objective.model.has_encoder:
-            return encode_pair(objective, tokenizer, context, continuation)
+        if not self.loaded.objective.model.has_encoder:
+            return encode_pair(self.loaded, context, continuation)
         # lm_eval keeps a space at the beginning of a text.
-        text = context.rstrip()
+        text, tokenizer = context.rstrip(), self.loaded.tokenizer
         return Pair(tokenizer.encode(text), tokenizer.encode(context[len(text) :] + continuation))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
-        objective, params, tokenizer = self.loaded.objective, self.loaded.params, self.loaded.tokenizer
         texts = [request.args[0] for request in requests]
-        return [each.total for each in score_texts(objective, params, tokenizer, texts, max_length(objective))]
+        return [each.total for each in score_texts(self.loaded, texts, max_length(self.loaded.objective))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return continuations up to the texts in `until`, for requests of (context, options).
@@ -85,7 +83,7 @@ class JaxLM(LM):
         Raises:
             UserError: An option is none of until, max_gen_toks, do_sample, temperature, top_k, top_p and num_beams.
         """
-        objective, params, tokenizer = self.loaded.objective, self.loaded.params, self.loaded.tokenizer
+        tokenizer = self.loaded.tokenizer
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             groups[repr(sorted(request.args[1].items(), key=str))].append(number)
@@ -96,9 +94,9 @@ class JaxLM(LM):
             settings = _settings(options)
             prompts = [tokenizer.encode(requests[i].args[0]) for i in numbers]
             # lm_eval leaves room for the last new token, which is never read.
-            prompts = fit_prompts(objective, tokenizer, prompts, settings.max_new_tokens + 1)
+            prompts = fit_prompts(self.loaded, prompts, settings.max_new_tokens + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]
-            found = write(objective, params, tokenizer, prompts, settings, stop, skip_special=True)
+            found = write(self.loaded, prompts, settings, stop, skip_special=True)
             for i, answer in zip(numbers, found, strict=True):
                 answers[i], _ = cut(tokenizer.decode(answer.ids), stop)  # decoded alone: no leading space
         return answers
