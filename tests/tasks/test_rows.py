@@ -105,7 +105,8 @@ def test_a_conversation_with_and_without_answers(tmp_path):
 
 @pytest.mark.parametrize(("data", "file"), [
     (ChoiceRows(), ("x.jsonl", json.dumps({"text": " ", "choices": ["", ""], "label": 0}))),
-    (ChoiceRows(), ("x.jsonl", json.dumps({"text": "", "choices": [{"label": i, "text": ""} for i in "AB"], "label": "A"}))),
+    (ChoiceRows(), ("x.jsonl", json.dumps(
+        {"text": "", "choices": [{"label": name, "text": ""} for name in "AB"], "label": "A"}))),
     (AnswerRows(), ("x.json", json.dumps(
         {"data": [{"paragraphs": [{"context": "", "qas": [{"id": "q", "question": " ", "answers": []}]}]}]}))),
 ])
