@@ -46,14 +46,8 @@ def output_option(parser: argparse.ArgumentParser, flag: str, text: str) -> None
 
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
-    parser.add_argument("--bootstrap", type=_count, default=0, metavar="N",
+    parser.add_argument("--bootstrap", type=int, default=0, metavar="N",
                         help="resample groups of rows N times for 95 %% confidence intervals of the metrics (say 1000)")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a number of resamples, such as 1000")
-    return int(text)
 
 
 def run_folder(options: argparse.Namespace) -> epath.Path:

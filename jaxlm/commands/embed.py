@@ -15,8 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm embed", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("texts", nargs="*", metavar="TEXT")
@@ -55,10 +55,9 @@ def main(arguments: list[str]) -> int:
     if out is None:
         for text, vector in zip(texts, vectors, strict=True):
             print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
-        return 0
+        return
     try:
         np.save(out, vectors)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
     print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")
-    return 0

@@ -27,8 +27,8 @@ RESAMPLES = 1000
 MAX_CLASSES = 50  # in a table
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm evaluate", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
@@ -64,7 +64,6 @@ def main(arguments: list[str]) -> int:
             result = run(options.model, options.task, options.predictions or "", options.limit)
     if jax.process_index() == 0:
         print(json.dumps(result)) if options.json else print_result(result)
-    return 0
 
 
 def evaluate_run(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from jaxlm.commands.common import Parser, start_jax
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm fill-mask", __doc__)
     parser.add_argument("path", help="a run folder or a Transformers folder")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
@@ -25,4 +25,3 @@ def main(arguments: list[str]) -> int:
         print(text)
         for candidates in masks:
             print("   " + "   ".join(f"{piece} {probability:.1%}" for piece, probability in candidates))
-    return 0

@@ -12,8 +12,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import any_path
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = config_parser("jaxlm show", __doc__)
     parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
     parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
@@ -36,4 +36,3 @@ def main(arguments: list[str]) -> int:
     if session.objective.shows_predictions and session.run.newest_step:
         params = load_run(session.run.path).params
     show(session, options.step, options.examples, params)
-    return 0

@@ -31,7 +31,7 @@ def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> 
 
     Raises:
         UserError: The objective does not fill masks, a text has no mask or is too long, the tokenizer lacks a special
-            token or belongs to another model, or top_k is out of range.
+            token, or top_k is out of range.
     """
     objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "masks":
@@ -73,11 +73,6 @@ def fill_rows(
 def _most_likely(objective, vocabulary, top_k, params, input_ids, attention_mask, positions):
     """Return probabilities and ids, [batch, masks, top_k]."""
     logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
-    if logits.shape[-1] < vocabulary.size:
-        raise UserError(
-            f"the model has {logits.shape[-1]} tokens but {vocabulary.name} has {vocabulary.size}; "
-            "use the tokenizer that belongs to the model."
-        )
     # The embedding may be padded beyond the vocabulary.
     return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
 

@@ -58,8 +58,7 @@ def write(
     v = loaded.tokenizer.vocabulary
     symbols = [v.symbols[text] for text in stop if text in v.symbols]
     strings = [text for text in stop if text not in v.symbols]
-    stop_ids = [v.eos] * (v.eos >= 0) if settings.stop_ids is None else list(settings.stop_ids)
-    settings = dataclasses.replace(settings, stop_ids=[*stop_ids, *symbols])
+    settings = dataclasses.replace(settings, stop_ids=[*settings.stops(v), *symbols])
     return [
         answer for start in range(0, len(prompts), BATCH)
         for answer in _write(

@@ -90,10 +90,6 @@ class Classification(PooledTask):
     def label(self, record: Record) -> np.ndarray:
         return np.float32(self.gold(record) or 0) if self.target == "number" else super().label(record)
 
-    def synthetic(self, rows: int, length: int) -> Arrays:
-        batch = super().synthetic(rows, length)
-        return batch | {"label": batch["label"].astype(np.float32 if self.target == "number" else np.int32)}
-
     def label_names(self, record: Record) -> Sequence[str]:
         return () if self.target == "number" else super().label_names(record)
 

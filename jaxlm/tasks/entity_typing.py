@@ -73,9 +73,6 @@ class EntityTyping(MarkedTask):
         wanted = {self.label_number(record, label) for label in self.label_names(record)}
         return np.array([number in wanted for number in range(len(self.labels))], np.float32)
 
-    def synthetic(self, rows: int, length: int) -> Arrays:
-        return super().synthetic(rows, length) | {"label": np.zeros((rows, self.outputs), np.float32)}
-
     def label_terms(
         self, logits: Float[Array, "batch classes"], label: Array, weights: Float[Array, " batch"]
     ) -> Terms:

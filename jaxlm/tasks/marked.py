@@ -160,10 +160,6 @@ class MarkedTask(ReadsEntities, PooledTask):
     def as_text(self, record: Record) -> tuple[str, str]:
         return self.marked(record)[0], ", ".join(self.label_names(record))
 
-    @property
-    def padding(self) -> dict[str, int]:
-        return super().padding | ({"entities": NONE} if self.model.entity_width else {})
-
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         texts = [self.marked(record) for record in records]
         reads_entities, numbers = self.model.entity_width > 0, {}

@@ -75,7 +75,8 @@ class PooledTask(Task):
         return self.template.build(self.vocabulary, *(part[:room] for part in parts))
 
     def synthetic(self, rows: int, length: int) -> Arrays:
-        return super().synthetic(rows, length) | {"label": np.zeros(rows, np.int32)}
+        label = self.label(Record("", "", {self.gold_value: None}, ()))
+        return super().synthetic(rows, length) | {"label": np.stack([label] * rows)}
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         if self.lm_coefficient and not self.model.is_causal:
@@ -159,10 +160,7 @@ class PooledTask(Task):
 
 def flat_inputs(example: Arrays) -> Inputs:
     """Return the texts of a batch, those of a row one after another."""
-    return Inputs(*(
-        example[name].reshape(-1, example[name].shape[-1])
-        for name in ("input_ids", "token_type_ids", "attention_mask")
-    ))
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), Inputs.of(example))
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
