@@ -214,7 +214,7 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
         raise AssertionError(path)
 
     monkeypatch.setattr(Classification, "encode", counted)
-    flags = ["--sweep", "optimizer.learning-rate=1e-8,1e-2", "--seeds", "2"]
+    flags = ["--sweep", "optimizer.learning-rate=1e-8,1e-2", "--seeds", "2", "--data.length", "40"]
     with monkeypatch.context() as patch:
         patch.setattr("jaxlm.runs.finetune.load_run", fail)
         assert finetune("classify", rows["classify"], models("bert"), tmp_path / "runs", *flags) == 0
@@ -224,7 +224,7 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
         assert main(["evaluate", str(tmp_path / "runs" / "learning-rate_1e-2" / f"seed_{seed}"), "--json"]) == 0
         found.append(result(capsys)["metrics"]["accuracy"])
     assert sweep["1e-2"]["accuracy"] == np.mean(found)
-    # Another model of the row reads other tokens.
+    # Rows of another length are encoded again.
     encoded.clear()
     flags = ["--sweep", "data.length=16,24"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "more", *flags) == 0
