@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -163,8 +163,11 @@ def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
     fitted = [fit(objective, pair) for pair in pairs]
     found = [NO_SCORE] * len(pairs)
     limit = max_length(objective)
-    shapes = ((_padded(len(p.context), CONTEXTS, limit), _padded(len(p.targets), TARGETS, limit)) for p in fitted)
-    for (length, count), batch, rows in _batches(shapes, [len(pair.targets) > 0 for pair in fitted]):
+    shapes = {
+        i: (_padded(len(pair.context), CONTEXTS, limit), _padded(len(pair.targets), TARGETS, limit))
+        for i, pair in enumerate(fitted) if pair.targets
+    }
+    for (length, count), batch, rows in _batches(shapes):
         chosen = [fitted[i] for i in batch] + [Pair([0], [0])] * (rows - len(batch))
         ids, mask = pad([pair.context for pair in chosen], length, left=True)
         targets, target_mask = pad([pair.targets for pair in chosen], count)
@@ -194,14 +197,11 @@ def _padded(size: int, lengths: Sequence[int], limit: int) -> int:
     return min(next((length for length in lengths if length >= size), size), max(limit, size))
 
 
-def _batches(
-    shapes: Iterable[tuple[int, int]], wanted: Sequence[bool]
-) -> Iterator[tuple[tuple[int, int], list[int], int]]:
-    """Yield (shape, indices of the batch's items, number of rows) of batches of at most BATCH_TOKENS."""
+def _batches(shapes: Mapping[int, tuple[int, int]]) -> Iterator[tuple[tuple[int, int], list[int], int]]:
+    """Yield (shape, numbers of the batch's items, number of rows) of batches of at most BATCH_TOKENS."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, (shape, is_wanted) in enumerate(zip(shapes, wanted, strict=True)):
-        if is_wanted:
-            groups[shape].append(number)
+    for number, shape in shapes.items():
+        groups[shape].append(number)
     for shape, numbers in sorted(groups.items()):
         rows = min(max(1, BATCH_TOKENS // sum(shape)), 1 << (len(numbers) - 1).bit_length())
         for start in range(0, len(numbers), rows):
@@ -246,8 +246,8 @@ def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair]) -
                         f"{max_length(objective)}; shorten it.")
     scored = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]
     values, likeliest = np.zeros(len(scored), np.float32), np.zeros(len(scored), bool)
-    shapes = ((_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for i, _ in scored)
-    for (length, _), batch, rows in _batches(shapes, [True] * len(scored)):
+    shapes = {k: (_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for k, (i, _) in enumerate(scored)}
+    for (length, _), batch, rows in _batches(shapes):
         chosen = [scored[number] for number in batch]
         # Rows that fill up the batch need one token for a finite softmax.
         ids, mask = pad([texts[i] for i, _ in chosen] + [[v.pad]] * (rows - len(batch)), length, v.pad)

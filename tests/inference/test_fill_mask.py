@@ -15,15 +15,19 @@ from jaxlm.models.bert import Bert
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 SIZE = 150
 
 
-class NumberTokenizer:
+class NumberTokenizer(Tokenizer):
     """Tokenizer of texts that are rows of numbers, one token each; the mask is `<mask>`, as in RoBERTa."""
 
     vocabulary = Vocabulary.stand_in(SIZE)
+
+    def __init__(self) -> None:
+        """It has no file."""
 
     def encode_with_symbols(self, text: str) -> list[int]:
         return [self.vocabulary.mask if word == "<mask>" else int(word) for word in text.split()]
