@@ -15,20 +15,18 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-try:
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.model import LM
-    from lm_eval.api.registry import register_model
-except ImportError as error:
-    from jaxlm.errors import UserError
-
-    raise UserError("lm-eval is not installed; in the clone, run `pip install -e '.[eval]'`.") from error
-
 import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, encode_pair, score, score_texts
 from jaxlm.inference.text import cut, fit_prompts, write
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise UserError("lm-eval is not installed; in the clone, run `pip install -e '.[eval]'`.") from error
 
 MAX_NEW_TOKENS = 256
 """Number of new tokens unless a task gives one, as in lm_eval's own classes."""
