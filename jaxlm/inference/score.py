@@ -62,7 +62,9 @@ NO_SCORE = Score(np.zeros(0, np.float32), np.zeros(0, bool))
 """Score of no targets."""
 
 
-def encode_pair(loaded: PretrainedModel, context: str, continuation: str, sentinel: bool = False) -> Pair:
+def encode_pair(
+    loaded: PretrainedModel, context: str, continuation: str, sentinel: bool = False, keep_space: bool = False
+) -> Pair:
     """Tokenize a context and its continuation.
 
     For a decoder both are encoded as one text and split after as many tokens as the context alone has; white space at
@@ -73,15 +75,16 @@ def encode_pair(loaded: PretrainedModel, context: str, continuation: str, sentin
         context: Text before the continuation.
         continuation: Text to score.
         sentinel: Format a pair for an encoder-decoder pretrained on spans: the encoder reads `context <extra_id_0>`,
-            the decoder `<extra_id_0> continuation`. Otherwise the decoder reads the continuation without its leading
-            space.
+            the decoder `<extra_id_0> continuation`. Otherwise the decoder reads the continuation.
+        keep_space: Keep the leading space of what the decoder of an encoder-decoder reads, as lm_eval does.
     """
     objective, tokenizer, v = loaded.objective, loaded.tokenizer, loaded.tokenizer.vocabulary
     space = len(context) - len(context.rstrip())
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
     if objective.answer_kind == "text" and objective.model.has_encoder:
-        before, after = tokenizer.encode(context), tokenizer.encode(continuation.lstrip(" "))
+        before = tokenizer.encode(context)
+        after = tokenizer.encode(continuation if keep_space else continuation.lstrip(" "))
         if sentinel:
             v.require("sentinel", purpose="the continuation of a sentinel")
             return Pair([*before, v.sentinel], [v.sentinel, *after], 1)

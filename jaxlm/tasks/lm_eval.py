@@ -18,7 +18,7 @@ from typing import Any
 import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, encode_pair, score, score_texts
+from jaxlm.inference.score import encode_pair, score, score_texts
 from jaxlm.inference.text import cut, fit_prompts, write
 
 try:
@@ -60,15 +60,8 @@ class JaxLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
-        found = score(self.loaded, [self._pair(*request.args) for request in requests])
-        return [(each.total, bool(each.is_likeliest.all())) for each in found]
-
-    def _pair(self, context: str, continuation: str) -> Pair:
-        if not self.loaded.objective.model.has_encoder:
-            return encode_pair(self.loaded, context, continuation)
-        # lm_eval keeps a space at the beginning of a text.
-        text, tokenizer = context.rstrip(), self.loaded.tokenizer
-        return Pair(tokenizer.encode(text), tokenizer.encode(context[len(text) :] + continuation))
+        pairs = [encode_pair(self.loaded, *request.args, keep_space=True) for request in requests]
+        return [(each.total, bool(each.is_likeliest.all())) for each in score(self.loaded, pairs)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
