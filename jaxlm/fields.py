@@ -24,6 +24,7 @@ def field(
     path: bool = False,
     vocabulary: bool = False,
     range: str = "",
+    compare: bool = True,
 ) -> Any:
     """Return a field of a frozen configuration dataclass. Marks also hold for the fields of a nested dataclass.
 
@@ -37,13 +38,15 @@ def field(
         path: Folder of this machine, which does not affect the result; neither written to config.json nor read from it.
         vocabulary: Fact of the vocabulary, which a run takes from its tokenizer, whatever the preset has.
         range: Interval that a number must lie in, such as "[0, 1)" or "(0, inf)"; see `check_ranges`.
+        compare: Whether configurations with different values differ.
     """
     flags = {
         "bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path,
         "vocabulary": vocabulary,
     }
     marks = frozenset(name for name, is_set in flags.items() if is_set)
-    return dataclasses.field(default=default, repr=not bound, metadata={"marks": marks, "range": range})
+    metadata = {"marks": marks, "range": range}
+    return dataclasses.field(default=default, repr=not bound, compare=compare, metadata=metadata)
 
 
 def marks_of(field: dataclasses.Field[Any]) -> frozenset[str]:

@@ -139,6 +139,15 @@ def test_imports_go_in_no_circle():
     assert not circle_among(graph)
 
 
+def test_tasks_import_nothing_of_ours_inside_functions():
+    """What they need of higher rooms, such as how a model is opened, is handed in."""
+    found = [
+        f"{name}{function}" for name, tree in modules().items() if name.startswith(("jaxlm.tasks.", "jaxlm.inference."))
+        for function, node in functions(tree) if list(imports(node))
+    ]
+    assert not found
+
+
 def test_every_key_has_a_purpose():
     """`jax.random.key` is called in jaxlm.keys, and elsewhere only for shapes."""
     for name, tree in modules().items():

@@ -9,7 +9,6 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from jaxlm.errors import UserError
 from jaxlm.runs.session import Session
 from jaxlm.training.feed import Stage, stage_after, stages_of
 from jaxlm.training.program import corruption_key
@@ -53,9 +52,7 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
             example |= jax.device_get(jax.jit(objective.predict)(params, example))
         for row in range(min(examples, rows)):
             console.print(f"\nrow {row}", style="bold")
-            if (lines := objective.describe(batch, example, row)) is None:
-                raise UserError(f"{type(objective).__name__} has no `describe` method; add it to show examples.")
-            for line in lines:
+            for line in objective.describe(batch, example, row):
                 shown = Text(f"{line.title:>12}  ", style="cyan")
                 for piece, mark in zip(tokenizer.pieces(line.ids), line.marks, strict=True):
                     used[mark] = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
-from jaxlm.paths import in_bucket
+from jaxlm.paths import any_path, in_bucket, run_path
 
 if TYPE_CHECKING:
     from etils import epath
@@ -47,6 +48,17 @@ def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
     parser.add_argument("--bootstrap", type=int, default=0, metavar="N",
                         help="resample groups of rows N times for 95 %% confidence intervals of the metrics (say 1000)")
+
+
+def run_folder(options: argparse.Namespace) -> epath.Path:
+    """Return the folder of --run-dir; by default CONFIG if that is a run, else runs/NAME_OF_PRESET."""
+    config = any_path(options.config)
+    return run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
+
+
+def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which --json leaves standard output to the JSON object of the end."""
+    return contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
 
 
 def task_options(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm embed", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("texts", nargs="*", metavar="TEXT")
@@ -47,19 +47,17 @@ def main(arguments: list[str]) -> int:
         texts += [line.strip() for _, line in read_lines(options.source) if line.strip()]
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
-    loaded = load_model(options.model)
     folder = read(Path(options.model), options.prompt) or Vectors("mean", None, False, options.prompt or "")
     vectors = embed(
-        loaded.objective, loaded.params, loaded.tokenizer, [folder.prompt + text for text in texts],
-        options.pooling or folder.pooling, options.length or folder.length, options.normalize or folder.normalize,
+        load_model(options.model), [folder.prompt + text for text in texts], options.pooling or folder.pooling,
+        options.length or folder.length, options.normalize or folder.normalize,
     )
     if out is None:
         for text, vector in zip(texts, vectors, strict=True):
             print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
-        return 0
+        return
     try:
         np.save(out, vectors)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
     print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")
-    return 0

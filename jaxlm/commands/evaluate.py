@@ -11,13 +11,11 @@ jaxlm/tasks/in_context.md).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxlm.commands.common import Parser, bootstrap_option, output_option, start_jax
+from jaxlm.commands.common import Parser, bootstrap_option, output_option, standard_output, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -29,8 +27,8 @@ RESAMPLES = 1000
 MAX_CLASSES = 50  # in a table
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm evaluate", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
@@ -44,7 +42,7 @@ def main(arguments: list[str]) -> int:
     start_jax()
     import jax
 
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+    with standard_output(options):
         if options.task is None:
             if options.limit:
                 raise UserError("--limit is for prompts; give --task FILE, or leave it out.")
@@ -66,7 +64,6 @@ def main(arguments: list[str]) -> int:
             result = run(options.model, options.task, options.predictions or "", options.limit)
     if jax.process_index() == 0:
         print(json.dumps(result)) if options.json else print_result(result)
-    return 0
 
 
 def evaluate_run(
@@ -74,10 +71,14 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.runs.resolve import open_evaluation
+
+    return evaluate_session(open_evaluation(path, flags or []), predictions, resamples)
+
+
+def evaluate_session(session: Session, predictions: str | None = None, resamples: int = 0) -> dict[str, Any]:
+    """Return the result of a session's `pretrained` on its held-out rows; see `jaxlm.tasks.evaluate.evaluate`."""
     from jaxlm.tasks.evaluate import evaluate
 
-    _require_count(resamples)
-    session = open_evaluation(path, flags or [])
     return evaluate(*_rows_of(session), predictions, resamples)
 
 
@@ -86,10 +87,7 @@ def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dic
     from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import answer_rows, compare
 
-    _require_count(resamples)
-    answers = []
-    for model_path in (path, other):
-        answers.append(answer_rows(*_rows_of(open_evaluation(model_path, flags))))
+    answers = (answer_rows(*_rows_of(open_evaluation(model_path, flags))) for model_path in (path, other))
     return compare(*answers, resamples)
 
 
@@ -98,11 +96,6 @@ def _rows_of(session: Session) -> tuple[Any, ...]:
     experiment = session.experiment
     return (session.objective, session.pretrained.params, session.tokenizer, experiment.data,
             experiment.train.batch_size)
-
-
-def _require_count(resamples: int) -> None:
-    if resamples < 0:
-        raise UserError(f"--bootstrap is {resamples}; give a number of resamples, such as {RESAMPLES}.")
 
 
 def print_result(result: dict[str, Any]) -> None:

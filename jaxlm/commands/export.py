@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from jaxlm.config.experiment import Experiment
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm export", __doc__)
     parser.add_argument("run", help="a run folder")
     parser.add_argument("out", help="folder to write; must not exist or be empty")
@@ -60,7 +60,6 @@ def main(arguments: list[str]) -> int:
     if loss and earlier:
         loss += f" at step {evaluated:,}"
     print(f"Wrote step {step:,}{loss} to {out}; its README.md says how it is loaded.")
-    return 0
 
 
 def _lengths(experiment: Experiment, step: int) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from jaxlm.commands.common import Parser, start_jax
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm fill-mask", __doc__)
     parser.add_argument("path", help="a run folder or a Transformers folder")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
@@ -20,9 +20,8 @@ def main(arguments: list[str]) -> int:
     from jaxlm.inference.fill_mask import fill_mask
 
     loaded = jaxlm.load(options.path, to_answer=True)
-    answers = fill_mask(loaded.objective, loaded.params, loaded.tokenizer, options.texts, options.top_k)
+    answers = fill_mask(loaded, options.texts, options.top_k)
     for text, masks in zip(options.texts, answers, strict=True):
         print(text)
         for candidates in masks:
             print("   " + "   ".join(f"{piece} {probability:.1%}" for piece, probability in candidates))
-    return 0

@@ -11,11 +11,9 @@ the task's first metric; ties go to the first value.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,12 +23,14 @@ from jaxlm.commands.common import (
     output_option,
     parse_options,
     resolve_config,
+    run_folder,
+    standard_output,
     start_jax,
     task_options,
     update_curves,
 )
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import any_path, check_output, run_path
+from jaxlm.paths import check_output
 
 if TYPE_CHECKING:
     from etils import epath
@@ -60,98 +60,91 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
-    choices: dict[str, Resolved] = {}
+    trainings: dict[str, list[Training]] = {}
     pretrained = None
     for value in values:
-        choices[value] = resolve_config(parser, options, [*flags, *([field, value] if field else [])], pretrained)
-        pretrained = choices[value].pretrained  # loaded once
-    config = any_path(options.config)
-    run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
+        resolved = resolve_config(parser, options, [*flags, *([f"--{field}", value] if field else [])], pretrained)
+        pretrained = resolved.pretrained  # loaded once
+        trainings[value] = trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
     start_jax()
     import jax
 
     from jaxlm.commands.evaluate import evaluate_run, print_result
-    from jaxlm.runs.resolve import require_command
 
-    trainings = {}
-    for value, resolved in choices.items():
-        require_command(resolved.experiment, "finetune", options.config)
-        resolved.experiment.objective.require_packages()
-        folder = run_dir / f"{field.rpartition('.')[2]}_{value}" if field else run_dir
-        trainings[value] = seeds_of(resolved, folder, options)
-
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+    with standard_output(options):
         try:
-            results = {value: mean_of([train_run(run, options) for run in runs]) for value, runs in trainings.items()}
+            results = {value: mean_of([train(run, options) for run in runs]) for value, runs in trainings.items()}
         except Stopped as stopped:
             return stopped.exit_code
-        result = results[values[0]]
+        best = best_of(results, resolved.experiment.train.best_by) if field else ""
+        result, run = results[best], str(trainings[best][0].folder)
         if field:
-            folders = {value: str(runs[0].folder) for value, runs in trainings.items()}
-            result = best_of(results, field, folders, choices[values[0]].experiment.train.best_by)
+            result |= {"chosen": {field: best}, "run": run}
+            result["sweep"] = {value: found["metrics"] for value, found in results.items()}
             if jax.process_index() == 0:
-                print_sweep(result["sweep"], field)
-                print(f"Chosen: {field} {result['chosen'][field.removeprefix('--')]}, {result['run']}")
+                print_sweep(result["sweep"], f"--{field}")
+                print(f"Chosen: --{field} {best}, {run}")
         if options.test:
-            run = result.get("run", str(trainings[values[0]][0].folder))
-            result |= {"test": evaluate_run(run, ["--data.source", options.test], resamples=options.bootstrap)}
+            result["test"] = evaluate_run(run, ["--data.source", options.test], resamples=options.bootstrap)
     if jax.process_index() > 0:
         return 0
     if options.json:
         print(json.dumps(result))
         return 0
     print_result(result)
-    if "test" in result:
+    if options.test:
         print(f"On {options.test}:")
         print_result(result["test"])
     return 0
 
 
 def parse_sweep(sweep: str | None) -> tuple[str, list[str]]:
-    """Return the flag and the values of --sweep; "" and one value without it."""
+    """Return the field and the values of --sweep; "" and one value without it."""
     if sweep is None:
         return "", [""]
     name, _, listed = sweep.partition("=")
     values = [value.strip() for value in listed.split(",")]
     if not name or not all(values) or len(values) < 2 or len(set(values)) < len(values):
         raise UserError(f"--sweep {sweep} is not FIELD=V1,V2,… with two different values or more.")
-    return f"--{name.removeprefix('--')}", values
+    return name.removeprefix("--"), values
 
 
-def seeds_of(resolved: Resolved, folder: epath.Path, options: argparse.Namespace) -> list[Training]:
+def trainings_of(resolved: Resolved, subfolder: str, options: argparse.Namespace) -> list[Training]:
     """Return the trainings of a configuration: with its seed and, for --seeds, with the following ones."""
-    count, train = options.seeds, resolved.experiment.train
+    from jaxlm.runs.resolve import require_command
+
+    experiment, count, name = resolved.experiment, options.seeds, options.predictions
+    require_command(experiment, "finetune", options.config)
+    experiment.objective.require_packages()
     if count < 1:
         raise UserError(f"--seeds is {count}; it must be 1 or more.")
-    if options.predictions and options.sweep:
+    if name and options.sweep:
         raise UserError("--predictions is for one run; leave it out and use `jaxlm evaluate` on the chosen run.")
-    found, inputs = [], (resolved.experiment.data.source, getattr(resolved.experiment.data, "dev", ""))
-    for seed in range(train.seed, train.seed + count):
-        experiment = dataclasses.replace(resolved.experiment, train=dataclasses.replace(train, seed=seed))
-        name = options.predictions
-        if name and count > 1:
-            name = str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}"))
-        check_output(name, "--predictions", options.overwrite, inputs)
-        run_dir = folder if count == 1 else folder / f"seed_{seed}"
-        found.append(Training(resolved._replace(experiment=experiment), run_dir, name))
+    found = []
+    for seed in range(experiment.train.seed, experiment.train.seed + count):
+        folder, file = run_folder(options) / subfolder, name
+        if count > 1:
+            folder, file = folder / f"seed_{seed}", name and str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}"))
+        check_output(file, "--predictions", options.overwrite, (experiment.data.source, experiment.data.dev))
+        train = dataclasses.replace(experiment.train, seed=seed)
+        found.append(Training(resolved._replace(experiment=dataclasses.replace(experiment, train=train)), folder, file))
     return found
 
 
-def train_run(training: Training, options: argparse.Namespace) -> dict[str, Any]:
+def train(training: Training, options: argparse.Namespace) -> dict[str, Any]:
     """Train a run, or finish it, and return its result on the held-out rows."""
     import jax
 
-    from jaxlm.commands.evaluate import evaluate_run
-    from jaxlm.runs.pretrain import pretrain
+    from jaxlm.commands.evaluate import evaluate_session
+    from jaxlm.runs.finetune import finetune
 
-    figures = pretrain(training.resolved, training.folder)
+    session = finetune(training.resolved, training.folder)
     if jax.process_index() == 0:
         update_curves(training.folder)
-    if not figures:
+    if session is None:
         print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
         return {"task": training.resolved.experiment.objective.name, "metrics": {}, "examples": 0}
-    resamples = options.bootstrap if options.seeds == 1 else 0
-    return evaluate_run(training.folder, predictions=training.predictions, resamples=resamples)
+    return evaluate_session(session, training.predictions, options.bootstrap if options.seeds == 1 else 0)
 
 
 def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -167,23 +160,16 @@ def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def best_of(
-    results: dict[str, dict[str, Any]], field: str, folders: dict[str, str], best_by: str
-) -> dict[str, Any]:
-    """Return the best result, with the `sweep` of all values and the `run` that it chose.
-
-    The best is that with the highest metric `best_by`, or first metric if `best_by` is none of the metrics.
-    """
+def best_of(results: dict[str, dict[str, Any]], best_by: str) -> str:
+    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none of the metrics."""
     names = list(next(iter(results.values()))["metrics"])
     metric = best_by if best_by in names else next(iter(names), None)
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
-    best = max(results, key=lambda value: results[value]["metrics"][metric])
-    sweep = {value: result["metrics"] for value, result in results.items()}
-    return results[best] | {"chosen": {field.removeprefix("--"): best}, "run": folders[best], "sweep": sweep}
+    return max(results, key=lambda value: results[value]["metrics"][metric])
 
 
-def print_sweep(sweep: dict[str, dict[str, float]], field: str) -> None:
+def print_sweep(sweep: dict[str, dict[str, float]], flag: str) -> None:
     """Print the metrics for each value of the field."""
     for value, metrics in sweep.items():
-        print(f"{field} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")
+        print(f"{flag} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")

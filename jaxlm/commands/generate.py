@@ -10,8 +10,8 @@ import sys
 from jaxlm.commands.common import Parser, start_jax
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm generate", __doc__)
     parser.add_argument("path", help="a run folder or a Transformers folder")
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
@@ -50,9 +50,7 @@ def main(arguments: list[str]) -> int:
     streams = is_terminal and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
-    answers = write(
-        loaded.objective, loaded.params, loaded.tokenizer, prompts, settings, options.stop, _show if streams else None
-    )
+    answers = write(loaded, prompts, settings, options.stop, _show if streams else None)
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")
@@ -61,7 +59,6 @@ def main(arguments: list[str]) -> int:
             for piece, log_prob in zip(loaded.tokenizer.pieces(answer.ids), answer.log_probs, strict=True):
                 print(f"{log_prob:10.4f}  {piece}")
             print(f"{sum(answer.log_probs):10.4f}  together, {len(answer.ids)} tokens")
-    return 0
 
 
 def _show(text: str) -> None:

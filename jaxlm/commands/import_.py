@@ -10,8 +10,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import run_path
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm import", __doc__)
     parser.add_argument("hf_dir", help="a folder that Transformers saved (config.json, safetensors, tokenizer files)")
     parser.add_argument("out", help="run folder to write; must not exist or be empty")
@@ -55,4 +55,3 @@ def main(arguments: list[str]) -> int:
         f"Continue pretraining with `jaxlm pretrain {out} --data.source TEXT`: {t.steps:,} steps of {t.batch_size} "
         f"rows, learning rate {o.learning_rate:g} after {o.warmup_steps:,} warm-up steps, unless flags say otherwise."
     )
-    return 0

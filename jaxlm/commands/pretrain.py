@@ -5,9 +5,9 @@ jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field V
 
 from __future__ import annotations
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, update_curves
+from jaxlm.commands.common import config_parser, parse_options, resolve_config, run_folder, start_jax, update_curves
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import any_path, real_path, run_path
+from jaxlm.paths import any_path, real_path
 
 
 def main(arguments: list[str]) -> int:
@@ -19,9 +19,8 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     from jaxlm.runs.resolve import require_command
 
-    config = any_path(options.config)
     require_command(resolved.experiment, "pretrain", options.config)
-    run_dir = run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
+    config, run_dir = any_path(options.config), run_folder(options)
     if config.is_dir() and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(
             f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "

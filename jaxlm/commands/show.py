@@ -12,8 +12,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import any_path
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = config_parser("jaxlm show", __doc__)
     parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
     parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
@@ -24,13 +24,15 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis.show import show
+    from jaxlm.objectives.base import Objective
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.runs.session import open_session
 
-    session = open_session(resolved, RunFolder.read(any_path(options.config))).with_rows()
-    params = None
+    kind = type(resolved.experiment.objective)
+    if kind.describe is Objective.describe:
+        raise UserError(f"{kind.__name__} has no `describe` method; add it to show examples.")
+    session, params = open_session(resolved, RunFolder.read(any_path(options.config))).with_rows(), None
     if session.objective.shows_predictions and session.run.newest_step:
         params = load_run(session.run.path).params
     show(session, options.step, options.examples, params)
-    return 0

@@ -15,8 +15,8 @@ from jaxlm.commands.common import config_parser, parse_options, resolve_config
 from jaxlm.errors import UserError
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = config_parser("jaxlm tokenize", __doc__)
     parser.add_argument("--shard", default=None, metavar="I/N", help="tokenize only this share of the text, from 0/N")
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="take the tokenizer of this model")
@@ -34,4 +34,3 @@ def main(arguments: list[str]) -> int:
         print(f"Shard {options.shard} is stored.")
     else:
         print(data.open(tokenizer).summary)
-    return 0

@@ -12,8 +12,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import local_folder
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run the command."""
     parser = Parser("jaxlm tokenizer", __doc__)
     parser.add_argument("action", choices=["train"])
     parser.add_argument("source", help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
@@ -43,4 +43,3 @@ def main(arguments: list[str]) -> int:
     tokenizer = data.prepare_tokenizer(print, options.symbols)
     tokenizer.save(out)
     print(f"{tokenizer.vocabulary.size:,} ids ({options.kind}) in {out}; use it with --data.tokenizer {out}")
-    return 0

@@ -137,6 +137,10 @@ class Experiment:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
         if t.profile_steps and not _is_range(t.profile_steps):
             raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
+        if t.uses_best and not self.data.has_held_out:
+            raise UserError(
+                "train.best_by and train.patience need held-out data; set --data.held-out, or leave them out."
+            )
         if t.sample_every and (not self.objective.answer_kind or self.data.command != "pretrain"):
             raise UserError(
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "

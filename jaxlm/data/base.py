@@ -97,8 +97,8 @@ class Source(Protocol):
 class Data:
     """Configuration of the data, a frozen dataclass of flags.
 
-    Every subclass has the fields `source`, `length` (sequence length of the model, including special tokens) and
-    `tokenizer`.
+    Every subclass has the fields `source`, `length` (sequence length of the model, including special tokens),
+    `tokenizer` and `held_out` (share of the data).
     """
 
     command: ClassVar[str] = "pretrain"
@@ -107,6 +107,11 @@ class Data:
     def validate(self) -> None:
         """Raise UserError for a value out of range."""
         check_ranges(self, "data.")
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether a part of the data is held out to evaluate on."""
+        return self.held_out > 0
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it.

@@ -38,6 +38,8 @@ Row = TypeVar("Row")
 
 ANSWERS = ("label", "labels", "tags", "answers", "targets")
 """Names of the values that hold the right answer; one that is None has none."""
+NO_TEXTS = ("names", "start", "kind")
+"""Names of other values that are no texts: names of choices, place and kind of an answer."""
 
 
 class Record(NamedTuple):
@@ -62,7 +64,7 @@ class Record(NamedTuple):
     @property
     def has_text(self) -> bool:
         """Whether there is anything to read besides the right answer."""
-        values = [value for name, value in self.values.items() if name not in ANSWERS]
+        values = [value for name, value in self.values.items() if name not in ANSWERS + NO_TEXTS]
         leaves = itertools.chain.from_iterable(value if isinstance(value, list) else [value] for value in values)
         return any(str(leaf).strip() for leaf in leaves if leaf is not None)
 
@@ -127,6 +129,10 @@ class LabelledData(Data):
     skip_bad_rows: bool = False
     """Leave out rows that cannot be read, and training rows without a label, and report their number; otherwise they
     are an error."""
+
+    @property
+    def has_held_out(self) -> bool:
+        return bool(self.dev) or super().has_held_out
 
     def read(self, path: str) -> Iterator[Record | UserError]:
         """Read the rows of a file, with an error, which names file and line, in place of one that cannot be read.

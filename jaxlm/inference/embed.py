@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs, Model, last_token
-from jaxlm.objectives.base import Objective
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -25,17 +24,15 @@ BATCH = 32
 
 
 def embed(
-    objective: Objective, params: Params, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling = "mean",
-    length: int | None = None, normalize: bool = False,
+    loaded: PretrainedModel, texts: Sequence[str], pooling: Pooling = "mean", length: int | None = None,
+    normalize: bool = False,
 ) -> Float[np.ndarray, "texts width"]:
     """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
 
     T5 uses its encoder, ELMo the mean of all layers ([forward, backward]), word2vec its word vectors.
 
     Args:
-        objective: The objective of the trained model.
-        params: Its parameters.
-        tokenizer: Its tokenizer.
+        loaded: The trained model.
         texts: The texts.
         pooling: "cls" for the summary token (the last token of XLNet and decoders), "mean" over all tokens, or "last"
             for the last token.
@@ -46,13 +43,13 @@ def embed(
     Raises:
         UserError: A text has no tokens, or the model has no summary token.
     """
-    model, text_params = objective.model.text_model, objective.model.text_params(params)
+    objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
+    model, text_params = objective.model.text_model, objective.model.text_params(loaded.params)
     length = length or 512
     max_length = min(length, model.max_length or length)
     template = objective.text_template
-    encoded = tokenizer.encode_arrays(texts)
     room = max_length - template.num_symbols(False)
-    rows = [template.build(tokenizer.vocabulary, ids[:room]) for ids in encoded]
+    rows = [template.build(vocabulary, ids[:room]) for ids in loaded.tokenizer.encode_arrays(texts)]
     if empty := [number for number, row in enumerate(rows) if not len(row.input_ids)]:
         raise UserError(f"text {empty[0] + 1} has no tokens; remove it.")
     pooling = resolve_pooling(objective, pooling)
@@ -62,10 +59,10 @@ def embed(
         # Repeating rows in the last batch and rounding lengths up keeps the number of compilations small.
         chosen = order[start : start + BATCH]
         filled = np.resize(chosen, min(BATCH, len(order)))
-        ids, mask = pad([rows[number].input_ids for number in filled], value=max(tokenizer.vocabulary.pad, 0))
+        ids, mask = pad([rows[number].input_ids for number in filled], value=max(vocabulary.pad, 0))
         segments, _ = pad([rows[number].segments for number in filled])
         ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
-        batch = _vectors(model, tokenizer.vocabulary, pooling, text_params, Inputs(ids, segments, mask))
+        batch = _vectors(model, vocabulary, pooling, text_params, Inputs(ids, segments, mask))
         for number, vector in zip(filled, np.asarray(batch), strict=True):
             vectors[number] = vector
     result = np.stack(vectors)

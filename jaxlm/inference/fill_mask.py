@@ -12,32 +12,28 @@ import numpy as np
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.types import Params
 
 BATCH = 32
 """Texts in a batch."""
 
 
-def fill_mask(
-    objective: Objective, params: Params, tokenizer: Tokenizer, texts: Sequence[str], top_k: int = 5
-) -> list[list[list[tuple[str, float]]]]:
+def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:
     """Return the `top_k` likeliest (piece, probability) of each mask of each text, best first.
 
     Each mask is filled on its own, while the others stay masked. Probabilities are over the whole vocabulary.
 
     Args:
-        objective: The objective of the trained model.
-        params: Its parameters.
-        tokenizer: Its tokenizer.
+        loaded: The trained model.
         texts: Texts with masks, written [MASK] or as the tokenizer's own symbol.
         top_k: Number of candidates per mask.
 
     Raises:
         UserError: The objective does not fill masks, a text has no mask or is too long, the tokenizer lacks a special
-            token or belongs to another model, or top_k is out of range.
+            token, or top_k is out of range.
     """
+    objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "masks":
         raise UserError(
             f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT, or "
@@ -47,14 +43,15 @@ def fill_mask(
     vocabulary.require("mask", "cls", "sep", "pad", purpose="filling masks")
     if not 1 <= top_k <= vocabulary.size:
         raise UserError(f"top_k is {top_k}; it must lie between 1 and the vocabulary's size, {vocabulary.size}.")
-    return fill_rows(objective, params, tokenizer, [_row(objective, tokenizer, text) for text in texts], top_k)
+    return fill_rows(loaded, [_row(objective, tokenizer, text) for text in texts], top_k)
 
 
 def fill_rows(
-    objective: Objective, params: Params, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], top_k: int
+    loaded: PretrainedModel, rows: Sequence[Sequence[int]], top_k: int
 ) -> list[list[list[tuple[str, float]]]]:
     """Fill the masks of rows of token ids, special tokens included; see `fill_mask`."""
-    vocabulary, answers = tokenizer.vocabulary, []
+    objective, tokenizer, answers = loaded.objective, loaded.tokenizer, []
+    vocabulary = tokenizer.vocabulary
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
         masks = [[i for i, token in enumerate(row) if token == vocabulary.mask] for row in batch]
@@ -62,7 +59,7 @@ def fill_rows(
         ids, mask = (x[:, : objective.model.max_length] for x in (ids, mask.astype(np.int32)))
         positions, _ = pad(masks, max(map(len, masks)))
         probabilities, tokens = jax.device_get(
-            _most_likely(objective, vocabulary, top_k, params, *map(jnp.asarray, (ids, mask, positions)))
+            _most_likely(objective, vocabulary, top_k, loaded.params, *map(jnp.asarray, (ids, mask, positions)))
         )
         for i, masked in enumerate(masks):
             answers.append([
@@ -76,11 +73,6 @@ def fill_rows(
 def _most_likely(objective, vocabulary, top_k, params, input_ids, attention_mask, positions):
     """Return probabilities and ids, [batch, masks, top_k]."""
     logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
-    if logits.shape[-1] < vocabulary.size:
-        raise UserError(
-            f"the model has {logits.shape[-1]} tokens but {vocabulary.name} has {vocabulary.size}; "
-            "use the tokenizer that belongs to the model."
-        )
     # The embedding may be padded beyond the vocabulary.
     return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
 

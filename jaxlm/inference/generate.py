@@ -78,6 +78,11 @@ class Settings:
             raise UserError(f"beam search does not sample: with {self.beams} beams the temperature must be 0, not "
                             f"{self.temperature}.")
 
+    def stops(self, vocabulary: Vocabulary) -> list[int]:
+        """Return the stop tokens."""
+        default = [vocabulary.eos] if vocabulary.eos >= 0 else []
+        return default if self.stop_ids is None else list(self.stop_ids)
+
 
 def generate(objective: Objective, params: Params, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
     """Return only the ids of `continuations`; the options are the fields of Settings."""
@@ -110,7 +115,7 @@ def continuations(
     vocabulary, s = objective.vocabulary, settings
     assert vocabulary is not None, "bind the objective to a vocabulary first"
     _check(vocabulary, prompts)
-    is_stop = _stops(vocabulary, s.stop_ids)
+    is_stop = np.isin(np.arange(vocabulary.size), s.stops(vocabulary))
     if not prompts:
         return []
     ids, mask = pad(prepare_prompts(objective, prompts, s.max_new_tokens), left=True)
@@ -300,13 +305,6 @@ def filter_logits(
     return jnp.where(logits >= threshold, logits, -jnp.inf)
 
 
-def _stops(vocabulary: Vocabulary, stop_ids: Sequence[int] | None) -> np.ndarray:
-    """Return whether each token of the vocabulary is a stop token."""
-    stops = ([vocabulary.eos] if vocabulary.eos >= 0 else []) if stop_ids is None else list(stop_ids)
-    _check_ids(vocabulary, stops, "the stop tokens")
-    return np.isin(np.arange(vocabulary.size), stops)
-
-
 def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:
     for number, prompt in enumerate(prompts, start=1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
@@ -314,11 +312,3 @@ def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:
             raise UserError(f"{which} is empty; give at least one token.")
         if len(prompt) > MAX_TOKENS:
             raise UserError(f"{which} has {len(prompt)} tokens; give at most {MAX_TOKENS}.")
-        _check_ids(vocabulary, prompt, which)
-
-
-def _check_ids(vocabulary: Vocabulary, ids: Sequence[int], what: str) -> None:
-    if wrong := [i for i in ids if not 0 <= i < vocabulary.size]:
-        raise UserError(
-            f"the id {wrong[0]} in {what} is not in {vocabulary.name}, whose ids end at {vocabulary.size - 1}."
-        )

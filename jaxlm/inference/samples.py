@@ -9,7 +9,7 @@ import numpy as np
 from jaxlm.inference.fill_mask import fill_rows
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.text import write
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -41,7 +41,7 @@ def sampler(
         if not asked:
             return []
         masked = [[v.cls, *prompt, v.sep] for _, prompt in asked]
-        answers = fill_rows(objective, params, tokenizer, masked, top_k=1)
+        answers = fill_rows(PretrainedModel(objective, params, tokenizer), masked, top_k=1)
         for (text, prompt), candidates in zip(asked, answers, strict=True):
             line, *parts = tokenizer.decode(prompt, skip_special=False).split(tokenizer.piece(v.mask))
             for ((piece, probability),), part in zip(candidates, parts, strict=False):
@@ -51,7 +51,7 @@ def sampler(
         return lines
 
     def written(params: Params) -> list[str]:
-        answers = write(objective, params, tokenizer, prompts, settings)
+        answers = write(PretrainedModel(objective, params, tokenizer), prompts, settings)
         asked = [tokenizer.decode(prompt, skip_special=False) for prompt in prompts]
         return [f"{prompt}|{answer.text}" for prompt, answer in zip(asked, answers, strict=True)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import decoder_start, max_length, pad, prepare_prompts
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.embeddings import logits as vocabulary_logits
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -63,7 +63,7 @@ NO_SCORE = Score(np.zeros(0, np.float32), np.zeros(0, bool))
 
 
 def encode_pair(
-    objective: Objective, tokenizer: Tokenizer, context: str, continuation: str, sentinel: bool = False
+    loaded: PretrainedModel, context: str, continuation: str, sentinel: bool = False, keep_space: bool = False
 ) -> Pair:
     """Tokenize a context and its continuation.
 
@@ -71,20 +71,20 @@ def encode_pair(
     the end of the context belongs to the continuation, as in lm_eval. An empty context becomes the begin token.
 
     Args:
-        objective: The objective of the trained model.
-        tokenizer: Its tokenizer.
+        loaded: The trained model.
         context: Text before the continuation.
         continuation: Text to score.
         sentinel: Format a pair for an encoder-decoder pretrained on spans: the encoder reads `context <extra_id_0>`,
-            the decoder `<extra_id_0> continuation`. Otherwise the decoder reads the continuation without its leading
-            space.
+            the decoder `<extra_id_0> continuation`. Otherwise the decoder reads the continuation.
+        keep_space: Keep the leading space of what the decoder of an encoder-decoder reads, as lm_eval does.
     """
-    v = tokenizer.vocabulary
+    objective, tokenizer, v = loaded.objective, loaded.tokenizer, loaded.tokenizer.vocabulary
     space = len(context) - len(context.rstrip())
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
     if objective.answer_kind == "text" and objective.model.has_encoder:
-        before, after = tokenizer.encode(context), tokenizer.encode(continuation.lstrip(" "))
+        before = tokenizer.encode(context)
+        after = tokenizer.encode(continuation if keep_space else continuation.lstrip(" "))
         if sentinel:
             v.require("sentinel", purpose="the continuation of a sentinel")
             return Pair([*before, v.sentinel], [v.sentinel, *after], 1)
@@ -127,14 +127,13 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
         yield Pair(tokens[max(end - length - 1, 0) : start], tokens[start:end])
 
 
-def score_texts(
-    objective: Objective, params: Params, tokenizer: Tokenizer, texts: Sequence[str], stride: int
-) -> list[Score]:
+def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:
     """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`).
 
     Raises:
         UserError: The model is not causal, or the stride is longer than the model.
     """
+    objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "text" or not objective.model.is_causal:
         raise UserError(
             "only causal models score whole texts; choose one, or the kind pseudo-likelihood for a masked model."
@@ -144,12 +143,12 @@ def score_texts(
         raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")
     begin = text_begin(tokenizer)
     pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
-    found = iter(score(objective, params, [pair for parts in pairs for pair in parts]))
+    found = iter(score(loaded, [pair for parts in pairs for pair in parts]))
     scores = [[NO_SCORE, *(next(found) for _ in parts)] for parts in pairs]
     return [Score(*map(np.concatenate, zip(*parts, strict=True))) for parts in scores]
 
 
-def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[Score]:
+def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
     """Return the scores of each pair's targets.
 
     A masked language model scores each target with only that one masked (Salazar et al. 2020, "Masked Language Model
@@ -158,7 +157,7 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
     Raises:
         UserError: The model can do neither, or the targets alone are too long for it.
     """
-    params = jax.tree.map(jnp.asarray, params)
+    objective, params = loaded.objective, jax.tree.map(jnp.asarray, loaded.params)
     if objective.answer_kind == "masks":
         return _score_masked(objective, params, pairs)
     if objective.answer_kind != "text":
@@ -167,8 +166,11 @@ def score(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[S
     fitted = [fit(objective, pair) for pair in pairs]
     found = [NO_SCORE] * len(pairs)
     limit = max_length(objective)
-    shapes = ((_padded(len(p.context), CONTEXTS, limit), _padded(len(p.targets), TARGETS, limit)) for p in fitted)
-    for (length, count), batch, rows in _batches(shapes, [len(pair.targets) > 0 for pair in fitted]):
+    shapes = {
+        i: (_padded(len(pair.context), CONTEXTS, limit), _padded(len(pair.targets), TARGETS, limit))
+        for i, pair in enumerate(fitted) if pair.targets
+    }
+    for (length, count), batch, rows in _batches(shapes):
         chosen = [fitted[i] for i in batch] + [Pair([0], [0])] * (rows - len(batch))
         ids, mask = pad([pair.context for pair in chosen], length, left=True)
         targets, target_mask = pad([pair.targets for pair in chosen], count)
@@ -198,14 +200,11 @@ def _padded(size: int, lengths: Sequence[int], limit: int) -> int:
     return min(next((length for length in lengths if length >= size), size), max(limit, size))
 
 
-def _batches(
-    shapes: Iterable[tuple[int, int]], wanted: Sequence[bool]
-) -> Iterator[tuple[tuple[int, int], list[int], int]]:
-    """Yield (shape, indices of the batch's items, number of rows) of batches of at most BATCH_TOKENS."""
+def _batches(shapes: Mapping[int, tuple[int, int]]) -> Iterator[tuple[tuple[int, int], list[int], int]]:
+    """Yield (shape, numbers of the batch's items, number of rows) of batches of at most BATCH_TOKENS."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, (shape, is_wanted) in enumerate(zip(shapes, wanted, strict=True)):
-        if is_wanted:
-            groups[shape].append(number)
+    for number, shape in shapes.items():
+        groups[shape].append(number)
     for shape, numbers in sorted(groups.items()):
         rows = min(max(1, BATCH_TOKENS // sum(shape)), 1 << (len(numbers) - 1).bit_length())
         for start in range(0, len(numbers), rows):
@@ -250,8 +249,8 @@ def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair]) -
                         f"{max_length(objective)}; shorten it.")
     scored = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]
     values, likeliest = np.zeros(len(scored), np.float32), np.zeros(len(scored), bool)
-    shapes = ((_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for i, _ in scored)
-    for (length, _), batch, rows in _batches(shapes, [True] * len(scored)):
+    shapes = {k: (_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for k, (i, _) in enumerate(scored)}
+    for (length, _), batch, rows in _batches(shapes):
         chosen = [scored[number] for number in batch]
         # Rows that fill up the batch need one token for a finite softmax.
         ids, mask = pad([texts[i] for i, _ in chosen] + [[v.pad]] * (rows - len(batch)), length, v.pad)

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations, max_length
 from jaxlm.inference.score import text_begin
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.types import Params
 
 CHECK_EVERY = 8
 """Tokens between two checks for a stop string."""
@@ -35,15 +34,13 @@ class Written(NamedTuple):
 
 
 def write(
-    objective: Objective, params: Params, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], settings: Settings,
-    stop: Sequence[str] = (), on_text: Callable[[str], None] | None = None, skip_special: bool = False,
+    loaded: PretrainedModel, prompts: Sequence[Sequence[int]], settings: Settings, stop: Sequence[str] = (),
+    on_text: Callable[[str], None] | None = None, skip_special: bool = False,
 ) -> list[Written]:
     """Continue prompts until the end token, a stop string or max_new_tokens.
 
     Args:
-        objective: The objective of the trained model.
-        params: Its parameters.
-        tokenizer: Its tokenizer.
+        loaded: The trained model.
         prompts: Token ids of each prompt.
         settings: Options of generation.
         stop: Strings that end a continuation and are left out; special tokens ("</s>") are one token. Beams end with a
@@ -58,22 +55,20 @@ def write(
         raise UserError("a stop string is empty; give the text that ends a continuation.")
     if on_text and (len(prompts) != 1 or settings.beams > 1):
         raise UserError("streaming needs one prompt and no beam search; pass one prompt with 1 beam.")
-    v = tokenizer.vocabulary
+    v = loaded.tokenizer.vocabulary
     symbols = [v.symbols[text] for text in stop if text in v.symbols]
     strings = [text for text in stop if text not in v.symbols]
-    stop_ids = [v.eos] * (v.eos >= 0) if settings.stop_ids is None else list(settings.stop_ids)
-    settings = dataclasses.replace(settings, stop_ids=[*stop_ids, *symbols])
+    settings = dataclasses.replace(settings, stop_ids=[*settings.stops(v), *symbols])
     return [
         answer for start in range(0, len(prompts), BATCH)
         for answer in _write(
-            objective, params, tokenizer, prompts[start : start + BATCH], settings, strings, on_text, skip_special,
-            start,
+            loaded, prompts[start : start + BATCH], settings, strings, on_text, skip_special, start
         )
     ]
 
 
-def _write(objective, params, tokenizer, prompts, settings, strings, on_text, skip_special, stream):
-    shown = 0
+def _write(loaded, prompts, settings, strings, on_text, skip_special, stream):
+    tokenizer, shown = loaded.tokenizer, 0
 
     def text_of(number: int, ids: Sequence[int]) -> tuple[str, bool]:
         ids = [i for i in ids if i not in settings.stop_ids]
@@ -96,12 +91,11 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text, sk
         containing = [i for i in range(len(tokenizer)) if any(text in tokenizer.decode([i]) for text in strings)]
         watched = dataclasses.replace(settings, stop_ids=[*settings.stop_ids, *containing])
     answers = []
-    for number, (ids, log_probs) in enumerate(
-        continuations(
-            objective, params, prompts, watched, watch if on_text or strings else None,
-            1 if on_text else CHECK_EVERY, stream,
-        )
-    ):
+    found = continuations(
+        loaded.objective, loaded.params, prompts, watched, watch if on_text or strings else None,
+        1 if on_text else CHECK_EVERY, stream,
+    )
+    for number, (ids, log_probs) in enumerate(found):
         text, is_cut = text_of(number, ids)
         count = len(ids)
         while is_cut and text_of(number, ids[: count - 1])[1]:  # drop tokens after the stop string
@@ -112,20 +106,21 @@ def _write(objective, params, tokenizer, prompts, settings, strings, on_text, sk
     return answers
 
 
-def fit_prompts(
-    objective: Objective, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> list[list[int]]:
+def fit_prompts(loaded: PretrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """Truncate prompts on the left so that they fit the model with `new_tokens`; empty ones become the begin token.
 
     Raises:
         UserError: The new tokens leave no room for a prompt.
     """
-    v, limit = tokenizer.vocabulary, max_length(objective)
+    has_encoder, limit = loaded.objective.model.has_encoder, max_length(loaded.objective)
     # An encoder appends the end token; a decoder never reads the last new token.
-    room = limit - 1 if objective.model.has_encoder else limit + 1 - new_tokens
+    room = limit - 1 if has_encoder else limit + 1 - new_tokens
     if room < 1:
         raise UserError(f"{new_tokens} new tokens leave no room for a prompt: the model takes {limit} tokens.")
-    return [list(ids[-room:]) or [v.eos if objective.model.has_encoder else text_begin(tokenizer)] for ids in prompts]
+    tokenizer = loaded.tokenizer
+    return [
+        list(ids[-room:]) or [tokenizer.vocabulary.eos if has_encoder else text_begin(tokenizer)] for ids in prompts
+    ]
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:

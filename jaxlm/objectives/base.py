@@ -266,6 +266,14 @@ class Objective:
         """
         return self.loss(params, example, key, train), ()
 
+    def with_models(self, load: Callable[[str], PretrainedModel]) -> Self:
+        """Return a copy that can open the other models that its rows are made with; most need none.
+
+        Args:
+            load: Opens a run folder or a Transformers folder.
+        """
+        return self
+
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
         """Return the arrays that the loss reads and that are neither trained nor saved; () for none.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -35,11 +35,18 @@ from jaxlm.trees import paths, subtrees, within
 from jaxlm.types import Params, Report
 
 
-def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report = print) -> dict[str, float]:
-    """Train to `train.steps`, pretraining or a task, and resume if the folder has a checkpoint.
+class Trained(NamedTuple):
+    """A run after its last step."""
 
-    Returns:
-        The figures of the last evaluation.
+    session: Session
+    program: Program
+    state: TrainState
+    figures: dict[str, float]
+    """Figures of the last evaluation; none without held-out data."""
+
+
+def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report = print) -> Trained:
+    """Train to `train.steps`, pretraining or a task, and resume if the folder has a checkpoint.
 
     Raises:
         UserError: A flag, the data or the run folder does not fit.
@@ -80,7 +87,7 @@ def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -
 
 def _train(
     session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock
-) -> dict[str, float]:
+) -> Trained:
     experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
     t, remarks = experiment.train, resume.schedule_remarks(run, experiment)  # before `write_run` writes config.json
     program = session.program(mesh)
@@ -102,7 +109,7 @@ def _train(
     if first >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, first), t):
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
-        return last_evaluation(run.path)[1]
+        return Trained(session, program, state, last_evaluation(run.path)[1])
     for line in [*remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
@@ -115,10 +122,10 @@ def _train(
     writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, first, enabled=jax.process_index() == 0))
     log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
-    evaluation = train(program, state, feed, checkpoints, log, metadata, rows.statistics.unigram_entropy, samples)
+    state, figures = train(program, state, feed, checkpoints, log, metadata, rows.statistics.unigram_entropy, samples)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
-    return evaluation
+    return Trained(session, program, state, figures)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def resolve(
     if is_run or not objective.name:
         experiment = with_steps(experiment)
     experiment.validate()
+    experiment = dataclasses.replace(experiment, objective=experiment.objective.with_models(load_model))
     return Resolved(experiment, pretrained)
 
 
@@ -114,7 +115,8 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         )
     for name in task.symbols:  # `open_session` would add those that the model was not trained with
         pretrained.tokenizer.vocabulary.id(name)
-    return open_session(Resolved(dataclasses.replace(experiment, data=data), pretrained), run)
+    objective = experiment.objective.with_models(load_model)
+    return open_session(Resolved(dataclasses.replace(experiment, objective=objective, data=data), pretrained), run)
 
 
 def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:

@@ -384,13 +384,11 @@ def best_span(
 
     The start must have its most context in this window.
     """
-    found = (-np.inf, 0, 0)
-    for start in np.argsort(-starts)[:BEST]:
-        for end in np.argsort(-ends)[:BEST]:
-            score = float(starts[start] + ends[end])
-            if is_best[start] and start <= end < start + longest and score > found[0]:
-                found = (score, int(start), int(end))
-    return found
+    first, last = np.argsort(-starts)[:BEST, None], np.argsort(-ends)[:BEST]
+    is_span = is_best[first] & (first <= last) & (last < first + longest)
+    scores = np.where(is_span, starts[first] + ends[last], -np.inf)
+    row, column = np.unravel_index(scores.argmax(), scores.shape)
+    return float(scores[row, column]), int(first[row, 0]), int(last[column])
 
 
 def best_threshold(null: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]) -> tuple[float, float]:
@@ -402,13 +400,11 @@ def best_threshold(null: Sequence[float], scores: Sequence[float], has_answer: S
         has_answer: Whether there is an answer.
     """
     order = np.argsort(null, kind="stable")
-    current = best = float(sum(not has for has in has_answer))  # all answers withdrawn
-    threshold = min(null, default=0.0) - 1.0
-    for place in order:
-        current += scores[place] if has_answer[place] else -1.0
-        if current > best:
-            best, threshold = current, null[place]
-    return best / max(1, len(null)), float(threshold)
+    gains = np.where(has_answer, scores, -1.0)[order]
+    totals = np.cumsum([len(null) - sum(has_answer), *gains])  # at first all answers are withdrawn
+    best = int(totals.argmax())
+    threshold = null[order[best - 1]] if best else min(null, default=0.0) - 1.0
+    return float(totals[best]) / max(1, len(null)), float(threshold)
 
 
 def leave_one_out(measure: Callable[..., float], prediction: str, golds: Sequence[str]) -> float:

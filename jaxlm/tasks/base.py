@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxlm.corruption.entities import NONE
 from jaxlm.data.base import RowFormat
 from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
@@ -28,6 +29,8 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
+NO_LABEL = -1
+"""Label of tokens that have none."""
 INIT_STD = 0.02
 """Standard deviation of the truncated normal that heads are initialized from (Devlin et al. 2018, appendix A.2)."""
 
@@ -71,7 +74,8 @@ class Task(Objective):
     @property
     def padding(self) -> dict[str, int]:
         """Padding value of each array whose last axis is tokens."""
-        return {"input_ids": max(self.vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+        others = {"token_type_ids": 0, "attention_mask": 0, "labels": NO_LABEL, "entities": NONE}
+        return {"input_ids": max(self.vocabulary.pad, 0)} | others
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         """Return the examples of records; see `jaxlm.data.labelled.RowEncoder`."""
@@ -324,7 +328,7 @@ class Task(Objective):
 
     def from_text(self, record: Record, text: str) -> Any:
         """Return the prediction that a written answer stands for."""
-        raise NotImplementedError
+        return text
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -16,7 +16,7 @@ from jaxlm.data import tfds_source
 from jaxlm.data.labelled import Arrays, Example, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.objectives.base import Line, Term, Terms
+from jaxlm.objectives.base import Term, Terms
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.pooled import PooledTask
@@ -88,18 +88,10 @@ class Classification(PooledTask):
         return [texts, texts[::-1]] if self.both_orders else [texts]
 
     def label(self, record: Record) -> np.ndarray:
-        label = self.gold(record)
-        if self.target == "number":
-            return np.float32(label or 0)
-        return np.int32(0 if label is None else self.label_number(record, label))
-
-    def synthetic(self, rows: int, length: int) -> Arrays:
-        batch = super().synthetic(rows, length)
-        return batch | {"label": batch["label"].astype(np.float32 if self.target == "number" else np.int32)}
+        return np.float32(self.gold(record) or 0) if self.target == "number" else super().label(record)
 
     def label_names(self, record: Record) -> Sequence[str]:
-        label = record.values["label"]
-        return () if self.target == "number" or label is None else (label,)
+        return () if self.target == "number" else super().label_names(record)
 
     def label_terms(
         self, logits: Float[Array, "batch classes"], label: Array, weights: Float[Array, " batch"]
@@ -111,18 +103,12 @@ class Classification(PooledTask):
     def row_logits(self, params: Params, x: Float[Array, "batch texts hidden"]) -> Float[Array, "batch classes"]:
         return self.classify(params, jnp.sum(x, axis=1))
 
-    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        label = example["label"][row]
-        name = f"{label:g}" if self.target == "number" else self.labels[int(label)]
-        return [*super().describe(batch, example, row), Line(f"label {name}", [], [])]
+    def shown_label(self, label: Any) -> str:
+        return f"label {label:g}" if self.target == "number" else super().shown_label(label)
 
     def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
-        logits = parts[0][1]["logits"].astype(np.float64)
-        if self.target == "number":
-            return Answer(float(logits[0]), {})
-        shares = np.exp(logits - logits.max())
-        shares /= shares.sum()
-        return Answer(self.labels[logits.argmax()], {"scores": dict(zip(self.labels, shares.tolist(), strict=True))})
+        is_number = self.target == "number"
+        return Answer(float(parts[0][1]["logits"][0]), {}) if is_number else super().answer(record, parts)
 
     def gold(self, record: Record) -> str | float | None:
         label = record.values["label"]
@@ -138,7 +124,7 @@ class Classification(PooledTask):
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         predictions = [answer.prediction for answer in answers]
         if self.target == "number":
-            return {"pearson": metrics.pearson(predictions, golds), "spearman": metrics.spearman(predictions, golds)}
+            return metrics.correlations(predictions, golds)
         return metrics.class_metrics(predictions, golds, self.labels)
 
     def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:

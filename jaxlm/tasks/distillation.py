@@ -16,7 +16,7 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.objectives.base import PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
-from jaxlm.objectives.teacher import layer_mismatches, require_fit, text_mismatches
+from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.pooled import flat_inputs
 from jaxlm.types import Params
@@ -67,20 +67,17 @@ class DistilledClassification(Classification):
         if not self.teacher:
             raise UserError("objective.teacher is empty; give --objective.teacher a fine-tuned run or folder.")
         teacher = load(self.teacher)
-        if teacher.objective.name != self.name:
+        task, theirs, ours = teacher.objective, teacher.objective.model, self.model
+        if task.name != self.name:
             raise UserError(
                 f"the teacher {self.teacher} was not fine-tuned for classification; fine-tune one with the same preset."
             )
-        if teacher.objective.both_orders:
-            raise UserError(f"the teacher {self.teacher} reads a pair in both orders; choose one that reads one order.")
-        theirs, ours = teacher.objective.model, self.model
-        mismatches = [*text_mismatches(self.teacher, teacher.objective, self)]
-        templates = [(task.template.single, task.template.pair) for task in (teacher.objective, self)]
-        if templates[0] != templates[1]:  # the teacher reads the student's rows
-            raise UserError(
-                f"the teacher {self.teacher} is a {type(theirs).__name__}, which has other special tokens around its "
-                f"texts than a {type(ours).__name__}; choose another teacher."
-            )
+        mismatches = [*text_mismatches(self.teacher, task, self)]
+        # The teacher reads the student's rows.
+        if task.both_orders:
+            mismatches.append(Mismatch("rows with a pair in both orders", ""))
+        if (task.template.single, task.template.pair) != (self.template.single, self.template.pair):
+            mismatches.append(Mismatch("other special tokens around its texts", ""))
         if self.layer_weight:
             if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
                 raise UserError("objective.layer_weight is for encoders; set it to 0.")
@@ -91,7 +88,7 @@ class DistilledClassification(Classification):
             for mismatch in mismatches
         ])
         model = theirs.with_execution(**ours.execution)
-        return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model))
+        return dataclasses.replace(teacher, objective=dataclasses.replace(task, model=model))
 
     def with_constants(self, constants: PretrainedModel) -> Self:
         if constants and constants.objective.labels != self.labels:

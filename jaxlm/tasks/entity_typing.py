@@ -12,12 +12,11 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxlm.data.labelled import Arrays, Example, Record
-from jaxlm.data.mentions import Mention, Mentions
 from jaxlm.data.readers import LABELS, row_of, texts_of
-from jaxlm.objectives.base import Line, Term, Terms
+from jaxlm.objectives.base import Term, Terms
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
-from jaxlm.tasks.marked import MarkedRows, MarkedTask, mark_spans, span_of
+from jaxlm.tasks.marked import MarkedRows, MarkedTask, Span, span_of
 
 MARK = "。"
 """Marker around the mention, a symbol of BERT's vocabulary that English texts lack."""
@@ -64,10 +63,8 @@ class EntityTyping(MarkedTask):
     gold_value = "labels"
     has_classifier_bias = False
 
-    def marked(self, record: Record) -> tuple[str, Mentions]:
-        values = record.values
-        mentions = [Mention(start, end, entity) for entity, start, end in values["entities"]]
-        return mark_spans(values["text"], [(tuple(values["span"]), MARK)], mentions)
+    def spans(self, record: Record) -> list[tuple[Span, str]]:
+        return [(record.values["span"], MARK)]
 
     def label_names(self, record: Record) -> Sequence[str]:
         return record.values["labels"] or ()
@@ -75,9 +72,6 @@ class EntityTyping(MarkedTask):
     def label(self, record: Record) -> np.ndarray:
         wanted = {self.label_number(record, label) for label in self.label_names(record)}
         return np.array([number in wanted for number in range(len(self.labels))], np.float32)
-
-    def synthetic(self, rows: int, length: int) -> Arrays:
-        return super().synthetic(rows, length) | {"label": np.zeros((rows, self.outputs), np.float32)}
 
     def label_terms(
         self, logits: Float[Array, "batch classes"], label: Array, weights: Float[Array, " batch"]
@@ -96,12 +90,8 @@ class EntityTyping(MarkedTask):
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         return metrics.label_set_metrics([answer.prediction for answer in answers], golds)
 
-    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        names = [label for label, is_own in zip(self.labels, example["label"][row], strict=True) if is_own]
-        return [*super().describe(batch, example, row), Line(f"labels {', '.join(names)}", [], [])]
-
-    def as_text(self, record: Record) -> tuple[str, str]:
-        return self.marked(record)[0], ", ".join(self.label_names(record))
+    def shown_label(self, label: Any) -> str:
+        return "labels " + ", ".join(name for name, is_own in zip(self.labels, label, strict=True) if is_own)
 
     def from_text(self, record: Record, text: str) -> list[str]:
         return text.split(", ") if text else []

@@ -80,9 +80,7 @@ def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Examp
 def _choice(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Choose the likeliest continuation of each prompt."""
     def scores(pairs: Iterable[tuple[str, str]]) -> list[Score]:
-        return score(loaded.objective, loaded.params, [
-            encode_pair(loaded.objective, loaded.tokenizer, *pair, sentinel) for pair in pairs
-        ])
+        return score(loaded, [encode_pair(loaded, *pair, sentinel) for pair in pairs])
 
     pairs = [(example.prompt, choice) for example in examples for choice in example.choices]
     choices = dict.fromkeys(choice for _, choice in pairs)
@@ -114,16 +112,15 @@ def _size(normalise: str, text: str, found: Score) -> int:
 
 def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Write free answers, by greedy decoding or beam search."""
-    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
-    v, stops = tokenizer.vocabulary, task.stop
+    tokenizer, v, stops = loaded.tokenizer, loaded.tokenizer.vocabulary, task.stop
     if sentinel:  # the span ends at the next sentinel
         v.require("sentinel", purpose="the continuation of a sentinel")
         stops = (*stops, tokenizer.piece(v.sentinel - 1))
     # Tokenizers join the space after the prompt to the answer.
     prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
-    prompts = fit_prompts(objective, tokenizer, prompts, task.max_new_tokens)
+    prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     settings = Settings(max_new_tokens=task.max_new_tokens, beams=task.beams, length_penalty=task.length_penalty)
-    answers = write(objective, params, tokenizer, prompts, settings, stops, skip_special=True)
+    answers = write(loaded, prompts, settings, stops, skip_special=True)
     texts, golds = [answer.text.strip() for answer in answers], [list(example.answers) for example in examples]
     rows = [
         {"prediction": text, "gold": gold, "log_likelihood": sum(answer.log_probs)}
@@ -138,7 +135,6 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
     A word is right if each of its tokens is the likeliest. The token metrics are those of its last token given the
     others, as OpenAI counted them.
     """
-    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
     texts = [example.prompt.rstrip() for example in examples]
     cuts = [max(text.rfind(space) for space in (" ", "\n", "\t")) for text in texts]
     for example, cut in zip(examples, cuts, strict=True):
@@ -146,10 +142,8 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
             raise UserError(
                 f"{example.place}: the text needs two words or more, since the last one is predicted; remove the row."
             )
-    found = score(objective, params, [
-        encode_pair(objective, tokenizer, text[:cut], text[cut:], sentinel)
-        for text, cut in zip(texts, cuts, strict=True)
-    ])
+    pairs = ((text[:cut], text[cut:]) for text, cut in zip(texts, cuts, strict=True))
+    found = score(loaded, [encode_pair(loaded, *pair, sentinel) for pair in pairs])
     rows = [
         {
             "prediction": bool(each.is_likeliest.all()), "gold": text[cut + 1 :], "log_likelihood": each.total,
@@ -167,10 +161,9 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
 
 def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
     """Score whole texts: perplexity per token and per word (between white space), and bits per byte."""
-    objective, params, tokenizer = loaded.objective, loaded.params, loaded.tokenizer
-    length = max_length(objective)
+    length = max_length(loaded.objective)
     stride = task.stride or max(1, length // 2)
-    found = score_texts(objective, params, tokenizer, [example.prompt for example in examples], stride)
+    found = score_texts(loaded, [example.prompt for example in examples], stride)
     rows = [
         {
             "log_likelihood": each.total, "tokens": len(each.log_probs), "words": len(example.prompt.split()),
@@ -189,8 +182,7 @@ def _pseudo_likelihood(
     loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool
 ) -> Result:
     """Score whole texts: pseudo-perplexity, the exponential of the mean over all tokens."""
-    pairs = [Pair([], loaded.tokenizer.encode(example.prompt)) for example in examples]
-    found = score(loaded.objective, loaded.params, pairs)
+    found = score(loaded, [Pair([], loaded.tokenizer.encode(example.prompt)) for example in examples])
     rows = [{"log_likelihood": each.total, "tokens": len(each.log_probs)} for each in found]
     nats, tokens = (sum(values) for values in zip(*(row.values() for row in rows), strict=True))
     return rows, {"pseudo_perplexity": _exp(-nats / max(1, tokens)), "pseudo_log_likelihood": nats / len(rows)}, {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -67,6 +67,8 @@ class KagNet(MultipleChoice):
     """Margin ranking of sigmoid scores (as published), or cross-entropy over the choices."""
     margin: float = field(0.2, range="(0, 1]")
     """Margin between the scores of the right choice and of a wrong one."""
+    load_model: Callable[[str], PretrainedModel] | None = field(None, bound=True, compare=False)
+    """Set by `with_models`: opens the folder of the encoder."""
 
     name = "kagnet"
     shows_predictions = True
@@ -81,6 +83,9 @@ class KagNet(MultipleChoice):
     def stores_vectors(self) -> bool:
         """Whether rows have the vectors of their statements: `statement`, float32 [choices, width]."""
         return bool(self.encoder) and not self.train_encoder
+
+    def with_models(self, load: Callable[[str], PretrainedModel]) -> Self:
+        return dataclasses.replace(self, load_model=load)
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         task = super().with_pretrained_model(source)
@@ -137,14 +142,12 @@ class KagNet(MultipleChoice):
         self, records: Sequence[Record], tokenizer: Tokenizer, length: int
     ) -> Float[np.ndarray, "records choices width"]:
         """Return the encoder's vectors of all statements, from the cache if it has them."""
-        from jaxlm.runs.load import load_model  # it reads configurations, which may name this class
-
         if not Path(self.encoder).is_dir():
             raise UserError(
                 f"the encoder {self.encoder} is not there; give its new place with --objective.encoder, or '' there to "
                 "use the run's own copy."
             )
-        source = load_model(self.encoder)
+        source = self.load_model(self.encoder)
         fingerprint = _fingerprint(source)
         if self.encoder_fingerprint not in ("", fingerprint):
             raise UserError(

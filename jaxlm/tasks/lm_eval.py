@@ -15,20 +15,18 @@ import sys
 from collections import defaultdict
 from typing import Any
 
+import jaxlm
+from jaxlm.errors import UserError
+from jaxlm.inference.generate import Settings, max_length
+from jaxlm.inference.score import encode_pair, score, score_texts
+from jaxlm.inference.text import cut, fit_prompts, write
+
 try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError as error:
-    from jaxlm.errors import UserError
-
     raise UserError("lm-eval is not installed; in the clone, run `pip install -e '.[eval]'`.") from error
-
-import jaxlm
-from jaxlm.errors import UserError
-from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, encode_pair, score, score_texts
-from jaxlm.inference.text import cut, fit_prompts, write
 
 MAX_NEW_TOKENS = 256
 """Number of new tokens unless a task gives one, as in lm_eval's own classes."""
@@ -62,22 +60,13 @@ class JaxLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
-        found = score(self.loaded.objective, self.loaded.params, [self._pair(*request.args) for request in requests])
-        return [(each.total, bool(each.is_likeliest.all())) for each in found]
-
-    def _pair(self, context: str, continuation: str) -> Pair:
-        objective, tokenizer = self.loaded.objective, self.loaded.tokenizer
-        if not objective.model.has_encoder:
-            return encode_pair(objective, tokenizer, context, continuation)
-        # lm_eval keeps a space at the beginning of a text.
-        text = context.rstrip()
-        return Pair(tokenizer.encode(text), tokenizer.encode(context[len(text) :] + continuation))
+        pairs = [encode_pair(self.loaded, *request.args, keep_space=True) for request in requests]
+        return [(each.total, bool(each.is_likeliest.all())) for each in score(self.loaded, pairs)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
-        objective, params, tokenizer = self.loaded.objective, self.loaded.params, self.loaded.tokenizer
         texts = [request.args[0] for request in requests]
-        return [each.total for each in score_texts(objective, params, tokenizer, texts, max_length(objective))]
+        return [each.total for each in score_texts(self.loaded, texts, max_length(self.loaded.objective))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return continuations up to the texts in `until`, for requests of (context, options).
@@ -85,7 +74,7 @@ class JaxLM(LM):
         Raises:
             UserError: An option is none of until, max_gen_toks, do_sample, temperature, top_k, top_p and num_beams.
         """
-        objective, params, tokenizer = self.loaded.objective, self.loaded.params, self.loaded.tokenizer
+        tokenizer = self.loaded.tokenizer
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             groups[repr(sorted(request.args[1].items(), key=str))].append(number)
@@ -96,9 +85,9 @@ class JaxLM(LM):
             settings = _settings(options)
             prompts = [tokenizer.encode(requests[i].args[0]) for i in numbers]
             # lm_eval leaves room for the last new token, which is never read.
-            prompts = fit_prompts(objective, tokenizer, prompts, settings.max_new_tokens + 1)
+            prompts = fit_prompts(self.loaded, prompts, settings.max_new_tokens + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]
-            found = write(objective, params, tokenizer, prompts, settings, stop, skip_special=True)
+            found = write(self.loaded, prompts, settings, stop, skip_special=True)
             for i, answer in zip(numbers, found, strict=True):
                 answers[i], _ = cut(tokenizer.decode(answer.ids), stop)  # decoded alone: no leading space
         return answers

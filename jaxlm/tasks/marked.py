@@ -148,13 +148,17 @@ class MarkedTask(ReadsEntities, PooledTask):
             return task
         return dataclasses.replace(task, entities_fingerprint=_fingerprint(self.entity_table()))
 
-    def marked(self, record: Record) -> tuple[str, Mentions]:
-        """Return the text with its marks, and the mentions in it."""
+    def spans(self, record: Record) -> list[tuple[Span, str]]:
+        """Return the marked spans with their marks."""
         raise NotImplementedError
 
-    @property
-    def padding(self) -> dict[str, int]:
-        return super().padding | ({"entities": NONE} if self.model.entity_width else {})
+    def marked(self, record: Record) -> tuple[str, Mentions]:
+        """Return the text with its marks, and the mentions in it."""
+        mentions = [Mention(start, end, entity) for entity, start, end in record.values["entities"]]
+        return mark_spans(record.values["text"], self.spans(record), mentions)
+
+    def as_text(self, record: Record) -> tuple[str, str]:
+        return self.marked(record)[0], ", ".join(self.label_names(record))
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         texts = [self.marked(record) for record in records]
@@ -196,10 +200,10 @@ class MarkedTask(ReadsEntities, PooledTask):
         return constants
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        (line,) = super().describe(batch, example, row)
+        line, label = super().describe(batch, example, row)
         if "entities" not in example:
-            return [line]
+            return [line, label]
         entities = np.asarray(example["entities"][row])[: len(line.ids)]
         marks = ["span" if entity >= 0 else mark for entity, mark in zip(entities, line.marks, strict=True)]
         names = (f"entity {self.entity_name(entity)}" for entity in entities[entities >= 0])
-        return [line._replace(marks=marks), *(Line(name, [], []) for name in names)]
+        return [line._replace(marks=marks), *(Line(name, [], []) for name in names), label]

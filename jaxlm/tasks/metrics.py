@@ -8,6 +8,7 @@ import math
 import re
 import string
 import unicodedata
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -39,11 +40,17 @@ def label_order(label: str) -> tuple[float, str]:
 
 
 def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Return accuracy, f1 and matthews of classes. All predictions that are no label count as one class."""
+    """Return accuracy, f1 and matthews of classes. All predictions that are no label count as one class.
+
+    F1 is that of the second of two labels, as in GLUE, or the mean over more labels that are predicted or gold (macro).
+    """
     known = {*labels, *gold}
+    predictions = [label if label in known else "" for label in predictions]
+    scored = labels[1:] if len(labels) == 2 else sorted(known & {*predictions, *gold})
+    _, _, f1, _ = _scikit_learn("precision_recall_fscore_support", gold, predictions, labels=scored, zero_division=0)
     return {
-        "accuracy": accuracy(predictions, gold), "f1": f1(predictions, gold, labels),
-        "matthews": matthews([label if label in known else "" for label in predictions], gold),
+        "accuracy": accuracy(predictions, gold), "f1": float(np.mean(f1)),
+        "matthews": float(_scikit_learn("matthews_corrcoef", gold, predictions)),
     }
 
 
@@ -52,24 +59,26 @@ def class_details(predictions: Sequence[str], gold: Sequence[str], labels: Seque
 
     A row of the matrix is a gold label, a column a predicted one, both in the order of `labels` and then of gold labels
     that training had not seen. It has no column for texts that a model wrote and that are no label. A figure without
-    any rows to divide by is 0, as in scikit-learn.
+    any rows to divide by is 0.
     """
     names = [*labels, *sorted(set(gold).difference(labels), key=label_order)]
-    pairs = collections.Counter(zip(gold, predictions, strict=True))
-    table = np.array([[pairs[row, column] for column in names] for row in names])
-    hits = np.diag(table)
-    rows, predicted = (
-        np.array([counts[name] for name in names]) for counts in map(collections.Counter, (gold, predictions))
-    )
-    figures = {
-        "precision": hits / np.maximum(predicted, 1), "recall": hits / np.maximum(rows, 1),
-        "f1": 2 * hits / np.maximum(rows + predicted, 1),
-    }
+    table = _scikit_learn("confusion_matrix", gold, predictions, labels=names).tolist()
+    figures = _scikit_learn("precision_recall_fscore_support", gold, predictions, labels=names, zero_division=0)
     classes = {
-        name: {figure: round(float(values[i]), 6) for figure, values in figures.items()} | {"rows": int(rows[i])}
-        for i, name in enumerate(names)
+        name: {"precision": round(float(precision), 6), "recall": round(float(recall), 6), "f1": round(float(f1), 6),
+               "rows": int(rows)}
+        for name, precision, recall, f1, rows in zip(names, *figures, strict=True)
     }
-    return {"classes": classes, "confusion": table.tolist()}
+    return {"classes": classes, "confusion": table}
+
+
+def _scikit_learn(metric: str, gold: Sequence[str], predictions: Sequence[str], **options: Any) -> Any:
+    """Return a metric of scikit-learn, without its warnings about few rows or few classes."""
+    import sklearn.metrics  # which pretraining does not need
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return getattr(sklearn.metrics, metric)(gold, predictions, **options)
 
 
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -91,48 +100,13 @@ def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float
     return sum(p == g for p, g in zip(predictions, gold, strict=True)) / max(1, len(gold))
 
 
-def f1(predictions: Sequence[str], gold: Sequence[str], labels: Sequence[str]) -> float:
-    """Return F1 of the second of two labels, as in GLUE, or the mean over more labels (macro).
-
-    The mean is over labels that are predicted or gold, as in scikit-learn.
-    """
-    present, every = {*predictions, *gold}, dict.fromkeys([*labels, *gold])
-    wanted = labels[1:] if len(labels) == 2 else [label for label in every if label in present]
-    scores = []
-    for label in wanted:
-        hits = sum(p == g == label for p, g in zip(predictions, gold, strict=True))
-        total = sum(p == label for p in predictions) + sum(g == label for g in gold)
-        scores.append(2 * hits / total if total else 0.0)
-    return float(np.mean(scores)) if scores else 0.0
-
-
-def matthews(predictions: Sequence[str], gold: Sequence[str]) -> float:
-    """Return the Matthews correlation for any number of classes (Gorodkin 2004); 0 if either has one class."""
-    labels = {label: number for number, label in enumerate(sorted({*predictions, *gold}))}
-    table = np.zeros((len(labels), len(labels)))
-    for p, g in zip(predictions, gold, strict=True):
-        table[labels[g], labels[p]] += 1
-    predicted, true, total = table.sum(0), table.sum(1), table.sum()
-    spread = (total**2 - predicted @ predicted) * (total**2 - true @ true)
-    return float((np.trace(table) * total - predicted @ true) / np.sqrt(spread)) if spread > 0 else 0.0
-
-
-def pearson(predictions: Sequence[float], gold: Sequence[float]) -> float:
-    """Return the Pearson correlation; 0 if either is constant."""
-    return _correlation("pearsonr", predictions, gold)
-
-
-def spearman(predictions: Sequence[float], gold: Sequence[float]) -> float:
-    """Return Spearman's rank correlation; 0 if either is constant."""
-    return _correlation("spearmanr", predictions, gold)
-
-
-def _correlation(function: str, predictions: Sequence[float], gold: Sequence[float]) -> float:
+def correlations(predictions: Sequence[float], gold: Sequence[float]) -> dict[str, float]:
+    """Return the correlations of Pearson and of Spearman, `pearson` and `spearman`; 0 if either side is constant."""
     import scipy.stats  # 60 MB, which pretraining does not need
 
-    if len(gold) < 2 or np.ptp(predictions) == 0 or np.ptp(gold) == 0:
-        return 0.0
-    return float(getattr(scipy.stats, function)(predictions, gold)[0])
+    is_constant = len(gold) < 2 or np.ptp(predictions) == 0 or np.ptp(gold) == 0
+    measures = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr}
+    return {name: 0.0 if is_constant else float(measure(predictions, gold)[0]) for name, measure in measures.items()}
 
 
 def normalize_answer(text: str) -> str:
@@ -202,11 +176,7 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
     """Return precision, recall and f1 over whole entities (CoNLL 2003), strict IOB2."""
     own, theirs = entities(predictions), entities(gold)
     hits = len(own & theirs)
-    return {
-        "precision": hits / len(own) if own else 0.0,
-        "recall": hits / len(theirs) if theirs else 0.0,
-        "f1": 2 * hits / (len(own) + len(theirs)) if own or theirs else 0.0,
-    }
+    return _precision_recall("", hits / max(1, len(own)), hits / max(1, len(theirs)))
 
 
 def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -235,23 +205,13 @@ def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relati
     all rows together without `no_relation`, which is no answer (TACRED); where nothing is predicted, that precision is
     1, as in the official scorer.
     """
-    pairs = list(zip(predictions, golds, strict=True))
-    hits, own, theirs = (collections.Counter(labels) for labels in (
-        (p for p, g in pairs if p == g), predictions, golds,
-    ))
-    labels = sorted({*own, *theirs})
-    shares = [
-        (hits[label] / max(1, own[label]), hits[label] / max(1, theirs[label]),
-         2 * hits[label] / (own[label] + theirs[label]))
-        for label in labels
-    ]
-    means = [float(np.mean(column)) for column in zip(*shares, strict=True)] if shares else [0.0] * 3
-    counted = [sum(count for label, count in counts.items() if label != no_relation) for counts in (hits, own, theirs)]
-    return {
-        "accuracy": accuracy(predictions, golds),
-        **dict(zip(("macro_precision", "macro_recall", "macro_f1"), means, strict=True)),
-        **_precision_recall("micro_", counted[0] / counted[1] if counted[1] else 1.0, counted[0] / max(1, counted[2])),
-    }
+    relations = sorted({*predictions, *golds} - {no_relation})
+    figures = {"macro_": {"average": "macro"}, "micro_": {"average": "micro", "labels": relations}}
+    found = {"accuracy": accuracy(predictions, golds)}
+    for prefix, options in figures.items():
+        *values, _ = _scikit_learn("precision_recall_fscore_support", golds, predictions, zero_division=0, **options)
+        found |= dict(zip((f"{prefix}precision", f"{prefix}recall", f"{prefix}f1"), map(float, values), strict=True))
+    return found if set(predictions) - {no_relation} else found | {"micro_precision": 1.0}
 
 
 def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str, float]:

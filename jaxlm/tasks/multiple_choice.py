@@ -14,7 +14,7 @@ from jaxlm.data.readers import LABELS, text_of
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Line
 from jaxlm.tasks import metrics
-from jaxlm.tasks.base import Answer
+from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.pooled import PooledTask
 from jaxlm.tasks.tables import TableData, TableRow
 from jaxlm.types import Params
@@ -93,6 +93,9 @@ class MultipleChoice(PooledTask):
         text, question, choices = (record.values[name] for name in ("text", "question", "choices"))
         return [(text, " ".join(filter(None, (question, choice)))) for choice in choices]
 
+    def label_names(self, record: Record) -> Sequence[str]:
+        return ()
+
     def label(self, record: Record) -> np.ndarray:
         return np.int32(record.values["label"] or 0)
 
@@ -100,7 +103,7 @@ class MultipleChoice(PooledTask):
         return self.classify(params, x)[..., 0]
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        lines = super().describe(batch, example, row)
+        lines = Task.describe(self, batch, example, row)
         label = int(example["label"][row])
         return [line._replace(title="right" if i == label else "wrong") for i, line in enumerate(lines)]
 

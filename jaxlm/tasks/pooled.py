@@ -16,10 +16,10 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs, last_token
-from jaxlm.objectives.base import Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy
-from jaxlm.tasks.base import Task
+from jaxlm.tasks.base import Answer, Task
 from jaxlm.tokenizers.template import Row
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -28,7 +28,7 @@ from jaxlm.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class PooledTask(Task):
-    """A task whose classifier reads one vector per text.
+    """A task whose classifier reads one vector per text; by default the text has one of the classes.
 
     loss = the task's own + lm_coefficient · mean of -log p(token | tokens before it) (Radford et al. 2018, equation 5)
 
@@ -43,9 +43,14 @@ class PooledTask(Task):
         """Return the texts of a row, each a single text or a pair."""
         raise NotImplementedError
 
+    def label_names(self, record: Record) -> Sequence[str]:
+        label = record.values[self.gold_value]
+        return () if label is None else (label,)
+
     def label(self, record: Record) -> np.ndarray:
         """Return the label of a row; 0 if it has none."""
-        raise NotImplementedError
+        names = self.label_names(record)
+        return np.int32(self.label_number(record, names[0]) if names else 0)
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         texts = [self.texts(record) for record in records]
@@ -70,7 +75,8 @@ class PooledTask(Task):
         return self.template.build(self.vocabulary, *(part[:room] for part in parts))
 
     def synthetic(self, rows: int, length: int) -> Arrays:
-        return super().synthetic(rows, length) | {"label": np.zeros(rows, np.int32)}
+        label = self.label(Record("", "", {self.gold_value: None}, ()))
+        return super().synthetic(rows, length) | {"label": np.stack([label] * rows)}
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         if self.lm_coefficient and not self.model.is_causal:
@@ -96,6 +102,19 @@ class PooledTask(Task):
 
     def predict(self, params: Params, example: Arrays) -> Arrays:
         return {"logits": self.row_logits(params, self.pooled(params, example, None))}
+
+    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+        logits = parts[0][1]["logits"].astype(np.float64)
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        return Answer(self.labels[logits.argmax()], {"scores": dict(zip(self.labels, shares.tolist(), strict=True))})
+
+    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
+        return [*super().describe(batch, example, row), Line(self.shown_label(example["label"][row]), [], [])]
+
+    def shown_label(self, label: Any) -> str:
+        """Return the label of a row as `jaxlm show` prints it."""
+        return f"label {self.labels[int(label)]}"
 
     def inputs(self, example: Arrays) -> Inputs:
         """Return the texts of a batch as the model's inputs, those of a row one after another."""
@@ -141,10 +160,7 @@ class PooledTask(Task):
 
 def flat_inputs(example: Arrays) -> Inputs:
     """Return the texts of a batch, those of a row one after another."""
-    return Inputs(*(
-        example[name].reshape(-1, example[name].shape[-1])
-        for name in ("input_ids", "token_type_ids", "attention_mask")
-    ))
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), Inputs.of(example))
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,16 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxlm.data.labelled import Arrays, Example, Record
-from jaxlm.data.mentions import Mention, Mentions
+from jaxlm.data.labelled import Record
 from jaxlm.data.readers import LABELS, row_of, text_of
 from jaxlm.errors import UserError
-from jaxlm.objectives.base import Line
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
-from jaxlm.tasks.marked import MarkedRows, MarkedTask, linked_entity, mark_spans
+from jaxlm.tasks.marked import MarkedRows, MarkedTask, Span, linked_entity
 
 HEAD, TAIL = "#", "$"
 """Markers around the head and around the tail, symbols of BERT's vocabulary."""
@@ -62,35 +58,9 @@ class RelationClassification(MarkedTask):
 
     name = "relation"
 
-    def marked(self, record: Record) -> tuple[str, Mentions]:
-        values = record.values
-        mentions = [Mention(start, end, entity) for entity, start, end in values["entities"]]
-        return mark_spans(values["text"], [(tuple(values["head"]), HEAD), (tuple(values["tail"]), TAIL)], mentions)
-
-    def label_names(self, record: Record) -> Sequence[str]:
-        label = record.values["label"]
-        return () if label is None else (label,)
-
-    def label(self, record: Record) -> np.ndarray:
-        label = record.values["label"]
-        return np.int32(0 if label is None else self.label_number(record, label))
-
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
-        logits = parts[0][1]["logits"].astype(np.float64)
-        shares = np.exp(logits - logits.max())
-        shares /= shares.sum()
-        return Answer(self.labels[logits.argmax()], {"scores": dict(zip(self.labels, shares.tolist(), strict=True))})
+    def spans(self, record: Record) -> list[tuple[Span, str]]:
+        return [(record.values["head"], HEAD), (record.values["tail"], TAIL)]
 
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         predictions = [answer.prediction for answer in answers]
         return metrics.relation_metrics(predictions, golds, self.no_relation)
-
-    def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
-        name = self.labels[int(example["label"][row])]
-        return [*super().describe(batch, example, row), Line(f"label {name}", [], [])]
-
-    def as_text(self, record: Record) -> tuple[str, str]:
-        return self.marked(record)[0], record.values["label"] or ""
-
-    def from_text(self, record: Record, text: str) -> str:
-        return text

@@ -20,12 +20,10 @@ from jaxlm.fields import field
 from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
-from jaxlm.tasks.base import Answer, Task, text_arrays
+from jaxlm.tasks.base import NO_LABEL, Answer, Task, text_arrays
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
-NO_LABEL = -1
-"""Label of tokens that begin no word."""
 BLANK = " \t\r\n"
 
 
@@ -127,10 +125,6 @@ class Tagging(Task):
     pools = False
     longest_text = 256
     gold_value = "tags"
-
-    @property
-    def padding(self) -> dict[str, int]:
-        return super().padding | {"labels": NO_LABEL}
 
     @property
     def filler(self) -> str:

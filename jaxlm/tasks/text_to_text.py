@@ -142,8 +142,7 @@ class TextToText(Task):
 
     @property
     def padding(self) -> dict[str, int]:
-        padding = {"input_ids": self.vocabulary.pad, "attention_mask": 0}
-        return padding | {"weights": 0} if self.is_decoder else padding
+        return super().padding | ({"weights": 0} if self.is_decoder else {})
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
         pairs = [self.texts(record) for record in records]

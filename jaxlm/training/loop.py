@@ -34,8 +34,8 @@ class NotFinite(UserError, FloatingPointError):
 def train(
     program: Program, state: TrainState, feed: Feed, checkpoints: Checkpoints, log: StepLog, metadata: dict[str, Any],
     entropy: float = 0.0, sampler: Callable[[Params], list[str]] | None = None,
-) -> dict[str, float]:
-    """Run the steps after `state.step` and return the figures of the last evaluation.
+) -> tuple[TrainState, dict[str, float]]:
+    """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
     Args:
         program: The jitted steps.
@@ -105,7 +105,7 @@ def train(
         chosen = best_step(best, t.criterion)
         log.progress.note(f"Best: step {chosen:,}, {t.criterion} {best[chosen]:.4f}; later commands read this one.")
     log.progress.note(str(log.clock))
-    return evaluation
+    return state, evaluation
 
 
 def run_step(

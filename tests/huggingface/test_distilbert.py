@@ -116,7 +116,7 @@ def test_a_distilled_student_is_exported(tmp_path, tokenizer):
     assert words("the cat", "it sat")["input_ids"] == [
         2, *tokenizer.encode("the cat"), 3, *tokenizer.encode("it sat"), 3
     ]
-    answers = fill_mask(objective, params, tokenizer, ["the [MASK] sat"], 3)[0][0]
+    answers = fill_mask(PretrainedModel(objective, params, tokenizer), ["the [MASK] sat"], 3)[0][0]
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)("the [MASK] sat")
     np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
 

@@ -146,7 +146,7 @@ def test_generator_alone_fills_masks(tmp_path, tokenizer, vocab_file):
     assert imported.fresh == ("discriminator", "rtd_head",)
     check(imported.objective, imported.params, "generator", generator)
     text = "the [MASK] sat on [MASK] mat"
-    answers = fill_mask(imported.objective, imported.params, imported.tokenizer, [text], top_k=3)[0]
+    answers = fill_mask(imported, [text], top_k=3)[0]
     library = transformers.pipeline("fill-mask", model=generator, tokenizer=transformers.AutoTokenizer.from_pretrained(
         tmp_path / "hf"), top_k=3)(text)
     for ours, theirs in zip(answers, library, strict=True):

@@ -21,6 +21,7 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -143,7 +144,7 @@ def test_tokenizer_and_masks(tokenizer, tmp_path):
     class_of_theirs = transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges)
     assert class_of_theirs(first, second)["input_ids"] == theirs(first, second)["input_ids"]
     assert (theirs.pad_token_id, theirs.mask_token, theirs.model_max_length) == (1, "<mask>", 40)
-    answers = [fill_mask(objective, params, tokenizer, [text], 3)[0]
+    answers = [fill_mask(PretrainedModel(objective, params, tokenizer), [text], 3)[0]
                for text in ("aks the [MASK], ka", "aks the<mask>, ka")]
     assert answers[0] == answers[1]
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)("aks the<mask>, ka")

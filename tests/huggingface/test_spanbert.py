@@ -20,7 +20,7 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -61,7 +61,7 @@ def test_export_is_a_bert_without_the_private_head(objective, exported, tokenize
     expected = real(torch_outputs(theirs.eval(), inputs).logits.numpy(), inputs)
     logits = real(jax.jit(objective.model.predict_tokens)(params, hidden), inputs)
     assert np.abs(logits - expected).max() < 1e-4
-    answers = fill_mask(objective, params, tokenizer, ["the [MASK] sat"], 3)[0][0]
+    answers = fill_mask(PretrainedModel(objective, params, tokenizer), ["the [MASK] sat"], 3)[0][0]
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)("the [MASK] sat")
     np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
 

@@ -17,6 +17,7 @@ from jaxlm.huggingface.sentence_transformers import Vectors, read
 from jaxlm.inference.embed import embed
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.word2vec import Word2Vec
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.skip_gram import SkipGram
@@ -41,7 +42,7 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
     params = random_params(objective, 0)
     vectors = Vectors(pooling, 30, model is Bert)
     out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), vectors=vectors)
-    ours = embed(objective, params, bpe, TEXTS, pooling, 30, vectors.normalize)
+    ours = embed(PretrainedModel(objective, params, bpe), TEXTS, pooling, 30, vectors.normalize)
     theirs = SentenceTransformer(str(out), device="cpu").encode(TEXTS)
     assert ours.shape == (4, 24) and np.abs(ours - ours[::-1]).max() > 0.1
     assert np.abs(ours - theirs).max() < 1e-4
@@ -70,28 +71,27 @@ def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # n
     params = jax.tree.map(jnp.asarray, random_params(objective, 0))
     table = np.asarray(objective.model.vectors(params))
     ids = tokenizer.encode("cat sat")
-    found = embed(objective, params, tokenizer, ["cat", "cat sat"])
+    found = embed(PretrainedModel(objective, params, tokenizer), ["cat", "cat sat"])
     np.testing.assert_allclose(found, [table[ids[0]], table[ids].mean(axis=0)], atol=1e-6)
-    long = embed(objective, params, tokenizer, ["cat " * 512 + "sat " * 512], length=1024)
+    long = embed(PretrainedModel(objective, params, tokenizer), ["cat " * 512 + "sat " * 512], length=1024)
     np.testing.assert_allclose(long, found[1:], atol=1e-5)
 
     model = Elmo(vocab_size=v.size, hidden_size=4, cell_size=8, filter_widths=2, num_highways=1)
     elmo = BidirectionalLM(model=model, vocabulary=v)
     # A text's vector does not depend on what is beside it.
     params = random_params(elmo, 0)
-    both = embed(elmo, params, tokenizer, ["cat", "the dog sat on the mat"])
+    both = embed(PretrainedModel(elmo, params, tokenizer), ["cat", "the dog sat on the mat"])
     assert both.shape == (2, 8)
-    np.testing.assert_allclose(both[:1], embed(elmo, params, tokenizer, ["cat"]), atol=1e-6)
+    np.testing.assert_allclose(both[:1], embed(PretrainedModel(elmo, params, tokenizer), ["cat"]), atol=1e-6)
     # The top layer is a mix in which the others have no weight.
     mixed = params | {"mix": {"weights": jnp.array([0.0, 0.0, 99.0]), "scale": jnp.ones(())}}
     top = dataclasses.replace(elmo, model=dataclasses.replace(model, task_layers="top"))
-    np.testing.assert_allclose(
-        embed(top, params, tokenizer, ["cat sat"]), embed(elmo, mixed, tokenizer, ["cat sat"]), atol=1e-6
-    )
+    wanted = embed(PretrainedModel(elmo, mixed, tokenizer), ["cat sat"])
+    np.testing.assert_allclose(embed(PretrainedModel(top, params, tokenizer), ["cat sat"]), wanted, atol=1e-6)
     with pytest.raises(UserError, match="no summary token"):
-        embed(elmo, params, tokenizer, ["cat"], "cls")
+        embed(PretrainedModel(elmo, params, tokenizer), ["cat"], "cls")
     with pytest.raises(UserError, match="text 2 has no tokens"):
-        embed(elmo, params, tokenizer, ["cat", ""])
+        embed(PretrainedModel(elmo, params, tokenizer), ["cat", ""])
 
 
 @pytest.mark.parametrize(("pooling", "expected"), [

@@ -12,17 +12,22 @@ from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 SIZE = 150
 
 
-class NumberTokenizer:
+class NumberTokenizer(Tokenizer):
     """Tokenizer of texts that are rows of numbers, one token each; the mask is `<mask>`, as in RoBERTa."""
 
     vocabulary = Vocabulary.stand_in(SIZE)
+
+    def __init__(self) -> None:
+        """It has no file."""
 
     def encode_with_symbols(self, text: str) -> list[int]:
         return [self.vocabulary.mask if word == "<mask>" else int(word) for word in text.split()]
@@ -58,7 +63,7 @@ def test_equals_direct_calls_of_the_model(filler, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 2)  # so that three texts need two batches
     v = NumberTokenizer.vocabulary
     texts = ["110 <mask> 112", "[MASK] 120 121 122 [MASK] [MASK] 123", " ".join(["130"] * 36) + " [MASK]"]
-    answers = fill_mask(objective, params, NumberTokenizer(), texts, top_k=4)
+    answers = fill_mask(PretrainedModel(objective, params, NumberTokenizer()), texts, top_k=4)
     assert [len(answer) for answer in answers] == [1, 3, 1]
     for text, answer in zip(texts, answers, strict=True):
         row = [v.cls, *NumberTokenizer().encode_with_symbols(text.replace("[MASK]", "<mask>")), v.sep]
@@ -71,7 +76,7 @@ def test_equals_direct_calls_of_the_model(filler, monkeypatch):
 
 
 def test_no_texts(filler):
-    assert fill_mask(*filler, NumberTokenizer(), []) == []
+    assert fill_mask(PretrainedModel(*filler, NumberTokenizer()), []) == []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +90,7 @@ def test_no_texts(filler):
 )
 def test_mistakes_are_refused(filler, text, top_k, message):
     with pytest.raises(UserError, match=message):
-        fill_mask(*filler, NumberTokenizer(), [text], top_k)
+        fill_mask(PretrainedModel(*filler, NumberTokenizer()), [text], top_k)
 
 
 def test_tokenizer_without_mask_is_named(filler):
@@ -93,16 +98,9 @@ def test_tokenizer_without_mask_is_named(filler):
     nothing = np.zeros(SIZE, bool)
     tokenizer.vocabulary = Vocabulary(size=SIZE, special=nothing, word_start=~nothing, sentence_end=nothing, pad=0)
     with pytest.raises(UserError, match=r"\[MASK\]"):
-        fill_mask(*filler, tokenizer, ["[MASK]"])
-
-
-def test_tokenizer_of_another_model_is_refused(filler):
-    tokenizer = NumberTokenizer()
-    tokenizer.vocabulary = Vocabulary.stand_in(SIZE + 1)
-    with pytest.raises(UserError, match="belongs to the model"):
-        fill_mask(*filler, tokenizer, ["[MASK]"])
+        fill_mask(PretrainedModel(*filler, tokenizer), ["[MASK]"])
 
 
 def test_objective_that_fills_no_masks(filler):
     with pytest.raises(UserError, match="does not fill masks"):
-        fill_mask(CausalLM(), filler[1], NumberTokenizer(), ["[MASK]"])
+        fill_mask(PretrainedModel(CausalLM(), filler[1], NumberTokenizer()), ["[MASK]"])

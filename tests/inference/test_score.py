@@ -19,6 +19,7 @@ from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
 from jaxlm.inference.text import fit_prompts
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.t5 import T5
+from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -99,11 +100,11 @@ def test_decoder(gpt2, tokens, monkeypatch):
         row = [*pair.context, *pair.targets[:-1]]
         logits = model(torch.tensor([row])).logits[0, len(pair.context) - 1 :]
         wanted.append(of_torch(logits, pair.targets))
-    check(score(ours.objective, ours.params, pairs), wanted)
+    check(score(ours, pairs), wanted)
     # The likeliest continuation says so, and `given` targets are read but not scored.
     best = [int(model(torch.tensor([[7, 8, 9]])).logits[0, -1].argmax())]
-    assert score(ours.objective, ours.params, [Pair([7, 8, 9], best)])[0].is_likeliest.tolist() == [True]
-    (whole, part) = score(ours.objective, ours.params, [pairs[3], pairs[3]._replace(num_unscored=4)])
+    assert score(ours, [Pair([7, 8, 9], best)])[0].is_likeliest.tolist() == [True]
+    (whole, part) = score(ours, [pairs[3], pairs[3]._replace(num_unscored=4)])
     np.testing.assert_array_equal(part.log_probs, whole.log_probs[4:])
 
 
@@ -111,20 +112,20 @@ def test_long_contexts_are_truncated_on_the_left(gpt2):
     model, ours = gpt2
     ids = np.random.default_rng(0).integers(110, 420, 70).tolist()
     logits = model(torch.tensor([ids[-41:-1]])).logits[0, -6:]
-    check(score(ours.objective, ours.params, [Pair(ids[:64], ids[64:])]), [of_torch(logits, ids[64:])])
+    check(score(ours, [Pair(ids[:64], ids[64:])]), [of_torch(logits, ids[64:])])
     with pytest.raises(UserError, match="41 tokens, but the model takes 40"):
-        score(ours.objective, ours.params, [Pair([5], ids[:41])])
+        score(ours, [Pair([5], ids[:41])])
 
 
 def test_long_prompts_are_truncated_on_the_left(gpt2, t5):
     ids = [7] + [8] * 600
     for (_, ours), room, begin in ((gpt2, 35, "bos"), (t5, 511, "eos")):
-        found = fit_prompts(ours.objective, ours.tokenizer, [ids, ids[:9], []], 6)
+        found = fit_prompts(ours, [ids, ids[:9], []], 6)
         assert found == [ids[-room:], ids[:9], [getattr(ours.tokenizer.vocabulary, begin)]]
         read = prepare_prompts(ours.objective, found, 6)
         assert len(read[0]) + 5 * (begin == "bos") == max_length(ours.objective)
     with pytest.raises(UserError, match="41 new tokens leave no room for a prompt: the model takes 40"):
-        fit_prompts(gpt2[1].objective, gpt2[1].tokenizer, [ids], 41)
+        fit_prompts(gpt2[1], [ids], 41)
 
 
 def test_encoder_decoder(t5):
@@ -134,7 +135,7 @@ def test_encoder_decoder(t5):
     for context, targets, _ in pairs:
         logits = model(input_ids=torch.tensor([[*context, 3]]), labels=torch.tensor([targets])).logits[0, :, :512]
         wanted.append(of_torch(logits, targets))
-    check(score(ours.objective, ours.params, pairs), wanted)
+    check(score(ours, pairs), wanted)
 
 
 def test_masked_model(bert):
@@ -149,10 +150,10 @@ def test_masked_model(bert):
             masked = torch.tensor([[v.mask if i == place else token for i, token in enumerate(row)]])
             logits.append(model(masked).logits[0, place, : v.size])
         wanted.append(of_torch(torch.stack(logits), targets))
-    check(score(ours.objective, ours.params, pairs), wanted)
-    assert score(ours.objective, ours.params, []) == []
+    check(score(ours, pairs), wanted)
+    assert score(ours, []) == []
     with pytest.raises(UserError, match=r"42 tokens .* takes 40"):
-        score(ours.objective, ours.params, [Pair([110] * 20, [110] * 20)])
+        score(ours, [Pair([110] * 20, [110] * 20)])
 
 
 def test_perplexity_of_a_long_text(gpt2):
@@ -160,7 +161,7 @@ def test_perplexity_of_a_long_text(gpt2):
     model, ours = gpt2
     ids = np.random.default_rng(2).integers(110, 420, 150).tolist()
     for stride in (40, 10, 7):
-        found = score(ours.objective, ours.params, list(windows(ids, 5, 40, stride)))
+        found = score(ours, list(windows(ids, 5, 40, stride)))
         assert sum(len(each.log_probs) for each in found) == 150
         nll, seen = 0.0, 0
         for end in [40, *range(40 + stride, 150, stride), 150]:
@@ -187,10 +188,10 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     pieces = [*sorted(ByteLevel.alphabet()), "th", "the", "Ġa", "Ġan", "<|endoftext|>"]
     (tmp_path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ a\nĠa n\n", encoding="utf-8")
-    tokenizer, objective = Tokenizer.load(tmp_path), gpt2[1].objective
+    tokenizer = Tokenizer.load(tmp_path)
 
     def shown(context: str, continuation: str) -> list[list[str]]:
-        pair = encode_pair(objective, tokenizer, context, continuation)
+        pair = encode_pair(dataclasses.replace(gpt2[1], tokenizer=tokenizer), context, continuation)
         return [[tokenizer.piece(i) for i in ids] for ids in pair[:2]]
 
     assert shown("is", " an") == [["i", "s"], ["Ġan"]]
@@ -204,12 +205,12 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     model = t5[1]
     v = model.tokenizer.vocabulary
     context, continuation = model.tokenizer.encode("abc"), model.tokenizer.encode("abd")
-    assert encode_pair(model.objective, model.tokenizer, "abc", " abd") == (context, continuation, 0)
-    assert encode_pair(model.objective, model.tokenizer, "abc", " abd", sentinel=True) == (
+    assert encode_pair(model, "abc", " abd") == (context, continuation, 0)
+    assert encode_pair(model, "abc", " abd", sentinel=True) == (
         [*context, v.sentinel], [v.sentinel, *continuation], 1
     )
 
 
 def test_models_without_likelihoods_are_refused():
     with pytest.raises(UserError, match="SkipGram cannot score texts"):
-        score(SkipGram(), {}, [Pair([1], [2])])
+        score(PretrainedModel(SkipGram(), {}), [Pair([1], [2])])

@@ -15,6 +15,7 @@ from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import resolve as resolution
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import experiment_of, resolve
@@ -73,8 +74,9 @@ def test_every_kind_of_task(preset, family, models, rows, tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "run"), "--data.source", str(rows[preset]), "--predictions", str(out)]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(lines) == 40 and all({"id", "prediction", "gold"} <= line.keys() for line in lines)
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert result(capsys) == first
     # Rows without labels are answered just as well.
     flags, source = NO_LABELS.get(preset, []), rows[preset]
     if preset == "squad":
@@ -198,6 +200,35 @@ def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
     assert "give one of them" in capsys.readouterr().err
     assert main(["evaluate", first, "--data.held-out", "0.5"]) == 2
     assert "has learnt from would be scored" in capsys.readouterr().err
+
+
+def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, capsys, monkeypatch):
+    """Rows are encoded once for all values and seeds; `evaluate` on a run gives the same result."""
+    encoded, encode = [], Classification.encode
+
+    def counted(self, records, *arguments):
+        encoded.append(len(records))
+        return encode(self, records, *arguments)
+
+    def fail(path):
+        raise AssertionError(path)
+
+    monkeypatch.setattr(Classification, "encode", counted)
+    flags = ["--sweep", "optimizer.learning-rate=1e-8,1e-2", "--seeds", "2", "--data.length", "40"]
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxlm.runs.finetune.load_run", fail)
+        assert finetune("classify", rows["classify"], models("bert"), tmp_path / "runs", *flags) == 0
+    assert encoded == [36, 4]
+    sweep, found = result(capsys)["sweep"], []
+    for seed in (0, 1):
+        assert main(["evaluate", str(tmp_path / "runs" / "learning-rate_1e-2" / f"seed_{seed}"), "--json"]) == 0
+        found.append(result(capsys)["metrics"]["accuracy"])
+    assert sweep["1e-2"]["accuracy"] == np.mean(found)
+    # Rows of another length are encoded again.
+    encoded.clear()
+    flags = ["--sweep", "data.length=16,24"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "more", *flags) == 0
+    assert encoded == [36, 4] * 2
 
 
 def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys, monkeypatch):
@@ -328,6 +359,20 @@ def test_show_draws_examples(models, rows, capsys):
                  str(rows["squad"]), "--data.length", "64", "--objective.max-target", "8"]) == 0
     shown = capsys.readouterr().out
     assert "  text  " in shown and "answer  *" in shown
+
+
+def test_refusals_before_rows_are_read(models, tmp_path, capsys, monkeypatch):
+    """The files of rows and of text do not exist."""
+    for preset, flag in (("classify", "--train.best-by=f1"), ("tag", "--train.patience=2")):
+        assert finetune(preset, "missing", models("bert"), tmp_path / "run", flag, "--data.held-out", "0") == 2
+        assert "train.best_by and train.patience need held-out data" in capsys.readouterr().err
+    flags = ["--train.patience", "2", "--data.held-out", "0", "--data.source", "missing"]
+    assert main(["pretrain", "configs/bert_tiny.py", "--run-dir", str(tmp_path / "run"), *flags]) == 2
+    assert "train.best_by and train.patience need held-out data" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    monkeypatch.delattr(MaskedLM, "describe")
+    assert main(["show", "configs/bert_tiny.py", "--data.source", "missing"]) == 2
+    assert "MaskedLM has no `describe` method" in capsys.readouterr().err
 
 
 MISTAKES = {

@@ -27,8 +27,9 @@ def test_classes_as_scikit_learn(labels):
         assert metrics.accuracy(own, gold) == pytest.approx(sklearn.metrics.accuracy_score(gold, own))
         average = {"average": "binary", "pos_label": "1"} if len(labels) == 2 else {"average": "macro"}
         wanted = sklearn.metrics.f1_score(gold, own, zero_division=0, **average)
-        assert metrics.f1(own, gold, labels) == pytest.approx(wanted)
-        assert metrics.matthews(own, gold) == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, own))
+        found = metrics.class_metrics(own, gold, labels)
+        assert found["f1"] == pytest.approx(wanted)
+        assert found["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, own))
 
 
 def test_figures_of_each_class_as_scikit_learn():
@@ -49,9 +50,11 @@ def test_figures_of_each_class_as_scikit_learn():
 
 def test_correlations():
     gold = [0.0, 1.0, 2.5, 5.0]
-    assert metrics.pearson([2.0, 4.0, 7.0, 12.0], gold) == pytest.approx(1.0)
-    assert metrics.spearman([1.0, 4.0, 9.0, 100.0], gold) == 1.0
-    assert metrics.spearman([3.0, 3.0, 3.0, 3.0], gold) == metrics.pearson([1.0], [2.0]) == 0.0
+    found = metrics.correlations([2.0, 4.0, 7.0, 12.0], gold)
+    assert found == pytest.approx({"pearson": 1.0, "spearman": 1.0})
+    assert metrics.correlations([1.0, 4.0, 9.0, 100.0], gold)["spearman"] == 1.0
+    assert metrics.correlations([3.0, 3.0, 3.0, 3.0], gold) == {"pearson": 0.0, "spearman": 0.0}
+    assert metrics.correlations([1.0], [2.0]) == {"pearson": 0.0, "spearman": 0.0}
 
 
 def test_entities_as_seqeval_strict():

@@ -103,6 +103,18 @@ def test_a_conversation_with_and_without_answers(tmp_path):
                        "kind": "span"}
 
 
+@pytest.mark.parametrize(("data", "file"), [
+    (ChoiceRows(), ("x.jsonl", json.dumps({"text": " ", "choices": ["", ""], "label": 0}))),
+    (ChoiceRows(), ("x.jsonl", json.dumps(
+        {"text": "", "choices": [{"label": name, "text": ""} for name in "AB"], "label": "A"}))),
+    (AnswerRows(), ("x.json", json.dumps(
+        {"data": [{"paragraphs": [{"context": "", "qas": [{"id": "q", "question": " ", "answers": []}]}]}]}))),
+])
+def test_rows_of_empty_texts_are_left_out(data, file, tmp_path):
+    """Names, places and kinds of answers are no texts."""
+    assert read(data, tmp_path, *file) == []
+
+
 def test_a_label_is_compared_as_text(tmp_path):
     (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE))
     assert MultipleChoice().gold(row) == 1
