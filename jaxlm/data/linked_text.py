@@ -39,12 +39,6 @@ class LinkedText(TextData):
     """Table of names by which mentions are found instead, lines `entity<TAB>name<TAB>alias…`: at each word the longest
     name, in any case (see jaxlm/data/linker.py)."""
 
-    def validate(self) -> None:
-        """Raise UserError for a value out of range."""
-        super().validate()
-        if not self.entities_field:
-            raise UserError("data.entities_field is empty; leave the flag out for its default.")
-
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows with a mention at one in 16 tokens; see `jaxlm.data.base.Data`."""
         batch, draw = super().synthetic(rows, row_format, vocabulary), np.random.default_rng(1)

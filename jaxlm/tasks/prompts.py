@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.data.readers import kind_of, read_file, texts_of
+from jaxlm.data.corpus import read_documents
+from jaxlm.data.readers import KINDS, suffix_of, texts_of
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, check_types, field
 from jaxlm.paths import reading
@@ -187,14 +188,14 @@ def read_examples(task: PromptTask, limit: int = 0) -> list[Example]:
 
 
 def _rows(task: PromptTask, path: str) -> Iterator[TableRow]:
-    if kind_of(path) != "text" or task.kind in METRICS:
+    if KINDS.get(suffix_of(path)) != "text" or task.kind in METRICS:
         for row in read_table(path, task.columns):
             if isinstance(row, UserError):
                 raise row
             yield row
         return
     document, number = "", 0
-    for piece in read_file(path, "text"):
+    for piece in read_documents(path, "text"):
         document += piece.text
         if piece.last:
             number += 1

@@ -80,8 +80,8 @@ def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
 def test_only_regular_files_are_text(folder):
     os.mkfifo(folder / "pipe.txt")
     (folder / "device.jsonl").symlink_to("/dev/zero")
-    told = r"(pipe\.txt|device\.jsonl) is (not a regular file|neither a file nor a folder)"
-    for source in (folder / "pipe.txt", folder / "device.jsonl", folder / "*.txt", folder):
+    told = r"(pipe\.txt|device\.jsonl) is neither a file nor a folder"
+    for source in (folder / "pipe.txt", folder / "device.jsonl"):
         with pytest.raises(UserError, match=told):
             open_corpus(str(source))
 
@@ -228,7 +228,7 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
 def test_columns_of_tables_and_datasets(tables):
     parquet, saved = str(tables / "t.parquet"), f"hf:{tables / 'saved'}"
     for source in (parquet, saved):
-        with pytest.raises(UserError, match=r"no field 'body'.*--data.text-field.*'id', 'text'"):
+        with pytest.raises(UserError, match=r"no column 'body'; it has 'id', 'text'.*--data.text-field"):
             texts(source, "body")
         with pytest.raises(UserError, match=r"row 0: the field 'id' is a number, not text"):
             texts(source, "id")
@@ -278,7 +278,7 @@ def test_tfds(prepared, monkeypatch):
     assert open_corpus("tfds:few_words").stamp != open_corpus("tfds:few_words:test").stamp
     with pytest.raises(UserError, match=r"few_words:nowhere cannot be read .*nowhere"):
         open_corpus("tfds:few_words:nowhere")
-    with pytest.raises(UserError, match=r"no field 'body'.*'text'"):
+    with pytest.raises(UserError, match=r"no column 'body'.*'text'"):
         open_corpus("tfds:few_words", "body")
     with pytest.raises(UserError, match=r"'label' is .*, not text"):
         texts("tfds:few_words", "label")

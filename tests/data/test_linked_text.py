@@ -82,7 +82,7 @@ def test_a_mention_is_at_its_first_token(source, graph, tmp_path):
 def test_the_store_of_plain_text_stays_as_it_is(source, graph, tmp_path):
     plain, linked = opened(source, tmp_path, TextData), opened(source, tmp_path)
     assert plain.fingerprint != linked.fingerprint and plain.folder != linked.folder
-    names = {path.name for path in Path(plain.folder, "train").iterdir()}
+    names = {path.name for path in Path(plain.folder, plain.manifest["arrays"], "train").iterdir()}
     assert names == {"tokens", "offsets", "counts"} and "entities" not in plain.manifest
     np.testing.assert_array_equal(plain.counts("train"), linked.counts("train"))
     with pytest.raises(UserError, match=r"was read as text without entities"):
