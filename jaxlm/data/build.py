@@ -66,7 +66,7 @@ class StoreBuild:
     source: str = ""
     sentences: bool = False
     workers: int = 0
-    report: Report = lambda line: None
+    report: Report = print
 
     def missing(self, shard: int = 0, shards: int = 1) -> list[int]:
         """Return the numbers of the chunks of a shard, a contiguous range, that are not yet tokenized."""

@@ -152,10 +152,11 @@ def open_text(path: str) -> Iterator[TextIO]:
             with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
                 yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
         except UnicodeDecodeError as error:
-            likely = _likely_encodings(error.object)
-            what = f" but most likely {' or '.join(likely)}" if likely else ""
-            command = f"iconv -f {likely[0] if likely else 'ENCODING'} -t UTF-8 FILE > NEW"
-            raise UserError(f"{path} is not UTF-8 text{what}; convert it (`{command}`) or leave it out.") from error
+            likely = _likely_encoding(error.object)
+            raise UserError(
+                f"{path} is not UTF-8 text (its likely encoding: {likely}); convert it (`iconv -f {likely} -t UTF-8 "
+                "FILE > NEW`) or leave it out."
+            ) from error
         except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
             raise UserError(
                 f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of "
@@ -163,16 +164,14 @@ def open_text(path: str) -> Iterator[TextIO]:
             ) from error
 
 
-def _likely_encodings(data: bytes) -> list[str]:
-    """Return the most likely encodings of a text that is not UTF-8: those that fit almost as well as the best one."""
+def _likely_encoding(data: bytes) -> str:
     import charset_normalizer
 
     found = charset_normalizer.from_bytes(data, cp_isolation=_CODECS)
-    best = found.best()
-    close = [each for each in found if each.chaos < best.chaos + 0.05 and each.coherence > best.coherence - 0.1]
-    names = [name for each in close for name in each.could_be_from_charset]
+    close = [each for each in found if each.chaos < found[0].chaos + 0.05 and each.coherence > found[0].coherence - 0.1]
+    names = [name for each in close for name in each.could_be_from_charset] or ["unknown"]
     # Short Western European texts fit other Latin encodings as well, which are rarer.
-    return [name.upper().replace("_", "-") for name in sorted(names, key="cp1252".__ne__)]
+    return ("cp1252" if "cp1252" in names else names[0]).upper().replace("_", "-")
 
 
 def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:
