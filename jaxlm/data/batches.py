@@ -72,7 +72,7 @@ class Batches:
         self._rows = rows
         self._seed = seed
         self._is_stream = stream
-        self._both_ways = both_ways
+        self._rows_per_part = 2 if both_ways else 1
         self.batch_size = batch_size
         self.raw_length = rows.length
         self.num_rows = rows.count
@@ -120,7 +120,7 @@ class Batches:
         Empty rows (segment_ids all 0, or row -1) fill the last batch.
         """
         if self._is_stream and self.num_rows >= batch_size:
-            for number in range(min(count, self.num_rows // self._parts(batch_size))):
+            for number in range(min(count, self.num_rows // (batch_size // self._rows_per_part))):
                 yield self._rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
             return
         chosen = self._evaluation_order(min(self.num_rows, count * batch_size))
@@ -142,21 +142,16 @@ class Batches:
         The text is cut into one part per forward row; a row reads its part, then continues with the next one. A
         backward row reads the part of the preceding row from its last window to its first.
         """
-        steps = self.num_rows // self._parts(batch_size)
         if self.num_rows < batch_size:
             raise UserError(
                 f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} "
                 "rows of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
             )
-        if not self._both_ways:
-            return (row_numbers * steps + step + seed) % (steps * batch_size)
-        part, backward = np.divmod(row_numbers, 2)
+        parts = batch_size // self._rows_per_part
+        steps = self.num_rows // parts
+        part, backward = np.divmod(row_numbers, self._rows_per_part)
         position = part * steps + np.where(backward, steps - 1 - step, step)
-        return (position + seed) % (steps * (batch_size // 2))
-
-    def _parts(self, batch_size: int) -> int:
-        """Return the number of forward rows of a stream."""
-        return batch_size // 2 if self._both_ways else batch_size
+        return (position + seed) % (steps * parts)
 
     def _require_rows(self) -> None:
         if self.num_rows == 0:

@@ -89,8 +89,7 @@ class StoreBuild:
         part = f", {len(missing):,} of {self.num_chunks:,} chunks" if len(missing) < self.num_chunks else ""
         size = f"{self.text.bytes / 1e6:,.1f} MB, {self.text.documents:,} documents{part}"
         self.report(f"Tokenising {self.source} ({size}) into {self.folder}")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
-        threads = self.workers or min(_MOST_THREADS, cores)
+        threads = self.workers or min(_MOST_THREADS, os.cpu_count() or 1)
         waiting: collections.deque[Future] = collections.deque()
         start = reported = time.monotonic()
         with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:

@@ -23,27 +23,21 @@ from jaxlm.tokenizers.tokenizer import split_sentences
 
 ROUTE_BITS = 64
 _LEAST = 1 << 15  # bytes to hold out at least: some 8,000 tokens of English
-_BLOCK = 1 << 12  # bytes read at each of three positions of a file
 _space = re.compile(r"\s")
 
 
-def file_state(path: str) -> list[int | float | str]:
-    """Return the size, times and a hash of the first, middle and last bytes of a file.
+def file_state(path: str) -> list[int | str]:
+    """Return the size and the times of a file. One with an equal state need not be read again.
 
-    A file with an equal state need not be read again. An edit that keeps size and modification time changes the change
-    time or, within the clock's resolution, most likely the bytes. The state of a file in a bucket is its size and the
-    server's tag of its contents.
+    An edit that keeps size and modification time changes the change time. The state of a file in a bucket is its size
+    and the server's tag of its contents.
     """
     if in_bucket(path):
         store, name = fsspec.core.url_to_fs(path)
         info = store.info(name)
         return [info["size"], info.get("etag") or info["ETag"]]  # of Google Cloud Storage; of S3
-    stat, blocks = os.stat(path), hashlib.sha256()
-    with open(path, "rb") as file:
-        for place in (0, stat.st_size // 2, max(0, stat.st_size - _BLOCK)):
-            file.seek(place)
-            blocks.update(file.read(_BLOCK))
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, blocks.hexdigest()]
+    stat = os.stat(path)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 class TextHash:

@@ -107,7 +107,8 @@ class LabelledData(Data):
     """Flag of the column of labels."""
 
     source: str = field("", resumable=True)
-    """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]`."""
+    """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]` or
+    `hf:NAME[:CONFIG][:SPLIT]`."""
 
     dev: str = field("", resumable=True)
     """Rows to evaluate on, in the same format; empty: a share of the source's rows."""

@@ -178,7 +178,6 @@ class Store:
     def _split(self, split: str) -> Split:
         facts = self.manifest["parts"][split]
         return Split(
-            name=split,
             documents=facts["documents"],
             num_tokens=facts["tokens"],
             text_bytes=facts["text_bytes"],

@@ -158,11 +158,12 @@ class _Rows:
 def _arrays(data: TripleData, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """Return the ids of the triples, and what evaluation and corruption need to know of the graph."""
     vocabulary, size = tokenizer.vocabulary, GraphSize.of(tokenizer.vocabulary)
+    rows = np.fromiter(_rows(data, vocabulary), np.dtype((np.int32, 4)))
+    triples, is_held_out = rows[:, :3], rows[:, 3] > 0
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    groups = list(_groups(data, vocabulary))
-    for group, is_held_out in groups:
-        digest.update(group.tobytes() + is_held_out.tobytes())
-    triples, is_held_out = map(np.concatenate, zip(*groups, strict=True))
+    for start in range(0, len(rows), _GROUP):
+        group = slice(start, start + _GROUP)
+        digest.update(triples[group].tobytes() + is_held_out[group].tobytes())
     train, held_out = triples[~is_held_out], triples[is_held_out]
     if not len(train):
         raise UserError(f"{data.source} has no triples to train on.")
@@ -175,29 +176,22 @@ def _arrays(data: TripleData, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     }
 
 
-def _groups(data: TripleData, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield groups of ids, int32 [triples, 3], and which are held out, bool [triples]."""
+def _rows(data: TripleData, vocabulary: Vocabulary) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield the ids of each triple, and whether it is held out."""
     entities, relations = ({name: number for number, name in enumerate(names)} for names in graph_names(vocabulary))
-    rows: list[tuple[int, int, int]] = []
-    routes: list[bool] = []
     for file in data._files():
         for head, relation, tail in read_triples(file):
-            for kind, ids, name in (
-                ("entity", entities, head), ("relation", relations, relation), ("entity", entities, tail)
-            ):
-                if name not in ids:
-                    raise UserError(f"{file} has the {kind} {name!r}, which is not in {vocabulary.name}; leave its "
-                                    "triples out, or begin a run without that tokenizer.")
-            rows.append((entities[head], relations[relation], entities[tail]))
-            if data.dev:
-                routes.append(file == data.dev)
-            else:
+            is_held_out = file == data.dev
+            if not data.dev:
                 route = hashlib.sha256(f"{head}\t{relation}\t{tail}".encode()).digest()[:8]
-                routes.append(int.from_bytes(route, "little") < data.held_out * _ROUTES)
-            if len(rows) == _GROUP:
-                yield np.array(rows, np.int32), np.array(routes)
-                rows, routes = [], []
-    yield np.array(rows, np.int32).reshape(-1, 3), np.array(routes, bool)
+                is_held_out = int.from_bytes(route, "little") < data.held_out * _ROUTES
+            try:
+                yield entities[head], relations[relation], entities[tail], is_held_out
+            except KeyError as error:
+                raise UserError(
+                    f"{file} has the name {error}, which is not in {vocabulary.name}; leave its triples out, or begin "
+                    "a run without that tokenizer."
+                ) from error
 
 
 def _known(train: np.ndarray, held_out: np.ndarray, num_relations: int) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,6 @@ class Split:
     """One split of a token store.
 
     Attributes:
-        name: "train" or "held_out".
         documents: number of documents.
         num_tokens: number of tokens.
         text_bytes: bytes of text.
@@ -34,7 +33,6 @@ class Split:
         entities: uint32 [num_tokens] for text with entities (see `jaxlm.data.store`).
     """
 
-    name: str
     documents: int
     num_tokens: int
     text_bytes: int
