@@ -136,7 +136,8 @@ def _python_docs() -> Iterator[Piece]:
 def _dataset_state(source: str, text_field: str) -> list[str]:
     """Return the state of the files of a dataset, equal if the dataset is unchanged."""
     if source.startswith("tfds:"):
-        builder, data = tfds_source.open_dataset(source, [text_field])
+        builder, data = tfds_source.open_dataset(source)
+        require_columns([text_field], list(builder.info.features), source)
         files = sorted(str(file) for file in builder.data_path.iterdir() if not file.is_dir())
     else:
         data = arrow_source.open_dataset(source, [text_field])

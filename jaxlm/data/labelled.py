@@ -202,8 +202,6 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
     Raises:
         UserError: There are bad rows, and `data.skip_bad_rows` is off or there are no others.
     """
-    if os.path.isdir(path):
-        raise UserError(f"{path} is a folder; give one of its files.")
     rows: list[Record] = []
     errors: list[UserError] = []
     without_text = 0
@@ -219,8 +217,6 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
     if errors and not rows:
         raise errors[0]
     if errors and not data.skip_bad_rows:
-        if len(errors) == 1:
-            raise UserError(f"{errors[0]} Or leave it out with --data.skip-bad-rows True.")
         shown = "".join(f"\n  {str(error).removeprefix(f'{path}, ')}" for error in errors[:_SHOWN_ERRORS])
         more = f"\n  and {len(errors) - _SHOWN_ERRORS:,} more" if len(errors) > _SHOWN_ERRORS else ""
         raise UserError(

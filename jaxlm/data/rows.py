@@ -19,7 +19,7 @@ csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
 def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
-    """Yield the rows of a file or of a dataset, and an error in place of each row that cannot be read.
+    """Return the rows of a file or of a dataset, and an error in place of each row that cannot be read.
 
     Args:
         source: `tfds:NAME` (see `tfds_source.read_rows`), `hf:NAME` (see `arrow_source.read_rows`), JSON lines (where
@@ -29,24 +29,16 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | User
     Raises:
         UserError: The source cannot be read, or a column is missing.
     """
-    kind = "json" if (suffix := suffix_of(source)) == ".json" else KINDS.get(suffix)
+    suffix, dataset = suffix_of(source), source.partition(":")[0]
+    kind = dataset if dataset in ("tfds", "hf") else "json" if suffix == ".json" else KINDS.get(suffix)
     if "" in (columns or ()):
         raise UserError(f"{source}: the name of a column is empty; set --data.text-field and the other column flags.")
-    if source.startswith("tfds:"):
-        yield from tfds_source.read_rows(source, columns)
-    elif source.startswith("hf:"):
-        yield from arrow_source.read_rows(source, columns)
-    elif kind == "parquet":
-        yield from arrow_source.parquet_rows(source, columns)
-    elif kind == "json":
-        yield from _json_rows(source, columns)
-    elif kind in ("table", "text"):
-        yield from _table_rows(source, columns)
-    else:
+    if kind is None:
         raise UserError(
             f"{source} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
             "or .zst, or in .parquet."
         )
+    return _READERS[kind](source, columns)
 
 
 def _json_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
@@ -106,3 +98,9 @@ def _table_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | User
             f"{path}, line {line} cannot be split into columns ({error}); double the quotes within a column that "
             "begins with a quote, end lines with a newline, or remove the line."
         ) from error
+
+
+_READERS = {
+    "tfds": tfds_source.read_rows, "hf": arrow_source.read_rows, "parquet": arrow_source.parquet_rows,
+    "json": _json_rows, "table": _table_rows, "text": _table_rows,
+}

@@ -24,7 +24,8 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str,
     Raises:
         UserError: The dataset cannot be read or lacks a column.
     """
-    builder, data = open_dataset(source, columns)
+    builder, data = open_dataset(source)
+    require_columns(columns or (), list(builder.info.features), source)
     names = {column: class_names(source, column) for column in columns or builder.info.features}
     for start in range(0, len(data), _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, len(data)))
@@ -35,24 +36,15 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str,
 
 def class_names(source: str, column: str) -> tuple[str, ...]:
     """Return the class names of a column in numeric order; an empty tuple unless it is a ClassLabel."""
-    return tuple(getattr(_open(source)[0].info.features[column], "names", None) or ())
-
-
-def open_dataset(source: str, columns: Sequence[str] | None) -> tuple[Any, Any]:
-    """Return (builder, records) of a dataset under $TFDS_DATA_DIR, by default ~/tensorflow_datasets.
-
-    A missing dataset is downloaded and prepared there.
-
-    Raises:
-        UserError: The dataset cannot be read or lacks a column.
-    """
-    builder, data = _open(source)
-    require_columns(columns or (), list(builder.info.features), source)
-    return builder, data
+    return tuple(getattr(open_dataset(source)[0].info.features[column], "names", None) or ())
 
 
 @functools.lru_cache(maxsize=4)
-def _open(source: str) -> tuple[Any, Any]:
+def open_dataset(source: str) -> tuple[Any, Any]:
+    """Return (builder, records) of a dataset under $TFDS_DATA_DIR, by default ~/tensorflow_datasets.
+
+    A missing dataset is downloaded and prepared there; raise UserError for one that cannot be read.
+    """
     import tensorflow_datasets as tfds  # slow to import and rarely needed
     import tensorflow_datasets.text  # registers wikipedia, c4 and others
 
