@@ -44,13 +44,15 @@ def local_folder(path: str | os.PathLike[str], what: str) -> Path:
 
     Raises:
         UserError: The path is an address such as gs://bucket/run, which `Path` would take as a folder below the working
-            directory.
+            directory, or is not UTF-8, which Orbax needs.
     """
     if in_bucket(path):
         raise UserError(
             f"{path} is not a local folder; {what} are read and written locally, so give a folder of this machine and "
             "copy it."
         )
+    if (name := os.fspath(path)).encode("utf-8", "ignore").decode() != name:
+        raise UserError(f"the name {path} is not UTF-8, which {what} need; choose another folder.")
     return Path(path)
 
 
@@ -58,9 +60,11 @@ def run_path(path: str | os.PathLike[str]) -> epath.Path:
     """Return the path of a run folder, on a disk or in Google Cloud Storage.
 
     Raises:
-        UserError: Orbax has no checkpoints there, or as `any_path`.
+        UserError: Orbax has no checkpoints there, or the path is not UTF-8, or as `any_path`.
     """
-    if in_bucket(path) and not os.fspath(path).startswith("gs://"):
+    if not in_bucket(path):
+        local_folder(path, "runs")
+    elif not os.fspath(path).startswith("gs://"):
         raise UserError(f"{path} cannot hold a run: Orbax keeps checkpoints only on disks and in gs:// buckets.")
     return any_path(path)
 

@@ -115,6 +115,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["import", other, "s3://bucket/run"], "s3://bucket/run cannot hold a run: Orbax keeps"),
         (["export", "s3://bucket/run", other], "s3://bucket/run cannot hold a run: Orbax keeps"),
         (["tokenizer", "train", other, "gs://bucket/vocabulary"], "is not a local folder; tokenizers are"),
+        (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
         (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
         (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be read"),
         (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),

@@ -24,8 +24,8 @@ from etils import epath
 from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.mentions import read_mentions
-from jaxlm.data.readers import KINDS, Cutter, Piece, open_text, read_text, require_columns, suffix_of, text_of
-from jaxlm.data.rows import read_rows
+from jaxlm.data.readers import Cutter, Piece, open_text, read_text, require_columns, suffix_of, text_of
+from jaxlm.data.rows import kind_of, read_rows
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, in_bucket, reading, real_path
 from jaxlm.tokenizers.tokenizer import mend_surrogates
@@ -68,39 +68,37 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
 
     A file that several parts name is read once.
     """
-    parts: list[Callable[[], Iterator[Piece]]] = []
+    parts: list[str] = []
     stats: list[str] = []
     seen: set[str] = set()
     names = collections.defaultdict(list)  # of files that are left out, by reason, and of those that are read
     with reading(source):
         items = _split(source)
     for item in dict.fromkeys(items):
-        if item == "python-docs":
-            parts.append(_python_docs)
-            stats.append(f"python-docs of Python {sys.version}")
-        elif item.startswith(_DATASETS):
-            parts.append(functools.partial(read_documents, item, text_field, entities_field))
+        if item == "python-docs" or item.startswith(_DATASETS):
+            parts.append(item)
             stats.extend(_dataset_state(item, text_field))
         else:
             with reading(item):
                 files = _files(item)
             for path in files:
-                suffix, name = suffix_of(path), real_path(path)
-                if suffix not in KINDS:
-                    reason = suffix or "without a suffix"
+                kind, name = kind_of(path), real_path(path)
+                if kind is None:
+                    reason = suffix_of(path) or "without a suffix"
                 elif name in seen:
                     reason = "read already"
                 else:
                     with reading(path):
                         state = file_state(path)
                     fields = [text_field, entities_field] if entities_field else [text_field]
-                    stats.append(json.dumps([name, *state, *([""] if KINDS[suffix] == "text" else fields)]))
+                    stats.append(json.dumps([name, *state, *([""] if kind == "text" else fields)]))
                     reason = "" if state[0] else "empty"
                 seen.add(name)
                 names[reason].append(os.path.basename(path))
                 if not reason:
-                    parts.append(functools.partial(read_documents, path, text_field, entities_field))
-    return Corpus(source, tuple(parts), tuple(stats), _remark(len(names.pop("", [])), names))
+                    parts.append(path)
+    readers = tuple(functools.partial(read_documents, part, text_field, entities_field) for part in parts)
+    return Corpus(source, readers, tuple(stats), _remark(len(names.pop("", [])), names))
 
 
 def read_documents(source: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
@@ -112,7 +110,11 @@ def read_documents(source: str, text_field: str, entities_field: str = "") -> It
         entities_field: Column of the mentions; "" to read none.
     """
     cutter = Cutter()
-    if KINDS.get(suffix_of(source)) == "text" and not source.startswith(_DATASETS):
+    if source == "python-docs":
+        for text in python_docs.documents():
+            yield from cutter.document(mend_surrogates(text))
+        return
+    if kind_of(source) == "text":
         with open_text(source) as stream:
             yield from read_text(stream, cutter)
         return
@@ -127,14 +129,10 @@ def read_documents(source: str, text_field: str, entities_field: str = "") -> It
         yield from cutter.document(text, mentions)
 
 
-def _python_docs() -> Iterator[Piece]:
-    cutter = Cutter()
-    for text in python_docs.documents():
-        yield from cutter.document(mend_surrogates(text))
-
-
 def _dataset_state(source: str, text_field: str) -> list[str]:
     """Return the state of the files of a dataset, equal if the dataset is unchanged."""
+    if source == "python-docs":
+        return [f"python-docs of Python {sys.version}"]
     if source.startswith("tfds:"):
         builder, data = tfds_source.open_dataset(source)
         require_columns([text_field], list(builder.info.features), source)
@@ -176,7 +174,7 @@ def _files(item: str) -> list[str]:
         found = [file for file in _matches(item, wild.start()) if not epath.Path(file).is_dir()]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
-    if not any(suffix_of(file) in KINDS for file in found):
+    if not any(map(kind_of, found)):
         raise UserError(f"{item} names no .txt, .jsonl, .csv, .tsv (each also .gz, .xz or .zst) or .parquet file.")
     return sorted(found)
 

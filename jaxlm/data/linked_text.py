@@ -62,9 +62,8 @@ class LinkedText(TextData):
     def _survey(self, corpus: Corpus, report: Report) -> Survey:
         text = super()._survey(corpus, report)
         if not text.mentions:
-            advice = (
-                f"choose a table with names that occur in it instead of {self.entity_names}" if self.entity_names else
-                f"give .jsonl with a field {self.entities_field!r}, or a table of names with --data.entity-names"
+            raise UserError(
+                f"{self.source} has no mention of an entity; give .jsonl with a field {self.entities_field!r}, or a "
+                "table of names that occur in it with --data.entity-names."
             )
-            raise UserError(f"{self.source} has no mention of an entity; {advice}.")
         return text

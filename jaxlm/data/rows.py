@@ -18,6 +18,12 @@ _UNNAMED = "; without a line of names, a column's name is its place, from 1"
 csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
+def kind_of(source: str) -> str | None:
+    """Return "tfds", "hf", or the kind of a file by its suffix; None for a file of no known kind."""
+    dataset = source.partition(":")[0]
+    return dataset if dataset in ("tfds", "hf") else KINDS.get(suffix_of(source))
+
+
 def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
     """Return the rows of a file or of a dataset, and an error in place of each row that cannot be read.
 
@@ -29,8 +35,7 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | User
     Raises:
         UserError: The source cannot be read, or a column is missing.
     """
-    suffix, dataset = suffix_of(source), source.partition(":")[0]
-    kind = dataset if dataset in ("tfds", "hf") else "json" if suffix == ".json" else KINDS.get(suffix)
+    kind = "json" if suffix_of(source) == ".json" else kind_of(source)
     if "" in (columns or ()):
         raise UserError(f"{source}: the name of a column is empty; set --data.text-field and the other column flags.")
     if kind is None:

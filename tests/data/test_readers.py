@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from jaxlm.data import readers
 from jaxlm.data.corpus import read_documents
-from jaxlm.data.readers import KINDS, NO_TEXT, PIECE, Cutter, suffix_of
+from jaxlm.data.readers import NO_TEXT, PIECE, Cutter
+from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
 from jaxlm.tasks.tables import read_table
 
@@ -208,7 +209,7 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
 def test_kinds():
     names = ("A.TXT.GZ", "x.jsonl.zst", "a.csv.xz", "a.tsv", "a.parquet", "model.bin", "README.gz")
     kinds = ["text", "json", "table", "table", "parquet", None, None]
-    assert [KINDS.get(suffix_of(name)) for name in names] == kinds
+    assert [kind_of(name) for name in names] == kinds
 
 
 def test_a_stream_without_readline_is_buffered(tmp_path, monkeypatch):
