@@ -321,7 +321,7 @@ def tokenised(path, tokenizer, folder):
         [sys.executable, "-c", textwrap.dedent(MEASURE), str(path), str(tokenizer), str(folder)],
         capture_output=True, text=True, check=True,
     )
-    return json.loads(run.stdout)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
