@@ -185,7 +185,7 @@ class StoreBuild:
             arrays_of[f"{split}.tokens"] = np.concatenate([np.zeros(0, self._dtype), *(ids[i] for i in own)])
             arrays_of[f"{split}.entities"] = np.concatenate([np.zeros(0, "uint32"), *(entities[i] for i in own)])
             arrays_of[f"{split}.ends"] = np.cumsum([len(ids[i]) for i in own], dtype="int64")[is_last]
-            arrays_of[f"{split}.text_bytes"] = np.int64(sum(parts[i].size for i in own))
+            arrays_of[f"{split}.text_bytes"] = np.int64(sum(len(parts[i].text.encode()) for i in own))
         file = io.BytesIO()
         np.savez(file, **arrays_of)
         write_whole(self._chunks / _file_name(number), file.getvalue())

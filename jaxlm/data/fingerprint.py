@@ -155,14 +155,12 @@ class Part(NamedTuple):
         text: its text.
         is_held_out: whether it belongs to the held-out split.
         last: whether it ends a document of its split.
-        size: bytes.
         mentions: mentions of entities in its text.
     """
 
     text: str
     is_held_out: bool
     last: bool
-    size: int
     mentions: Mentions = ()
 
 
@@ -172,7 +170,7 @@ def sentence_parts(part: Part) -> Iterator[Part]:
     mentions = divide_mentions(part.mentions, map(len, sentences))
     for number, sentence in enumerate(sentences, 1):
         last = part.last or number < len(sentences)
-        yield Part(sentence, part.is_held_out, last, len(sentence.encode()), next(mentions))
+        yield Part(sentence, part.is_held_out, last, next(mentions))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,16 +206,13 @@ class HeldOutRule:
         """
         if not start <= self.tail < end:
             is_held_out = route < self.below or start >= self.tail
-            return [Part(piece.text, is_held_out, piece.last, end - start, piece.mentions)]
+            return [Part(piece.text, is_held_out, piece.last, piece.mentions)]
         before = len(piece.text.encode()[: self.tail - start].decode(errors="ignore"))
         space = _space.search(piece.text, before)
         cut = space.start() if space else before
         head, tail = piece.text[:cut], piece.text[cut:]
-        size, mentions = len(head.encode()), divide_mentions(piece.mentions, (len(head), len(tail)))
-        return [
-            Part(head, False, True, size, next(mentions)),
-            Part(tail, True, piece.last, end - start - size, next(mentions)),
-        ]
+        mentions = divide_mentions(piece.mentions, (len(head), len(tail)))
+        return [Part(head, False, True, next(mentions)), Part(tail, True, piece.last, next(mentions))]
 
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:
