@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import typing
 from collections.abc import Iterator
@@ -55,10 +54,7 @@ def marks_of(field: dataclasses.Field[Any]) -> frozenset[str]:
 
 
 def check_ranges(config: Any, prefix: str) -> None:
-    """Raise UserError for the first value outside its field's `Literal` choices or range, named with the prefix."""
-    for name, choices in _choices(type(config)).items():
-        if (value := getattr(config, name)) not in choices:
-            raise UserError(f"{prefix}{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}.")
+    """Raise UserError for the first number outside its field's range, named with the prefix."""
     for item in dataclasses.fields(config):
         interval, value = item.metadata.get("range"), getattr(config, item.name)
         if not interval or not isinstance(value, (int, float)):
@@ -67,16 +63,6 @@ def check_ranges(config: Any, prefix: str) -> None:
         above = value >= low if interval[0] == "[" else value > low
         if not above or not (value <= high if interval[-1] == "]" else value < high):
             raise UserError(f"{prefix}{item.name} is {value}; it must be in {interval}.")
-
-
-@functools.cache
-def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the choices of each `Literal` field of a dataclass."""
-    hints = typing.get_type_hints(cls)
-    return {
-        item.name: typing.get_args(hints[item.name]) for item in dataclasses.fields(cls)
-        if typing.get_origin(hints[item.name]) is typing.Literal
-    }
 
 
 class Setting(NamedTuple):

@@ -51,7 +51,8 @@ def local_folder(path: str | os.PathLike[str], what: str) -> Path:
             f"{path} is not a local folder; {what} are read and written locally, so give a folder of this machine and "
             "copy it."
         )
-    _require_utf8(path, what)
+    if (name := os.fspath(path)).encode("utf-8", "ignore").decode() != name:
+        raise UserError(f"the name {path} is not UTF-8, which {what} need; choose another folder.")
     return Path(path)
 
 
@@ -61,16 +62,11 @@ def run_path(path: str | os.PathLike[str]) -> epath.Path:
     Raises:
         UserError: Orbax has no checkpoints there, or the path is not UTF-8, or as `any_path`.
     """
-    if in_bucket(path) and not os.fspath(path).startswith("gs://"):
+    if not in_bucket(path):
+        local_folder(path, "runs")
+    elif not os.fspath(path).startswith("gs://"):
         raise UserError(f"{path} cannot hold a run: Orbax keeps checkpoints only on disks and in gs:// buckets.")
-    _require_utf8(path, "runs")
     return any_path(path)
-
-
-def _require_utf8(path: str | os.PathLike[str], what: str) -> None:
-    name = os.fspath(path)
-    if name.encode("utf-8", "ignore").decode() != name:
-        raise UserError(f"the name {path} is not UTF-8, which {what} need; choose another folder.")
 
 
 def absolute(path: epath.Path) -> epath.Path:
@@ -132,31 +128,30 @@ def write_whole(path: epath.Path, data: bytes) -> None:
 
     In a bucket it is tried for about 15 seconds: gcsfs gives up at once if it loses the answer to an upload.
     """
-    for pause in (1, 2, 4, 8) if in_bucket(path) else ():
+    for pause in (1, 2, 4, 8, 0) if in_bucket(path) else (0,):
         try:
-            return _write_whole(path, data)
-        except UserError:
+            if in_bucket(path):
+                path.write_bytes(data)
+            else:
+                _write_file(path, data)
+            return
+        except Exception as error:  # file systems and bucket clients raise different exceptions
+            if not pause:
+                raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
             time.sleep(pause)
-    return _write_whole(path, data)
 
 
-def _write_whole(path: epath.Path, data: bytes) -> None:
-    partial = path if in_bucket(path) else path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
+def _write_file(path: epath.Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
     try:
-        if not in_bucket(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(data)
-            if partial != path:  # after a power cut the new name would otherwise hold an empty file
-                file.flush()
-                os.fsync(file.fileno())
-        if partial != path:
-            partial.replace(path)
-    except Exception as error:  # file systems and bucket clients raise different exceptions
-        if partial != path:
-            with contextlib.suppress(Exception):
-                partial.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
+            file.flush()
+            os.fsync(file.fileno())  # after a power cut the new name would otherwise hold an empty file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def remedy(error: Exception, path: str | os.PathLike[str]) -> str:

@@ -47,7 +47,7 @@ def paths(tree: Params, prefix: str = "") -> Iterator[str]:
 
 def path_string(path: tuple[Any, ...]) -> str:
     """Return a path of jax.tree_util as "a/b/c"."""
-    return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def within(path: str, subtree: str) -> bool:
@@ -85,38 +85,39 @@ def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
     return sorted(roots)
 
 
-def merge_params(params: Params, source: Params, path: str = "") -> Params:
+def merge_params(params: Params, source: Params) -> Params:
     """Return `params` with the leaves that `source` has too replaced by those.
 
     Raises:
         UserError: A leaf of `source` has another shape.
     """
-    result = {}
-    for name, leaf in params.items():
-        here, other = f"{path}{name}", source.get(name)
-        if isinstance(leaf, dict):
-            result[name] = merge_params(leaf, other, f"{here}/") if isinstance(other, dict) else leaf
-        elif other is not None and np.shape(other) != np.shape(leaf):
+    found = _leaves(source)
+
+    def merge(path: tuple[Any, ...], leaf: Any) -> Any:
+        other = found.get(path_string(path), leaf)
+        if np.shape(other) != np.shape(leaf):
             raise UserError(
-                f"{here} has the shape {list(np.shape(other))} in the model to begin from and {list(np.shape(leaf))} "
-                "here; give the model the same sizes and the same vocabulary."
+                f"{path_string(path)} has the shape {list(np.shape(other))} in the model to begin from and "
+                f"{list(np.shape(leaf))} here; give the model the same sizes and the same vocabulary."
             )
-        else:
-            result[name] = leaf if other is None else other
-    return result
+        return other
+
+    return jax.tree_util.tree_map_with_path(merge, params)
 
 
-def extend_vocabulary(source: Params, params: Params, path: str = "") -> Params:
+def extend_vocabulary(source: Params, params: Params) -> Params:
     """Return `source` with what only `params` has along vocabulary axes appended."""
-    result = {}
-    for name, leaf in source.items():
-        here, other = f"{path}/{name}", params.get(name)
-        axis = VOCABULARY_AXES.get("/".join(here.split("/")[-2:]))
-        if isinstance(leaf, dict):
-            result[name] = extend_vocabulary(leaf, other, here) if isinstance(other, dict) else leaf
-        elif axis is not None and other is not None and other.shape[axis] > leaf.shape[axis]:
-            fresh = jax.lax.slice_in_dim(other, leaf.shape[axis], None, axis=axis)
-            result[name] = jnp.concatenate([leaf, fresh], axis)
-        else:
-            result[name] = leaf
-    return result
+    found = _leaves(params)
+
+    def extend(path: tuple[Any, ...], leaf: Any) -> Any:
+        other = found.get(path_string(path))
+        axis = VOCABULARY_AXES.get("/".join(f"/{path_string(path)}".split("/")[-2:]))
+        if axis is None or other is None or other.shape[axis] <= leaf.shape[axis]:
+            return leaf
+        return jnp.concatenate([leaf, jax.lax.slice_in_dim(other, leaf.shape[axis], None, axis=axis)], axis)
+
+    return jax.tree_util.tree_map_with_path(extend, source)
+
+
+def _leaves(tree: Params) -> dict[str, Any]:
+    return {path_string(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}

@@ -20,7 +20,7 @@ from jaxlm.analysis.hlo import Module, Traffic, parse, traffic
 from jaxlm.analysis.kernels import count_kernels
 from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.step import Batch, input_bytes, memory_by_kind
-from jaxlm.data.text import compilation_cache
+from jaxlm.data.cache import compilation_cache
 from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import tpu_generation
 from jaxlm.training.program import Program

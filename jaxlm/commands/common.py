@@ -99,7 +99,7 @@ def start_jax() -> None:
     """Join the processes of a cluster and turn on the persistent compilation cache."""
     import jax
 
-    from jaxlm.data.text import compilation_cache
+    from jaxlm.data.cache import compilation_cache
     from jaxlm.parallel.hosts import join_processes
 
     if not jax.config.jax_compilation_cache_dir:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxlm.errors import UserError
-from jaxlm.paths import in_bucket
+from jaxlm.paths import cause, in_bucket, remedy
 
 LINE = 1 << 6
 BLOCK = 1 << 13  # elements per read
@@ -120,20 +120,8 @@ class ArrayWriter:
         try:
             return action()
         except (OSError, ValueError, RuntimeError) as error:
-            text = str(error)
-            if "No space left" in text or "quota" in text.lower():
-                raise disk_full(self._folder) from error
-            if "Permission denied" in text or "Read-only" in text:
-                raise UserError(f"{self._folder} cannot be written; choose another --data.cache-dir.") from None
-            raise
-
-
-def disk_full(folder: str) -> UserError:
-    """Return the error of a full disk."""
-    return UserError(
-        f"The disk is full: the token store at {folder} could not be finished; "
-        "free some space or choose another --data.cache-dir, and run again."
-    )
+            advice = remedy(error, self._folder)
+            raise UserError(f"{self._folder} cannot be written ({cause(error)}); {advice}.") from error
 
 
 def kvstore(folder: str) -> str | dict[str, str]:

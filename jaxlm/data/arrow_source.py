@@ -1,66 +1,53 @@
-"""Texts of a column: of Parquet files, and of datasets of the library `datasets`, `hf:NAME[:CONFIG][:SPLIT]`."""
+"""Rows of Parquet files, and of datasets of the library `datasets`, `hf:NAME[:CONFIG][:SPLIT]`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from jaxlm.data.fingerprint import file_state
-from jaxlm.data.readers import BLOCK, require_field, text_of
+from jaxlm.data.readers import BLOCK, require_columns
 from jaxlm.errors import UserError
 from jaxlm.paths import reading
 
-_ROWS = 64  # rows read together
+_AT_ONCE = 64  # rows read together
 
 
-def parquet_texts(path: str, text_field: str) -> Iterator[str]:
-    """Yield the text of every row of a Parquet file, "" for a missing one.
+def parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, {column: value}) of each row of a Parquet file.
 
     Raises:
-        UserError: the file cannot be read, lacks the column, or has something other than text in it.
+        UserError: The file cannot be read or lacks a column.
     """
     import pyarrow.parquet  # slow to import and rarely needed
 
-    row = 0
     with reading(path), epath.Path(path).open("rb") as raw:
         # Unbuffered, the column of a group of rows is read whole: 300 MB more for a group of 400 MB.
         file = pyarrow.parquet.ParquetFile(raw, buffer_size=BLOCK, pre_buffer=False)
-        require_field(text_field, file.schema_arrow.names, path)
-        for batch in file.iter_batches(_ROWS, columns=[text_field], use_threads=False):
-            yield from _texts(batch.column(0).to_pylist(), path, row, text_field)
-            row += len(batch)
+        require_columns(columns or (), file.schema_arrow.names, path)
+        batches = file.iter_batches(_AT_ONCE, columns=columns, use_threads=False)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
 
 
-def open_text(source: str, text_field: str) -> tuple[Callable[[], Iterator[str]], tuple[str, ...]]:
-    """Open a dataset, which is mapped into memory.
+def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, {column: value}) of each row of a dataset, which is mapped into memory.
+
+    Raises:
+        UserError: The library is missing, or the dataset cannot be read or lacks a column.
+    """
+    data = open_dataset(source, columns)
+    yield from ((f"{source}, row {number}", row) for number, row in enumerate(data))
+
+
+def open_dataset(source: str, columns: Sequence[str] | None) -> Any:
+    """Open a dataset with the wanted columns; raise UserError as `read_rows`.
 
     NAME is a dataset of the Hugging Face hub, read from the cache or downloaded into it; a folder of
     `Dataset.save_to_disk`; or a folder of data files. The split is "train" by default.
-
-    Returns:
-        A function that yields the text of every row, in order, "" for a missing one; and the state of the cached files,
-        equal if the dataset is unchanged.
-
-    Raises:
-        UserError: the library is missing, or the dataset cannot be read or lacks the column.
     """
-    data = _open(source)
-    require_field(text_field, data.column_names, source)
-    data = data.select_columns([text_field])
-    state = [json.dumps([file["filename"], *file_state(file["filename"])]) for file in data.cache_files]
-
-    def texts() -> Iterator[str]:
-        for start in range(0, len(data), _ROWS):
-            yield from _texts(data[start : start + _ROWS][text_field], source, start, text_field)
-
-    return texts, (json.dumps([source, text_field, len(data)]), *state)
-
-
-def _open(source: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -72,19 +59,16 @@ def _open(source: str) -> Any:
     folder = Path(name).expanduser()
     try:
         if (folder / "dataset_dict.json").exists():
-            return datasets.load_from_disk(str(folder / split))
-        if (folder / "state.json").exists():
-            return datasets.load_from_disk(str(folder))
-        return datasets.load_dataset(name, config, split=split)
+            data = datasets.load_from_disk(str(folder / split))
+        elif (folder / "state.json").exists():
+            data = datasets.load_from_disk(str(folder))
+        else:
+            data = datasets.load_dataset(name, config, split=split)
     except Exception as error:  # the library and the file systems below it raise many kinds of exceptions
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise UserError(
             f"{source} cannot be read ({reason}); check the name, the configuration and the split "
             "(hf:NAME:CONFIG:SPLIT), and that the dataset is in the cache of `datasets` or can be downloaded."
         ) from error
-
-
-def _texts(values: list[Any], source: str, first: int, name: str) -> Iterator[str]:
-    """Yield the values of a column as texts; `first` is the number of their first row."""
-    for row, value in enumerate(values, first):
-        yield "" if value is None else text_of(value, f"{source}, row {row}", name, others=())
+    require_columns(columns or (), data.column_names, source)
+    return data if columns is None else data.select_columns(list(columns))

@@ -72,7 +72,7 @@ class Batches:
         self._rows = rows
         self._seed = seed
         self._is_stream = stream
-        self._both_ways = both_ways
+        self._rows_per_part = 2 if both_ways else 1
         self.batch_size = batch_size
         self.raw_length = rows.length
         self.num_rows = rows.count
@@ -87,22 +87,23 @@ class Batches:
         row_numbers = np.arange(self.batch_size)[rows]
         if self._is_stream:
             return self._rows.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
-        epoch, position = np.divmod(step * self.batch_size + row_numbers, self.num_rows)
+        return self._rows.read(self._shuffled(step * self.batch_size + row_numbers))
+
+    def _shuffled(self, place: np.ndarray) -> np.ndarray:
+        """Return the row numbers at places of the endless sequence of shuffled epochs."""
+        epoch, position = np.divmod(place, self.num_rows)
         index = np.empty_like(position)
         for number in np.unique(epoch):
             chosen = epoch == number
             index[chosen] = permute(position[chosen], self.num_rows, self._seed, int(number))
-        return self._rows.read(index)
+        return index
 
     def stream(self, start_step: int = 0, rows: slice = slice(None)) -> Iterator[Any]:
         """Yield batches start_step, start_step + 1, ... without end.
 
         A thread reads a few batches ahead. It ends when the iterator is closed or garbage-collected.
         """
-        self._require_rows()
-        return self._read_ahead(itertools.count(start_step), rows)
-
-    def _read_ahead(self, steps: Iterator[int], rows: slice) -> Iterator[Any]:
+        steps = itertools.count(start_step)
         pool = ThreadPoolExecutor(1, "jaxlm-batches")
         try:
             waiting = collections.deque(pool.submit(self.batch, step, rows) for step in itertools.islice(steps, _AHEAD))
@@ -119,16 +120,21 @@ class Batches:
         Empty rows (segment_ids all 0, or row -1) fill the last batch.
         """
         if self._is_stream and self.num_rows >= batch_size:
-            for number in range(min(count, self.num_rows // self._parts(batch_size))):
+            for number in range(min(count, self.num_rows // (batch_size // self._rows_per_part))):
                 yield self._rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
             return
-        batches = min(count, -(-self.num_rows // batch_size))
-        for number in range(batches):
-            row_numbers = number * batch_size + np.arange(batch_size)[rows]
-            index = np.full(len(row_numbers), -1, np.int64)
-            inside = row_numbers < self.num_rows
-            index[inside] = permute(row_numbers[inside], self.num_rows, EVALUATION_KEY)
-            yield self._rows.read(index)
+        chosen = self._evaluation_order(min(self.num_rows, count * batch_size))
+        for start in range(0, len(chosen), batch_size):
+            part = chosen[start : start + batch_size]
+            yield self._read(np.pad(part, (0, batch_size - len(part)), constant_values=-1), rows)
+
+    def _evaluation_order(self, size: int) -> np.ndarray:
+        """Return the `size` rows of an evaluation in their order."""
+        return permute(np.arange(size), self.num_rows, EVALUATION_KEY)
+
+    def _read(self, index: np.ndarray, rows: slice) -> Any:
+        """Read this host's `rows` of a batch of the rows `index`."""
+        return self._rows.read(index[rows])
 
     def _in_stream(self, step: int, row_numbers: np.ndarray, batch_size: int, seed: int) -> np.ndarray:
         """Return the window row_numbers of the rows `row_numbers` of a batch of a stream.
@@ -136,21 +142,16 @@ class Batches:
         The text is cut into one part per forward row; a row reads its part, then continues with the next one. A
         backward row reads the part of the preceding row from its last window to its first.
         """
-        steps = self.num_rows // self._parts(batch_size)
         if self.num_rows < batch_size:
             raise UserError(
                 f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} "
                 "rows of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
             )
-        if not self._both_ways:
-            return (row_numbers * steps + step + seed) % (steps * batch_size)
-        part, backward = np.divmod(row_numbers, 2)
+        parts = batch_size // self._rows_per_part
+        steps = self.num_rows // parts
+        part, backward = np.divmod(row_numbers, self._rows_per_part)
         position = part * steps + np.where(backward, steps - 1 - step, step)
-        return (position + seed) % (steps * (batch_size // 2))
-
-    def _parts(self, batch_size: int) -> int:
-        """Return the number of forward rows of a stream."""
-        return batch_size // 2 if self._both_ways else batch_size
+        return (position + seed) % (steps * parts)
 
     def _require_rows(self) -> None:
         if self.num_rows == 0:

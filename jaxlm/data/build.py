@@ -11,18 +11,14 @@ import bisect
 import collections
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import io
 import itertools
 import json
 import os
 import secrets
-import shutil
-import socket
-import threading
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -34,18 +30,16 @@ from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence
 from jaxlm.data.mentions import first_tokens
 from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.errors import UserError
-from jaxlm.paths import in_bucket, write_whole
+from jaxlm.paths import reading, write_whole
 from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
+from jaxlm.types import Report
 
 _CHUNK = 1 << 23  # bytes of text
 _GROUP = 1 << 18  # characters encoded at a time, since encodings take many bytes a token
 # Texts of a store, and their first characters, with which the tokenizer is compared with its export.
 _COMPARED, _COMPARED_LENGTH = 1000, 1000
+_PROGRESS_SECONDS = 10.0  # between two progress reports
 _MOST_THREADS = 8  # more threads only wait for the one that reads
-
-
-def no_progress(done: int, total: int) -> None:
-    """Report nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +55,7 @@ class StoreBuild:
         source: name of the text, for messages and the manifest.
         sentences: whether each sentence becomes a document of the store; whole documents are held out all the same.
         workers: number of threads; 0 for one per core, up to 8.
-        progress: called with the number of bytes tokenized and of those to tokenize.
+        report: gets a line before text is tokenized, and about the progress now and then.
     """
 
     folder: str
@@ -72,7 +66,7 @@ class StoreBuild:
     source: str = ""
     sentences: bool = False
     workers: int = 0
-    progress: Callable[[int, int], None] = no_progress
+    report: Report = print
 
     def missing(self, shard: int = 0, shards: int = 1) -> list[int]:
         """Return the numbers of the chunks of a shard, a contiguous range, that are not yet tokenized."""
@@ -92,34 +86,37 @@ class StoreBuild:
         """
         if not (missing := self.missing(shard, shards)):
             return
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
-        threads = self.workers or min(_MOST_THREADS, cores)
+        part = f", {len(missing):,} of {self.num_chunks:,} chunks" if len(missing) < self.num_chunks else ""
+        size = f"{self.text.bytes / 1e6:,.1f} MB, {self.text.documents:,} documents{part}"
+        self.report(f"Tokenising {self.source} ({size}) into {self.folder}")
+        threads = self.workers or min(_MOST_THREADS, os.cpu_count() or 1)
         waiting: collections.deque[Future] = collections.deque()
+        start = reported = time.monotonic()
         with ThreadPoolExecutor(threads, "jaxlm-tokenise") as pool:
             for number, chunk in enumerate(self._read(missing)):
                 waiting.append(pool.submit(self._write_chunk, *chunk))
                 if len(waiting) > threads:
                     waiting.popleft().result()
-                    self.progress((number + 1 - threads) * _CHUNK, len(missing) * _CHUNK)
+                    if (now := time.monotonic()) - reported >= _PROGRESS_SECONDS:
+                        done, reported = (number + 1 - threads) * _CHUNK / 1e6, now
+                        total, speed = len(missing) * _CHUNK / 1e6, done / (now - start)
+                        self.report(f"Tokenised {done:,.1f} of {total:,.1f} MB, {speed:,.1f} MB/s")
             for future in waiting:
                 future.result()
 
     def finish(self) -> store.Store:
         """Tokenize all missing chunks, join them, and open the store; if it is finished, only open it.
 
-        The store is written under a temporary name beside its folder and renamed when it is complete. Simultaneous
-        builds by several processes give the same store.
+        The manifest is written last. Simultaneous builds by several processes give the same store.
 
         Raises:
-            UserError: the text is empty, differs from its survey, or does not fit on the disk.
+            UserError: the text differs from its survey, or does not fit on the disk.
         """
         if not store.is_finished(self.folder):
-            if self.text.documents == 0:
-                raise UserError(f"{self.source or 'The source'} holds no text; every document in it is empty.")
             self.tokenize()
             try:
                 self._join()
-            except (UserError, FileNotFoundError):
+            except UserError:
                 if not store.is_finished(self.folder):  # else another build has finished it and removed the chunks
                     raise
             with contextlib.suppress(FileNotFoundError):  # another build removes them too
@@ -188,7 +185,7 @@ class StoreBuild:
             arrays_of[f"{split}.tokens"] = np.concatenate([np.zeros(0, self._dtype), *(ids[i] for i in own)])
             arrays_of[f"{split}.entities"] = np.concatenate([np.zeros(0, "uint32"), *(entities[i] for i in own)])
             arrays_of[f"{split}.ends"] = np.cumsum([len(ids[i]) for i in own], dtype="int64")[is_last]
-            arrays_of[f"{split}.text_bytes"] = np.int64(sum(parts[i].size for i in own))
+            arrays_of[f"{split}.text_bytes"] = np.int64(sum(len(parts[i].text.encode()) for i in own))
         file = io.BytesIO()
         np.savez(file, **arrays_of)
         write_whole(self._chunks / _file_name(number), file.getvalue())
@@ -199,18 +196,18 @@ class StoreBuild:
         Raises:
             UserError: the chunks are of another text than the survey, and are removed; or as `finish`.
         """
-        text, vocabulary = self.text, self.tokenizer.vocabulary
-        with new_folder(self.folder) as writing:
-            # In a bucket two builds share the folder, so each writes arrays of its own, and the last manifest counts.
-            name = secrets.token_hex(8) if in_bucket(self.folder) else ""
-            folders = {split: str(epath.Path(writing) / name / split) for split in store.SPLITS}
+        text, vocabulary, folder = self.text, self.tokenizer.vocabulary, epath.Path(self.folder)
+        name = secrets.token_hex(8)  # two builds at once write arrays of their own, and the last manifest counts
+        try:
             writers = {
-                split: _SplitWriter(folder, self._dtype, vocabulary.size, text.mentions > 0)
-                for split, folder in folders.items()
+                split: _SplitWriter(str(folder / name / split), self._dtype, vocabulary.size, text.mentions > 0)
+                for split in store.SPLITS
             }
             seen, entities, unknown = hashlib.sha256(), {}, {}
             for number in range(self.num_chunks):
-                chunk = _read_chunk(self._chunks / _file_name(number))
+                path = self._chunks / _file_name(number)
+                with reading(path), np.load(io.BytesIO(path.read_bytes())) as file:
+                    chunk = dict(file)
                 seen.update(chunk["digests"])
                 for entity in json.loads(chunk["names"].tobytes()):
                     entities.setdefault(entity, 1 + len(entities))
@@ -222,38 +219,33 @@ class StoreBuild:
                 raise UserError(
                     "The text of --data.source changed while it was tokenised; run again when it is complete."
                 )
-            manifest = {
-                "format": store.FORMAT,
-                "fingerprint": store.store_fingerprint(
-                    text, self.tokenizer.fingerprint, self.held_out, self.sentences
-                ),
-                "text": text.fingerprint,
-                "tokenizer": self.tokenizer.fingerprint,
-                "held_out": self.held_out,
-                "held_out_tail": HeldOutRule.of(self.held_out, text).tail < text.bytes,
-                "unit": "sentences" if self.sentences else "documents",
-                "source": self.source,
-                "vocabulary": {name: getattr(vocabulary, name) for name in ("size", "pad", "eos", "unk")},
-                "unknown_words": list(unknown)[:NUM_WORDS],
-                "arrays": name,
-                "parts": {split: writer.close() for split, writer in writers.items()},
-            }
-            if text.mentions:
-                manifest["entities"] = len(entities)
-                (epath.Path(writing) / store.ENTITIES).write_text(json.dumps(list(entities), ensure_ascii=False))
-            (epath.Path(writing) / store.MANIFEST).write_text(json.dumps(manifest, indent=1))
+            parts = {split: writer.close() for split, writer in writers.items()}
+        except BaseException:
+            with contextlib.suppress(OSError):
+                (folder / name).rmtree()
+            raise
+        manifest = {
+            "format": store.FORMAT,
+            "fingerprint": store.store_fingerprint(text, self.tokenizer.fingerprint, self.held_out, self.sentences),
+            "text": text.fingerprint,
+            "tokenizer": self.tokenizer.fingerprint,
+            "held_out": self.held_out,
+            "held_out_tail": HeldOutRule.of(self.held_out, text).tail < text.bytes,
+            "unit": "sentences" if self.sentences else "documents",
+            "source": self.source,
+            "vocabulary": {name: getattr(vocabulary, name) for name in ("size", "pad", "eos", "unk")},
+            "unknown_words": list(unknown)[:NUM_WORDS],
+            "arrays": name,
+            "parts": parts,
+        }
+        if text.mentions:
+            manifest["entities"] = len(entities)
+            write_whole(folder / store.ENTITIES, json.dumps(list(entities), ensure_ascii=False).encode())
+        write_whole(folder / store.MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
 def _file_name(number: int) -> str:
     return f"{number:06}.npz"
-
-
-def _read_chunk(path: epath.Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(io.BytesIO(path.read_bytes())) as chunk:
-            return dict(chunk)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise arrays.damaged(str(path), str(error)) from error
 
 
 def _encode(tokenizer: Any, parts: list[Part]) -> Iterator[tuple[np.ndarray, list[tuple[int, str]]]]:
@@ -312,48 +304,3 @@ class _SplitWriter:
             "text_bytes": self._text_bytes,
             "disk_bytes": store.disk_bytes(self._folder),
         }
-
-
-@contextlib.contextmanager
-def new_folder(folder: str) -> Iterator[str]:
-    """Yield a temporary folder, rename it to `folder` on success, and remove it on failure.
-
-    A bucket has no rename, so a folder there is written in place; its manifest, written last, marks it as finished.
-    """
-    if in_bucket(folder):
-        yield folder
-        return
-    parent, name = os.path.split(os.path.abspath(folder))
-    host = socket.gethostname()
-    temporary = os.path.join(parent, f".{name}.{host}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        os.makedirs(parent, exist_ok=True)
-        _remove_abandoned(parent, f".{name}.{host}.")
-        os.makedirs(temporary)
-        yield temporary
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not store.is_finished(folder):
-                raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise arrays.disk_full(folder) from error
-        raise UserError(
-            f"{error.filename or folder} cannot be written ({error.strerror}); choose another --data.cache-dir."
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _remove_abandoned(parent: str, prefix: str) -> None:
-    """Remove the temporary folders of killed builds of the same store on this machine."""
-    for name in os.listdir(parent):
-        if name.startswith(prefix):
-            pid = int(name.removeprefix(prefix).split(".")[0])
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-            except PermissionError:  # the process of another user is alive
-                pass

@@ -162,17 +162,13 @@ class ConceptGraph:
             yield self.concepts[head], self.relations[self.edge_relations[number]], self.concepts[tail]
 
 
-def open_graph(path: str | os.PathLike[str]) -> ConceptGraph:
+@functools.lru_cache(maxsize=1)
+def open_graph(path: str) -> ConceptGraph:
     """Read the graph of a file of triples (.tsv) or of ConceptNet's assertions (.csv), also .gz, .xz or .zst.
 
     Raises:
         UserError: The file does not exist, has another form, or no triple is left.
     """
-    return _open_graph(str(path), os.stat(path).st_mtime_ns if os.path.exists(path) else 0)
-
-
-@functools.lru_cache(maxsize=1)
-def _open_graph(path: str, changed: int) -> ConceptGraph:
     graph = ConceptGraph.of(read_concepts(path))
     if not graph.concepts:
         raise UserError(f"{path} has no triple between two concepts that name something; give another graph.")

@@ -13,18 +13,19 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from etils import epath
 
 from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
-from jaxlm.data.readers import Cutter, Piece, kind_of, read_file, without_compression
+from jaxlm.data.mentions import read_mentions
+from jaxlm.data.readers import Cutter, Piece, open_text, read_text, require_columns, suffix_of, text_of
+from jaxlm.data.rows import kind_of, read_rows
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, in_bucket, reading, real_path
 from jaxlm.tokenizers.tokenizer import mend_surrogates
@@ -32,7 +33,6 @@ from jaxlm.tokenizers.tokenizer import mend_surrogates
 SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
 """What --data.source takes, for messages."""
 _DATASETS = ("tfds:", "hf:")
-_AGAIN = "read already"
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -64,54 +64,94 @@ class Corpus:
 
 
 def open_corpus(source: str, text_field: str = "text", entities_field: str = "") -> Corpus:
-    """Locate the text of a source; the fields are those of `read_file`. Raise UserError if a part does not exist.
+    """Locate the text of a source; the fields are those of `read_documents`. Raise UserError if a part does not exist.
 
     A file that several parts name is read once.
     """
-    parts: list[Callable[[], Iterator[Piece]]] = []
+    parts: list[str] = []
     stats: list[str] = []
     seen: set[str] = set()
+    names = collections.defaultdict(list)  # of files that are left out, by reason, and of those that are read
     with reading(source):
-        items = collections.Counter(_split(source))
-    again = {item: None for item, count in items.items() if count > 1}
-    left_out = collections.defaultdict(dict, {_AGAIN: again} if again else {})  # files by reason
-    for item in items:
-        if item == "python-docs":
-            parts.append(lambda: _pieces(python_docs.documents()))
-            stats.append(f"python-docs of Python {sys.version}")
-        elif item.startswith(_DATASETS):
-            texts, state = (tfds_source if item.startswith("tfds:") else arrow_source).open_text(item, text_field)
-            parts.append(lambda texts=texts: _pieces(texts()))
-            stats.extend(state)
+        items = _split(source)
+    for item in dict.fromkeys(items):
+        if item == "python-docs" or item.startswith(_DATASETS):
+            parts.append(item)
+            stats.extend(_dataset_state(item, text_field))
         else:
             with reading(item):
                 files = _files(item)
             for path in files:
                 kind, name = kind_of(path), real_path(path)
-                if kind is None or name in seen:
-                    suffix = os.path.splitext(without_compression(path))[1]
-                    left_out[_AGAIN if kind else suffix or "without a suffix"][name] = None
-                    continue
-                seen.add(name)
-                stats.append(_stat(path, [text_field, entities_field] if entities_field else [text_field]))
-                if json.loads(stats[-1])[1] == 0:
-                    left_out["empty"][name] = None
-                elif kind == "parquet":
-                    parts.append(lambda path=path: _pieces(arrow_source.parquet_texts(path, text_field)))
+                if kind is None:
+                    reason = suffix_of(path) or "without a suffix"
+                elif name in seen:
+                    reason = "read already"
                 else:
-                    parts.append(functools.partial(read_file, path, text_field, entities_field))
-    return Corpus(source, tuple(parts), tuple(stats), _remark(len(seen), left_out))
+                    with reading(path):
+                        state = file_state(path)
+                    fields = [text_field, entities_field] if entities_field else [text_field]
+                    stats.append(json.dumps([name, *state, *([""] if kind == "text" else fields)]))
+                    reason = "" if state[0] else "empty"
+                seen.add(name)
+                names[reason].append(os.path.basename(path))
+                if not reason:
+                    parts.append(path)
+    readers = tuple(functools.partial(read_documents, part, text_field, entities_field) for part in parts)
+    return Corpus(source, readers, tuple(stats), _remark(len(names.pop("", [])), names))
 
 
-def _remark(count: int, left_out: Mapping[str, Collection[str]]) -> str:
+def read_documents(source: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
+    """Yield the documents of a file or of a dataset; raise UserError, with the place, for unreadable content.
+
+    Args:
+        source: The file or dataset (see `jaxlm.data.rows.read_rows`).
+        text_field: Column of the text, except in files of text.
+        entities_field: Column of the mentions; "" to read none.
+    """
+    cutter = Cutter()
+    if source == "python-docs":
+        for text in python_docs.documents():
+            yield from cutter.document(mend_surrogates(text))
+        return
+    if kind_of(source) == "text":
+        with open_text(source) as stream:
+            yield from read_text(stream, cutter)
+        return
+    for row in read_rows(source, None if entities_field else [text_field]):
+        if isinstance(row, UserError):
+            raise row
+        place, values = row
+        require_columns([text_field], list(values), place)
+        value = "" if values[text_field] is None else values[text_field]
+        text = mend_surrogates(text_of(value, place, text_field, others=()))
+        mentions = read_mentions(values.get(entities_field), text, place, entities_field)
+        yield from cutter.document(text, mentions)
+
+
+def _dataset_state(source: str, text_field: str) -> list[str]:
+    """Return the state of the files of a dataset, equal if the dataset is unchanged."""
+    if source == "python-docs":
+        return [f"python-docs of Python {sys.version}"]
+    if source.startswith("tfds:"):
+        builder, data = tfds_source.open_dataset(source)
+        require_columns([text_field], list(builder.info.features), source)
+        files = sorted(str(file) for file in builder.data_path.iterdir() if not file.is_dir())
+    else:
+        data = arrow_source.open_dataset(source, [text_field])
+        files = [file["filename"] for file in data.cache_files]
+    facts = [source, text_field, len(data)]
+    return [json.dumps(facts), *(json.dumps([file, *file_state(file)]) for file in files)]
+
+
+def _remark(count: int, left_out: Mapping[str, Sequence[str]]) -> str:
     """Return how many files are read, and for each reason how many are not, with their first names."""
-    reasons = []
-    for reason, paths in left_out.items():
-        names = ", ".join(map(os.path.basename, itertools.islice(paths, 3)))
-        reasons.append(f"{len(paths):,} {reason} ({names}{', …' * (len(paths) > 3)})")
-    files = f"Files of text: {count - len(left_out.get('empty', ())):,}"
-    remark = f"{files}; left out: {', '.join(reasons[:8])}{', …' * (len(reasons) > 8)}" if reasons else files
-    return remark if reasons or count > 1 else ""
+    reasons = [
+        f"{len(names):,} {reason} ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+        for reason, names in left_out.items()
+    ]
+    left = f"; left out: {', '.join(reasons[:8])}{', …' * (len(reasons) > 8)}" if reasons else ""
+    return f"Files of text: {count:,}{left}" if reasons or count > 1 else ""
 
 
 def _split(source: str) -> list[str]:
@@ -158,17 +198,3 @@ def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
                 yield from _walk(entry, seen)
             else:
                 yield str(entry)
-
-
-def _stat(path: str, fields: list[str]) -> str:
-    with reading(path):
-        if not in_bucket(path) and os.path.exists(path) and not os.path.isfile(path):
-            raise UserError(f"{path} is not a regular file; write its text to one, which can be read more than once.")
-        state = file_state(path)
-    return json.dumps([real_path(path), *state, *([""] if kind_of(path) == "text" else fields)])
-
-
-def _pieces(texts: Iterable[str]) -> Iterator[Piece]:
-    cutter = Cutter()
-    for text in texts:
-        yield from cutter.document(mend_surrogates(text))

@@ -23,27 +23,21 @@ from jaxlm.tokenizers.tokenizer import split_sentences
 
 ROUTE_BITS = 64
 _LEAST = 1 << 15  # bytes to hold out at least: some 8,000 tokens of English
-_BLOCK = 1 << 12  # bytes read at each of three positions of a file
 _space = re.compile(r"\s")
 
 
-def file_state(path: str) -> list[int | float | str]:
-    """Return the size, times and a hash of the first, middle and last bytes of a file.
+def file_state(path: str) -> list[int | str]:
+    """Return the size and the times of a file. One with an equal state need not be read again.
 
-    A file with an equal state need not be read again. An edit that keeps size and modification time changes the change
-    time or, within the clock's resolution, most likely the bytes. The state of a file in a bucket is its size and the
-    server's tag of its contents.
+    An edit that keeps size and modification time changes the change time. The state of a file in a bucket is its size
+    and the server's tag of its contents.
     """
     if in_bucket(path):
         store, name = fsspec.core.url_to_fs(path)
         info = store.info(name)
         return [info["size"], info.get("etag") or info["ETag"]]  # of Google Cloud Storage; of S3
-    stat, blocks = os.stat(path), hashlib.sha256()
-    with open(path, "rb") as file:
-        for place in (0, stat.st_size // 2, max(0, stat.st_size - _BLOCK)):
-            file.seek(place)
-            blocks.update(file.read(_BLOCK))
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, blocks.hexdigest()]
+    stat = os.stat(path)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 class TextHash:
@@ -161,14 +155,12 @@ class Part(NamedTuple):
         text: its text.
         is_held_out: whether it belongs to the held-out split.
         last: whether it ends a document of its split.
-        size: bytes.
         mentions: mentions of entities in its text.
     """
 
     text: str
     is_held_out: bool
     last: bool
-    size: int
     mentions: Mentions = ()
 
 
@@ -178,7 +170,7 @@ def sentence_parts(part: Part) -> Iterator[Part]:
     mentions = divide_mentions(part.mentions, map(len, sentences))
     for number, sentence in enumerate(sentences, 1):
         last = part.last or number < len(sentences)
-        yield Part(sentence, part.is_held_out, last, len(sentence.encode()), next(mentions))
+        yield Part(sentence, part.is_held_out, last, next(mentions))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,16 +206,13 @@ class HeldOutRule:
         """
         if not start <= self.tail < end:
             is_held_out = route < self.below or start >= self.tail
-            return [Part(piece.text, is_held_out, piece.last, end - start, piece.mentions)]
+            return [Part(piece.text, is_held_out, piece.last, piece.mentions)]
         before = len(piece.text.encode()[: self.tail - start].decode(errors="ignore"))
         space = _space.search(piece.text, before)
         cut = space.start() if space else before
         head, tail = piece.text[:cut], piece.text[cut:]
-        size, mentions = len(head.encode()), divide_mentions(piece.mentions, (len(head), len(tail)))
-        return [
-            Part(head, False, True, size, next(mentions)),
-            Part(tail, True, piece.last, end - start - size, next(mentions)),
-        ]
+        mentions = divide_mentions(piece.mentions, (len(head), len(tail)))
+        return [Part(head, False, True, next(mentions)), Part(tail, True, piece.last, next(mentions))]
 
 
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -10,13 +9,13 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from jaxlm.data.base import Data, RowFormat, Statistics
-from jaxlm.data.batches import EVALUATION_KEY, Batches
+from jaxlm.data.batches import Batches
 from jaxlm.data.holdout import draw_rows, group_rows
 from jaxlm.data.permutation import permute
 from jaxlm.errors import UserError
@@ -106,9 +105,12 @@ class LabelledData(Data):
     """Rows of a task in files; a subclass per format implements `read`."""
 
     command = "finetune"
+    label_flag: ClassVar[str] = ""
+    """Flag of the column of labels."""
 
     source: str = field("", resumable=True)
-    """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]`."""
+    """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]` or
+    `hf:NAME[:CONFIG][:SPLIT]`."""
 
     dev: str = field("", resumable=True)
     """Rows to evaluate on, in the same format; empty: a share of the source's rows."""
@@ -141,10 +143,6 @@ class LabelledData(Data):
             UserError: The file cannot be read.
         """
         raise NotImplementedError
-
-    def label_columns(self, path: str) -> tuple[str, list[str]]:
-        """Return the flag of the column of labels, and the columns that are not read and differ in the first rows."""
-        return "", []
 
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
@@ -190,14 +188,6 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     return LabelledSource(tokenizer, records, data.buckets, division, bad_train + bad_held_out)
 
 
-def varying(rows: Iterable[Mapping[Any, Any]], used: Collection[Any]) -> list[str]:
-    """Return the columns besides the `used` ones that have different values in the first 1,000 rows."""
-    values = collections.defaultdict(set)
-    for name, value in itertools.chain.from_iterable(row.items() for row in itertools.islice(rows, 1000)):
-        values[name].add(str(value))
-    return [str(name) for name, found in values.items() if len(found) > 1 and name not in used]
-
-
 def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
     """Return the row that `read(*arguments)` returns, or the UserError that it raises."""
     try:
@@ -215,10 +205,6 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
     Raises:
         UserError: There are bad rows, and `data.skip_bad_rows` is off or there are no others.
     """
-    if os.path.isdir(path):
-        names = sorted(os.listdir(path))
-        shown = ", ".join(names[:5]) + ", …" * (len(names) > 5)
-        raise UserError(f"{path} is a folder; give one of its files ({shown}).")
     rows: list[Record] = []
     errors: list[UserError] = []
     without_text = 0
@@ -234,8 +220,6 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
     if errors and not rows:
         raise errors[0]
     if errors and not data.skip_bad_rows:
-        if len(errors) == 1:
-            raise UserError(f"{errors[0]} Or leave it out with --data.skip-bad-rows True.")
         shown = "".join(f"\n  {str(error).removeprefix(f'{path}, ')}" for error in errors[:_SHOWN_ERRORS])
         more = f"\n  and {len(errors) - _SHOWN_ERRORS:,} more" if len(errors) > _SHOWN_ERRORS else ""
         raise UserError(
@@ -373,27 +357,18 @@ class LengthBatches(Batches):
         epoch = (pool * _POOL + np.arange(_POOL)) * self.batch_size // self.num_rows
         first, count = np.searchsorted(epoch, epoch[number]), np.count_nonzero(epoch == epoch[number])
         place = permute(np.array([number - first]), count, _ORDER_KEY ^ self._seed, pool, int(epoch[number]))
-        chosen = self._pool(pool)[first + int(place[0])]
-        return self._rows.read(chosen[rows], self._rows.padded(chosen))
+        return self._read(self._pool(pool)[first + int(place[0])], rows)
 
     def _sorted_pool(self, pool: int) -> np.ndarray:
         """Return the row numbers of the batches of a pool, [32, batch], from short rows to long ones."""
         place = pool * _POOL * self.batch_size + np.arange(_POOL * self.batch_size)
-        epoch, place = np.divmod(place, self.num_rows)
-        index = np.empty_like(place)
-        for one in np.unique(epoch):
-            chosen = epoch == one
-            index[chosen] = permute(place[chosen], self.num_rows, self._seed, int(one))
+        index = self._shuffled(place)
         # Sort by epoch first, so that a row that is twice in a pool is not twice in a batch.
-        return index[np.lexsort((self._rows.lengths[index], epoch))].reshape(_POOL, self.batch_size)
+        return index[np.lexsort((self._rows.lengths[index], place // self.num_rows))].reshape(_POOL, self.batch_size)
 
-    def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Arrays]:
-        """Yield batches of all rows, or of as many as fill `count` batches, from short rows to long ones."""
-        chosen = np.arange(self.num_rows)
-        if self.num_rows > count * batch_size:
-            chosen = permute(np.arange(count * batch_size), self.num_rows, EVALUATION_KEY)
-        chosen = chosen[np.argsort(self._rows.lengths[chosen], kind="stable")]
-        for start in range(0, len(chosen), batch_size):
-            index = np.full(batch_size, -1, np.int64)
-            index[: len(chosen[start : start + batch_size])] = chosen[start : start + batch_size]
-            yield self._rows.read(index[rows], self._rows.padded(index))
+    def _evaluation_order(self, size: int) -> np.ndarray:
+        chosen = super()._evaluation_order(size) if size < self.num_rows else np.arange(size)
+        return chosen[np.argsort(self._rows.lengths[chosen], kind="stable")]
+
+    def _read(self, index: np.ndarray, rows: slice) -> Arrays:
+        return self._rows.read(index[rows], self._rows.padded(index))

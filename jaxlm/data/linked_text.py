@@ -39,12 +39,6 @@ class LinkedText(TextData):
     """Table of names by which mentions are found instead, lines `entity<TAB>name<TAB>alias…`: at each word the longest
     name, in any case (see jaxlm/data/linker.py)."""
 
-    def validate(self) -> None:
-        """Raise UserError for a value out of range."""
-        super().validate()
-        if not self.entities_field:
-            raise UserError("data.entities_field is empty; leave the flag out for its default.")
-
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows with a mention at one in 16 tokens; see `jaxlm.data.base.Data`."""
         batch, draw = super().synthetic(rows, row_format, vocabulary), np.random.default_rng(1)
@@ -68,9 +62,8 @@ class LinkedText(TextData):
     def _survey(self, corpus: Corpus, report: Report) -> Survey:
         text = super()._survey(corpus, report)
         if not text.mentions:
-            advice = (
-                f"choose a table with names that occur in it instead of {self.entity_names}" if self.entity_names else
-                f"give .jsonl with a field {self.entities_field!r}, or a table of names with --data.entity-names"
+            raise UserError(
+                f"{self.source} has no mention of an entity; give .jsonl with a field {self.entities_field!r}, or a "
+                "table of names that occur in it with --data.entity-names."
             )
-            raise UserError(f"{self.source} has no mention of an entity; {advice}.")
         return text

@@ -10,8 +10,6 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 
-from jaxlm.errors import UserError
-
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 
 
@@ -21,10 +19,7 @@ def documents() -> tuple[str, ...]:
 
     Only the table of topics is imported.
     """
-    found = (*_topics(), *_modules(sysconfig.get_path("stdlib")))
-    if not found:
-        raise UserError("this Python has neither pydoc topics nor library sources; give --data.source a file.")
-    return found
+    return (*_topics(), *_modules(sysconfig.get_path("stdlib")))
 
 
 def _topics() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Readers of text files and tables, which stream documents in pieces of bounded size.
+"""Readers of text files, which stream documents in pieces of bounded size, and values of rows.
 
 A document may be larger than memory. It comes as pieces of at most `PIECE` characters, cut before white space, which
 are tokenized separately and joined in the token store. In .txt a document ends at a blank line, or with the line that
@@ -15,46 +15,40 @@ names the likely encoding.
 from __future__ import annotations
 
 import contextlib
-import csv
+import gzip
 import io
 import itertools
 import json
 import lzma
-import re
+import os
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
 import typeguard
-import zstandard
 from etils import epath
 
-from jaxlm.data.mentions import Mentions, read_mentions, within
+from jaxlm.data.mentions import Mentions, within
 from jaxlm.errors import UserError
-from jaxlm.tokenizers.tokenizer import mend_surrogates
+from jaxlm.paths import reading
 
 PIECE = 1 << 16  # characters
 BLOCK = 1 << 20  # characters of a line per read
 LONGEST_LINE = 1 << 28  # characters of a line of JSON or of a table at most
-csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
-TEXT_SUFFIXES = (".txt", ".text", ".tokens", ".raw")
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-TABLE_SUFFIXES = (".csv", ".tsv")
-PARQUET_SUFFIX = ".parquet"
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(wbits=31),
-    ".xz": lzma.LZMADecompressor,
-    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+KINDS = {
+    ".txt": "text", ".text": "text", ".tokens": "text", ".raw": "text", ".jsonl": "json", ".ndjson": "json",
+    ".csv": "table", ".tsv": "table", ".parquet": "parquet",
 }
+"""Kinds of the files of a corpus by their suffixes."""
+_COMPRESSED = (".gz", ".xz", ".zst")
 _CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5"]
 """Encodings that text files have beside UTF-8."""
 _KINDS = {
     type(None): "null or missing", bool: "true or false", int: "a number", float: "a number", list: "a list",
     dict: "an object",
 }
-_COMPRESSED = 1 << 13  # compressed bytes per read; decompressed, they may grow a thousandfold
 
 
 class Piece(NamedTuple):
@@ -124,126 +118,10 @@ class Cutter:
         return Piece(text, first, last)
 
 
-def without_compression(path: str) -> str:
-    """Return the name in lower case, without .gz, .xz or .zst."""
-    name = path.lower()
-    for suffix in _DECOMPRESSORS:
-        name = name.removesuffix(suffix)
-    return name
-
-
-def kind_of(path: str) -> str | None:
-    """Return "text", "json", "table" or "parquet" by the name of a file, or None for any other kind."""
-    name = without_compression(path)
-    suffixes = {"text": TEXT_SUFFIXES, "json": JSON_SUFFIXES, "table": TABLE_SUFFIXES}
-    if path.lower().endswith(PARQUET_SUFFIX):
-        return "parquet"
-    return next((kind for kind, endings in suffixes.items() if name.endswith(endings)), None)
-
-
-def read_file(path: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
-    """Yield the documents of a file of text, JSON or a table; raise UserError, with the place, for unreadable content.
-
-    Args:
-        path: the file.
-        text_field: field of the text in JSON, or column of it in a table (see `read_columns`).
-        entities_field: field of the mentions in JSON; "" to read none.
-    """
-    cutter, kind = Cutter(), kind_of(path)
-    if kind == "json":
-        for place, line in read_lines(path):
-            if line.strip():
-                record = json_object(line, place)
-                require_field(text_field, list(record), place)
-                value = "" if record[text_field] is None else record[text_field]
-                text = mend_surrogates(text_of(value, place, text_field, others=()))
-                listed = record.get(entities_field) if entities_field else None
-                yield from cutter.document(text, read_mentions(listed, text, place, entities_field))
-    elif kind == "table":
-        for row in read_columns(path, [text_field], "Choose the column of the text with --data.text-field"):
-            if isinstance(row, UserError):
-                raise row
-            yield from cutter.document(row[1][text_field])
-    else:
-        with open_text(path) as stream:
-            yield from _read_text(stream, cutter)
-
-
-def read_columns(
-    path: str, columns: Sequence[str] | None, advice: str
-) -> Iterator[tuple[str, dict[str, str]] | UserError]:
-    """Yield (place, {column: value}) of each row of a table, or an error for a row that cannot be read.
-
-    A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
-    of .csv are separated by the most frequent of comma, semicolon, tab and bar in its first line; those of other files
-    by tabs, without quotes, as in GLUE's files.
-
-    Args:
-        path: The file.
-        columns: The columns to read; None for all, of a file with a line of names.
-        advice: How to choose a column, for messages.
-
-    Raises:
-        UserError: The file cannot be read, or a column is missing.
-    """
-    lines = _split_lines(path)
-    if (first := next(lines, None)) is None:
-        return
-    if isinstance(names := first[1], UserError):
-        raise names
-    if columns and all(name.isdecimal() for name in columns):  # there is no line of names
-        names, lines = [str(place + 1) for place in range(len(names))], itertools.chain([first], lines)
-    columns = names if columns is None else columns
-    if missing := [name for name in columns if name not in names]:
-        shown = ", ".join(f"{name[:40]!r}{'…' * (len(name) > 40)}" for name in names[:12])
-        close = [name for name in names if name.casefold() == missing[0].casefold()]
-        hint = f"perhaps {close[0]!r} is meant; " if close else ""
-        if len(names) == 1 and (found := [repr(each) for each in ",;|" if each in names[0]]):
-            hint = f"{' or '.join(found)} separates columns only in a .csv, outside quotes; "
-        raise UserError(
-            f"{path}, line 1: there is no column {missing[0]!r}; {hint}it has {shown}{', …' * (len(names) > 12)}. "
-            f"{advice}; without a line of names, a column's name is its place, from 1."
-        )
-    for place, values in lines:
-        if isinstance(values, UserError):
-            yield values
-        elif len(values) == len(names):
-            row = dict(zip(names, values, strict=True))
-            yield place, {name: row[name] for name in columns}
-        else:
-            has = f"{len(values)} column" + "s" * (len(values) != 1)
-            yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
-
-
-def _split_lines(path: str) -> Iterator[tuple[str, list[str] | UserError]]:
-    """Yield (place for messages, values) of each row of a table, or an error for a line that cannot be split.
-
-    Raises:
-        UserError: A quote that does not end has swallowed several lines.
-    """
-    lines = (line for _, line in read_lines(path))
-    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    if without_compression(path).endswith(".csv"):
-        first = next(lines, "")
-        names = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
-        dialect, lines = {"delimiter": max(",;\t|", key=names.count), "strict": True}, itertools.chain([first], lines)
-    rows = csv.reader(lines, **dialect)
-    while True:
-        start = rows.line_num + 1
-        place = f"{path}, line {start}"
-        try:
-            values: list[str] | UserError = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            values = UserError(
-                f"{place} cannot be split into columns ({error}); double the quotes within a column that begins with a "
-                "quote, end lines with a newline, or remove the line."
-            )
-            if rows.line_num > start:
-                raise values from error
-        if values:  # an empty line is no row
-            yield place, values
+def suffix_of(path: str) -> str:
+    """Return the suffix of a file in lower case, before .gz, .xz or .zst."""
+    name, suffix = os.path.splitext(path.lower())
+    return os.path.splitext(name)[1] if suffix in _COMPRESSED else suffix
 
 
 def read_lines(path: str) -> Iterator[tuple[str, str]]:
@@ -264,78 +142,50 @@ def open_text(path: str) -> Iterator[TextIO]:
 
     Only a newline character ends a line. All errors of reading become UserError.
     """
-    try:
-        with epath.Path(path).open("rb") as raw, _decompressed(raw, path) as stream:
-            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
-    except UnicodeDecodeError as error:
-        likely = _likely_encodings(error.object)
-        what = f" but most likely {' or '.join(likely)}" if likely else ""
-        command = f"iconv -f {likely[0] if likely else 'ENCODING'} -t UTF-8 FILE > NEW"
-        raise UserError(f"{path} is not UTF-8 text{what}; convert it (`{command}`) or leave it out.") from error
-    except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
-        raise UserError(
-            f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of --data.source."
-        ) from error
-    except FileNotFoundError as error:
-        what = "cannot be read here, only files can" if path.startswith("tfds:") else "does not exist"
-        raise UserError(f"{path} {what}; name one file (text to pretrain on may be several).") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); check its permissions.") from error
+    with reading(path):
+        try:
+            with epath.Path(path).open("rb") as raw, io.BufferedReader(_decompressed(raw, path), BLOCK) as stream:
+                yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+        except UnicodeDecodeError as error:
+            likely = _likely_encoding(error.object)
+            raise UserError(
+                f"{path} is not UTF-8 text (its likely encoding: {likely}); convert it (`iconv -f {likely} -t UTF-8 "
+                "FILE > NEW`) or leave it out."
+            ) from error
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            if getattr(error, "errno", None) is not None:  # of the file system, not of its contents
+                raise
+            raise UserError(
+                f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of "
+                "--data.source."
+            ) from error
 
 
-def _likely_encodings(data: bytes) -> list[str]:
-    """Return the most likely encodings of a text that is not UTF-8: those that fit almost as well as the best one."""
+def _likely_encoding(data: bytes) -> str:
     import charset_normalizer
 
     found = charset_normalizer.from_bytes(data, cp_isolation=_CODECS)
-    best = found.best()
-    close = [each for each in found if each.chaos < best.chaos + 0.05 and each.coherence > best.coherence - 0.1]
-    names = [name for each in close for name in each.could_be_from_charset]
+    close = [each for each in found if each.chaos < found[0].chaos + 0.05 and each.coherence > found[0].coherence - 0.1]
+    names = [name for each in close for name in each.could_be_from_charset] or ["unknown"]
     # Short Western European texts fit other Latin encodings as well, which are rarer.
-    return [name.upper().replace("_", "-") for name in sorted(names, key="cp1252".__ne__)]
+    return ("cp1252" if "cp1252" in names else names[0]).upper().replace("_", "-")
 
 
-def _decompressed(raw: BinaryIO, path: str) -> io.BufferedIOBase:
-    for suffix, decompressor in _DECOMPRESSORS.items():
-        if path.lower().endswith(suffix):
-            return io.BufferedReader(_Streams(raw, decompressor), BLOCK)
-    return raw if isinstance(raw, io.BufferedIOBase) else io.BufferedReader(raw, BLOCK)
+def _decompressed(raw: BinaryIO, path: str) -> Any:
+    """Return a reader of the decompressed bytes that raises an exception for a truncated file."""
+    name = path.lower()
+    if name.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    if name.endswith(".xz"):
+        return lzma.LZMAFile(raw)
+    if name.endswith(".zst"):
+        import pyarrow  # slow to import and rarely needed; the package zstandard takes a truncated file for a short one
+
+        return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
+    return raw
 
 
-class _Streams(io.RawIOBase):
-    """Reader of consecutive compressed streams, with zeros between them.
-
-    The libraries' own readers take a truncated zstd file for a short one, and a damaged second .xz stream for the end.
-    """
-
-    def __init__(self, raw: BinaryIO, decompressor: Callable[[], Any]) -> None:
-        self._raw, self._decompressor = raw, decompressor
-        self._stream: Any = None
-        self._data = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._data:
-            is_over = self._stream is None or self._stream.eof
-            compressed = self._stream.unused_data if self._stream and is_over else b""
-            compressed = compressed or self._raw.read(_COMPRESSED)
-            if not compressed:
-                if not is_over:
-                    raise EOFError("the compressed file ends before its end-of-stream marker")
-                return 0
-            if is_over:
-                compressed = compressed.lstrip(b"\0")
-                self._stream = self._decompressor() if compressed else None
-            if compressed:
-                self._data = memoryview(self._stream.decompress(compressed))
-        size = min(len(buffer), len(self._data))
-        buffer[:size], self._data = self._data[:size], self._data[size:]
-        return size
-
-
-def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
+def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     """Yield documents, which end at a blank line or with the line that brings them to `PIECE` characters.
 
     The second rule gives a text without blank lines several documents, for the held-out split and for sentence pairs.
@@ -356,11 +206,15 @@ def _read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
-def require_field(name: str, fields: Sequence[str], place: str) -> None:
-    """Raise UserError if a row or a dataset lacks the field of the text."""
-    if name not in fields:
-        found = ", ".join(map(repr, fields[:12])) or "none"
-        raise UserError(f"{place} has no field {name!r}; choose one with --data.text-field (here: {found}).")
+def require_columns(wanted: Iterable[str], found: Sequence[str], place: str, hint: str = "") -> None:
+    """Raise UserError for the first column that a row, a table or a dataset lacks."""
+    for name in wanted:
+        if name not in found:
+            shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
+            raise UserError(
+                f"{place}: there is no column {name!r}; it has {shown}. Choose columns with --data.text-field, "
+                f"--data.label-field ('': no labels) and so on, or in the prompt file{hint}."
+            )
 
 
 Row = TypeVar("Row", bound=NamedTuple)

@@ -8,21 +8,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from safetensors.numpy import load, save
 
+from jaxlm.data.cache import cached_arrays
 from jaxlm.data.concept_graph import SYMMETRIC, ConceptGraph, normalize, open_graph
 from jaxlm.data.grounding import Concepts, Grounder
 from jaxlm.data.knowledge_graph import read_vectors
-from jaxlm.data.text import cache_folder
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field
-from jaxlm.paths import reading, write_whole
 from jaxlm.types import Report, SchemaGraph
 
 FORMAT = 2
@@ -241,23 +237,7 @@ def build_graphs(
         return graphs._asdict()
 
     facts = [FORMAT, knowledge.fingerprint, dataclasses.astuple(sizes), [list(row) for row in rows]]
-    return SchemaGraph(**cached("graphs", facts, build))
-
-
-def cached(kind: str, facts: Any, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return arrays from the cache folder, where `compute` puts them first.
-
-    Args:
-        kind: Folder of such arrays in the cache folder.
-        facts: JSON value of all that the arrays depend on.
-        compute: Returns the arrays by name.
-    """
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
-    file = cache_folder() / kind / f"{name}.safetensors"
-    if not file.exists():
-        write_whole(file, save(compute()))
-    with reading(os.fspath(file)):
-        return load(file.read_bytes())
+    return SchemaGraph(**cached_arrays("graphs", facts, build))
 
 
 def describe_path(graph: ConceptGraph, arrays: SchemaGraph, path: int) -> str:
@@ -273,9 +253,7 @@ def describe_path(graph: ConceptGraph, arrays: SchemaGraph, path: int) -> str:
 def _rows_of(folder: str, kind: str, names: Sequence[str]) -> np.ndarray:
     """Return the vectors of names, zero for a name that the folder lacks."""
     found = read_vectors(folder, kind)
-    ids: dict[str, int] = {}
-    for number, name in enumerate(found.names):
-        ids.setdefault(normalize(name), number)
+    ids = {normalize(name): number for number, name in reversed(list(enumerate(found.names)))}  # the first of equals
     place = np.array([ids.get(name, -1) for name in names])
     if (place < 0).all():
         raise UserError(f"{folder} has no vector of any {kind} of the graph; give vectors that were trained on it.")

@@ -2,8 +2,8 @@
 
 A store is a folder with `manifest.json` and, for each of the splits `train` and `held_out`, the arrays `tokens`
 (uint16 or uint32), `offsets` (int64 [documents + 1]) and `counts` (int64, the count of each id). It is finished if and
-only if it has a manifest. In a bucket the splits are in a folder that the manifest names as `arrays`, a new one for
-each build. It depends on no objective: it has no special tokens, windows or masks.
+only if it has a manifest. The splits are in the folder that the manifest names as `arrays`, a new one for each build.
+A store depends on no objective: it has no special tokens, windows or masks.
 
 A text with mentions of entities adds `entities.json`, a list of their names, and an array `entities` beside each
 `tokens` (uint32): the place in that list, from 1, of the entity whose mention begins at the token; 0 for none.
@@ -26,7 +26,7 @@ from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
 from jaxlm.data.fingerprint import Survey
 from jaxlm.data.knowledge_graph import read_names
-from jaxlm.data.windows import Split, windows_of
+from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.unknown import describe_unknown
 
@@ -117,16 +117,24 @@ class Store:
         * "stream-both-ways": as "stream", but odd rows move backward.
 
         Raises:
-            UserError: also if the training text is too short for a single window.
+            UserError: also if the training text is too short for a single window, or the packing needs an
+                end-of-sequence token, which the tokenizer lacks.
         """
         packing, length, stride, graph = row_format
-        windows = windows_of(
-            getattr(self, split), length, packing, pad=self.pad, eos=self.eos, stride=stride,
-            entity_ids=self.entity_ids(graph) if graph else None,
-        )
-        batches = Batches(
-            windows, rows, seed, stream=packing.startswith("stream"), both_ways=packing == "stream-both-ways"
-        )
+        part, pad, entity_ids = getattr(self, split), max(self.pad, 0), self.entity_ids(graph) if graph else None
+        is_stream = packing.startswith("stream")
+        if packing == "document":
+            windows = DocumentWindows(part, length, pad, entity_ids)
+        elif packing == "packed":
+            windows = PackedWindows(part, length, pad, None, entity_ids=entity_ids)
+        elif self.eos >= 0:
+            windows = PackedWindows(part, length, pad, self.eos, stride if is_stream else None, entity_ids)
+        else:
+            raise UserError(
+                "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
+                "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
+            )
+        batches = Batches(windows, rows, seed, is_stream, packing == "stream-both-ways")
         if batches.num_rows == 0 and split == "train":
             raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
         return batches
@@ -170,7 +178,6 @@ class Store:
     def _split(self, split: str) -> Split:
         facts = self.manifest["parts"][split]
         return Split(
-            name=split,
             documents=facts["documents"],
             num_tokens=facts["tokens"],
             text_bytes=facts["text_bytes"],

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from etils import epath
 
 from jaxlm.data.base import Data, RowFormat, random_tokens
 from jaxlm.data.build import StoreBuild
+from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.store import FORMAT, Store, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.paths import DEFAULT_CACHE, any_path, in_bucket, write_whole
+from jaxlm.paths import write_whole
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
@@ -27,7 +25,6 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
 
 _SAMPLE = 10_000_000  # bytes of text for training a tokenizer: some 20 seconds of one core
-_PROGRESS_SECONDS = 10.0  # between two progress reports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +75,6 @@ class TextData(Data):
     workers: int = field(0, resumable=True, range="[0, inf)")
     """Number of tokenizing threads; 0 means one per core, up to 8."""
 
-    def validate(self) -> None:
-        """Raise UserError for a value out of range."""
-        super().validate()
-        for name in ("text_field", "tokenizer"):
-            if not getattr(self, name):
-                raise UserError(f"data.{name} is empty; leave the flag out for its default.")
-
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it; see `jaxlm.data.base.Data`.
 
@@ -112,29 +102,22 @@ class TextData(Data):
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        self._build(tokenizer, shard, shards, report)
+        self._build(tokenizer, report).tokenize(shard, shards)
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Store:
         """Open the token store of this text and tokenizer in the cache folder; build it if it is missing."""
-        return self._build(tokenizer, 0, 1, report).finish()
+        return self._build(tokenizer, report).finish()
 
-    def _build(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report) -> StoreBuild:
-        """Return the build of the token store, with the chunks of a shard tokenized."""
+    def _build(self, tokenizer: Tokenizer, report: Report) -> StoreBuild:
         self.validate()
         corpus = self._corpus()
         text = self._survey(corpus, report)
         fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
-        folder = str(cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}")
-        build = StoreBuild(
-            folder, [part() for part in corpus.parts], text, tokenizer, self.held_out, self.source, self.sentences,
-            self.workers, _progress(report),
+        folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
+        return StoreBuild(
+            str(folder), [part() for part in corpus.parts], text, tokenizer, self.held_out, self.source,
+            self.sentences, self.workers, report,
         )
-        if missing := build.missing(shard, shards):
-            part = f", {len(missing):,} of {build.num_chunks:,} chunks" if len(missing) < build.num_chunks else ""
-            size = f"{text.bytes / 1e6:,.1f} MB, {text.documents:,} documents{part}"
-            report(f"Tokenising {self.source} ({size}) into {folder}")
-            build.tokenize(shard, shards)
-        return build
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
@@ -149,16 +132,13 @@ class TextData(Data):
     def _survey(self, corpus: Corpus, report: Report) -> Survey:
         """Return the survey of a text, which is cached under the state of its files."""
         remembered = cache_folder(self.cache_dir) / "sources" / f"{corpus.stamp[:20]}.json"
-        try:
-            return Survey(**json.loads(remembered.read_text()))
-        except (OSError, ValueError, TypeError):
-            pass
-        report(f"Reading {corpus.source}")
-        text = survey(*(part() for part in corpus.parts))
-        if text.documents == 0:
-            raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
-        write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
-        return text
+        if not remembered.exists():
+            report(f"Reading {corpus.source}")
+            text = survey(*(part() for part in corpus.parts))
+            if text.documents == 0:
+                raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
+            write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
+        return Survey(**json.loads(remembered.read_text()))
 
     def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
@@ -174,34 +154,3 @@ class TextData(Data):
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"
             report(f"The vocabulary has {sizes}: this text has no more pieces")
         return tokenizer
-
-
-def _progress(report: Report) -> Callable[[int, int], None]:
-    """Return a function of the numbers of bytes tokenized and to tokenize, which sometimes reports them."""
-    start = last_report = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last_report
-        now = time.monotonic()
-        if now - last_report >= _PROGRESS_SECONDS:
-            last_report = now
-            speed = done / (now - start)
-            report(f"Tokenised {done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s")
-
-    return progress
-
-
-def cache_folder(chosen: str = "") -> epath.Path:
-    """Return the folder `chosen`, else $JAXLM_CACHE, else ~/.cache/jaxlm; on a disk or in a bucket."""
-    return any_path(chosen or os.environ.get("JAXLM_CACHE") or DEFAULT_CACHE)
-
-
-def local_cache_folder(chosen: str = "") -> epath.Path:
-    """Return `cache_folder(chosen)`, or the default folder on a disk if that is in a bucket."""
-    cache = cache_folder(chosen)
-    return cache_folder(DEFAULT_CACHE) if in_bucket(cache) else cache
-
-
-def compilation_cache() -> str:
-    """Return the folder of compiled programs."""
-    return str(local_cache_folder() / "xla")

@@ -1,23 +1,19 @@
-"""Triples of a knowledge graph: their flags, and their ids in the cache folder."""
+"""Triples of a knowledge graph: their flags, and their ids, which the cache folder keeps."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from jaxlm.data.base import Data, RowFormat, Statistics
 from jaxlm.data.batches import Batches
-from jaxlm.data.build import new_folder
+from jaxlm.data.cache import cached_arrays
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.knowledge_graph import read_triples
-from jaxlm.data.store import MANIFEST, is_finished
-from jaxlm.data.text import local_cache_folder
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import reading
@@ -26,8 +22,8 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TripleBatch
 
-_FORMAT = 1
-_GROUP = 1 << 18  # triples in memory at a time
+_FORMAT = 2
+_GROUP = 1 << 18  # triples hashed at a time
 _ROUTES = 1 << 64
 
 
@@ -73,14 +69,14 @@ class TripleData(Data):
         self.validate()
         with reading(self.source):
             states = [file_state(file) for file in self._files()]
-        facts = json.dumps([_FORMAT, self._files(), states, tokenizer.fingerprint, self.held_out])
-        name = hashlib.sha256(facts.encode()).hexdigest()[:20]
-        folder = Path(local_cache_folder(self.cache_dir)) / "triples" / name
-        if not is_finished(str(folder)):
-            report(f"Writing the ids of {self.source} into {folder}")
-            with new_folder(str(folder)) as writing:
-                _write(Path(writing), self, tokenizer)
-        return TripleSource(folder, self.max_known)
+        facts = [_FORMAT, self._files(), states, tokenizer.fingerprint, self.held_out]
+
+        def compute() -> dict[str, np.ndarray]:
+            report(f"Reading the ids of {self.source}")
+            return _arrays(self, tokenizer)
+
+        arrays = cached_arrays("triples", facts, compute, self.cache_dir)
+        return TripleSource(arrays, GraphSize.of(tokenizer.vocabulary), self.max_known)
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TripleBatch:
         entities, relations = row_format.packing
@@ -106,41 +102,36 @@ class TripleStatistics(Statistics):
 
 
 class TripleSource:
-    """Opened triples; see `jaxlm.data.base.Source`. Those to train on stay on the disk."""
+    """Opened triples; see `jaxlm.data.base.Source`."""
 
-    def __init__(self, folder: Path, max_known: int) -> None:
-        """Open a folder that `TripleData.open` has written."""
-        with reading(folder):
-            manifest = json.loads((folder / MANIFEST).read_text())
-            self.fingerprint: str = manifest["fingerprint"]
-            self._size = GraphSize(*manifest["size"])
-            self._train = np.memmap(folder / "train.bin", np.int32, "r").reshape(-1, 3)
-            self._held_out, self._known, self._ranges, self._counts, self._head_share = (
-                np.load(folder / f"{name}.npy") for name in _ARRAYS
-            )
-        self._ranges[(self._ranges[..., 1] - self._ranges[..., 0]) > max_known] = 0
-        self._max_known = max_known
+    def __init__(self, arrays: dict[str, np.ndarray], size: GraphSize, max_known: int) -> None:
+        """Hold the arrays of `_arrays`."""
+        self.fingerprint = arrays["digest"].tobytes().hex()
+        self._arrays, self._size, self._max_known = arrays, size, max_known
+        is_ranked = arrays["ranges"][..., 1:] - arrays["ranges"][..., :1] <= max_known
+        self._ranges = np.where(is_ranked, arrays["ranges"], 0)
 
     @property
     def summary(self) -> str:
         """Sizes of the graph and of both splits, in one line."""
+        train, held_out = (f"{len(self._arrays[split]):,}" for split in ("train", "held_out"))
         left_out = int(np.sum(self._ranges[..., 1] == 0))
         note = f" ({left_out:,} of their ends have more than {self._max_known:,} known entities and are not ranked)"
         return (
-            f"Triples: {len(self._train):,} to train on, {len(self._held_out):,} held out{note if left_out else ''}, "
+            f"Triples: {train} to train on, {held_out} held out{note if left_out else ''}, "
             f"of {self._size.entities:,} entities and {self._size.relations:,} relations"
         )
 
     @property
     def statistics(self) -> TripleStatistics:
         """Counts of the names among the triples to train on, and how often heads are replaced."""
-        return TripleStatistics(self._counts, 0.0, head_share=self._head_share)
+        return TripleStatistics(self._arrays["counts"], 0.0, head_share=self._arrays["head_share"])
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of triples, a `jaxlm.types.TripleBatch` each."""
         if split == "train":
-            return Batches(_Rows(self._train), rows, seed)
-        return Batches(_Rows(self._held_out, self._known, self._ranges), rows, seed)
+            return Batches(_Rows(self._arrays["train"]), rows, seed)
+        return Batches(_Rows(self._arrays["held_out"], self._arrays["known"], self._ranges), rows, seed)
 
 
 class _Rows:
@@ -164,55 +155,43 @@ class _Rows:
         return TripleBatch(triples, np.where(start + places < end, known, -1))
 
 
-_ARRAYS = ("held_out", "known", "ranges", "counts", "head_share")
-
-
-def _write(folder: Path, data: TripleData, tokenizer: Tokenizer) -> None:
-    """Write the ids of the triples, and what evaluation and corruption need to know of the graph."""
+def _arrays(data: TripleData, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Return the ids of the triples, and what evaluation and corruption need to know of the graph."""
     vocabulary, size = tokenizer.vocabulary, GraphSize.of(tokenizer.vocabulary)
+    rows = np.fromiter(_rows(data, vocabulary), np.dtype((np.int32, 4)))
+    triples, is_held_out = rows[:, :3], rows[:, 3] > 0
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    held_out: list[np.ndarray] = [np.zeros((0, 3), np.int32)]
-    with (folder / "train.bin").open("wb") as train:
-        for group, is_held_out in _groups(data, vocabulary):
-            digest.update(group.tobytes() + is_held_out.tobytes())
-            train.write(group[~is_held_out].tobytes())
-            held_out.append(group[is_held_out])
-        if not train.tell():
-            raise UserError(f"{data.source} has no triples to train on.")
-    train_ids, held_out_ids = np.memmap(folder / "train.bin", np.int32, "r").reshape(-1, 3), np.concatenate(held_out)
-    known, ranges = _known(train_ids, held_out_ids, size.relations)
-    counts = np.bincount(train_ids[:, ::2].reshape(-1), minlength=vocabulary.size)
-    counts += np.bincount(train_ids[:, 1] + size.entities, minlength=vocabulary.size)
-    arrays = (held_out_ids, known, ranges, counts, _head_share(train_ids, size.relations))
-    for name, array in zip(_ARRAYS, arrays, strict=True):
-        np.save(folder / f"{name}.npy", array)
-    manifest = {"fingerprint": digest.hexdigest(), "size": size, "source": data.source}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    for start in range(0, len(rows), _GROUP):
+        group = slice(start, start + _GROUP)
+        digest.update(triples[group].tobytes() + is_held_out[group].tobytes())
+    train, held_out = triples[~is_held_out], triples[is_held_out]
+    if not len(train):
+        raise UserError(f"{data.source} has no triples to train on.")
+    known, ranges = _known(train, held_out, size.relations)
+    counts = np.bincount(train[:, ::2].reshape(-1), minlength=vocabulary.size)
+    counts += np.bincount(train[:, 1] + size.entities, minlength=vocabulary.size)
+    return {
+        "train": train, "held_out": held_out, "known": known, "ranges": ranges, "counts": counts,
+        "head_share": _head_share(train, size.relations), "digest": np.frombuffer(digest.digest(), np.uint8),
+    }
 
 
-def _groups(data: TripleData, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield groups of ids, int32 [triples, 3], and which are held out, bool [triples]."""
+def _rows(data: TripleData, vocabulary: Vocabulary) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield the ids of each triple, and whether it is held out."""
     entities, relations = ({name: number for number, name in enumerate(names)} for names in graph_names(vocabulary))
-    rows: list[tuple[int, int, int]] = []
-    routes: list[bool] = []
     for file in data._files():
         for head, relation, tail in read_triples(file):
-            for kind, ids, name in (
-                ("entity", entities, head), ("relation", relations, relation), ("entity", entities, tail)
-            ):
-                if name not in ids:
-                    raise UserError(f"{file} has the {kind} {name!r}, which is not in {vocabulary.name}; leave its "
-                                    "triples out, or begin a run without that tokenizer.")
-            rows.append((entities[head], relations[relation], entities[tail]))
-            if data.dev:
-                routes.append(file == data.dev)
-            else:
+            is_held_out = file == data.dev
+            if not data.dev:
                 route = hashlib.sha256(f"{head}\t{relation}\t{tail}".encode()).digest()[:8]
-                routes.append(int.from_bytes(route, "little") < data.held_out * _ROUTES)
-            if len(rows) == _GROUP:
-                yield np.array(rows, np.int32), np.array(routes)
-                rows, routes = [], []
-    yield np.array(rows, np.int32).reshape(-1, 3), np.array(routes, bool)
+                is_held_out = int.from_bytes(route, "little") < data.held_out * _ROUTES
+            try:
+                yield entities[head], relations[relation], entities[tail], is_held_out
+            except KeyError as error:
+                raise UserError(
+                    f"{file} has the name {error}, which is not in {vocabulary.name}; leave its triples out, or begin "
+                    "a run without that tokenizer."
+                ) from error
 
 
 def _known(train: np.ndarray, held_out: np.ndarray, num_relations: int) -> tuple[np.ndarray, np.ndarray]:
@@ -221,21 +200,13 @@ def _known(train: np.ndarray, held_out: np.ndarray, num_relations: int) -> tuple
     Returns:
         Entities, int32, and for heads and tails their range in it, int64 [triples, 2, (from, to)].
     """
-    known, ranges, size = [np.zeros(0, np.int32)], [], 0
-    groups = [held_out, *(train[start : start + _GROUP] for start in range(0, len(train), _GROUP))]
+    known, ranges, size, triples = [], [], 0, np.concatenate([held_out, train])
     for end, other in ((0, 2), (2, 0)):
-        def rest(triples: np.ndarray, other: int = other) -> np.ndarray:
-            """Number what is left of triples without that end."""
-            return triples[:, other].astype(np.int64) * num_relations + triples[:, 1]
-
-        wanted, found = np.unique(rest(held_out)), []
-        for group in groups:
-            keys = rest(group)
-            chosen = np.isin(keys, wanted)
-            found.append(np.stack([keys[chosen], group[chosen, end]], axis=1))
-        pairs = np.unique(np.concatenate(found), axis=0)
-        ranges.append(np.stack([np.searchsorted(pairs[:, 0], rest(held_out), side) for side in ("left", "right")], 1))
-        ranges[-1] += size
+        rest = triples[:, other].astype(np.int64) * num_relations + triples[:, 1]  # numbers of triples without that end
+        wanted = rest[: len(held_out)]
+        chosen = np.isin(rest, wanted)
+        pairs = np.unique(np.stack([rest[chosen], triples[chosen, end]], axis=1), axis=0)
+        ranges.append(size + np.stack([np.searchsorted(pairs[:, 0], wanted, side) for side in ("left", "right")], 1))
         known.append(pairs[:, 1].astype(np.int32))
         size += len(pairs)
     return np.concatenate(known), np.stack(ranges, axis=1)

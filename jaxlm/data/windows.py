@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxlm.data.arrays import FlatArray
-from jaxlm.errors import UserError
 from jaxlm.types import TokenBatch
 
 _STRIDE = 256
@@ -26,7 +25,6 @@ class Split:
     """One split of a token store.
 
     Attributes:
-        name: "train" or "held_out".
         documents: number of documents.
         num_tokens: number of tokens.
         text_bytes: bytes of text.
@@ -35,7 +33,6 @@ class Split:
         entities: uint32 [num_tokens] for text with entities (see `jaxlm.data.store`).
     """
 
-    name: str
     documents: int
     num_tokens: int
     text_bytes: int
@@ -72,35 +69,6 @@ class _Offsets:
         return np.cumsum(np.concatenate(sums))
 
 
-def windows_of(
-    split: Split, length: int, packing: str, *, pad: int, eos: int, stride: int | None = None,
-    entity_ids: np.ndarray | None = None,
-) -> DocumentWindows | PackedWindows:
-    """Return the windows of a split.
-
-    Args:
-        split: split of a token store.
-        length: tokens of a window.
-        packing: see `jaxlm.data.store.Store.batches`.
-        pad: id of the padding token; -1 if the tokenizer has none.
-        eos: id of the end-of-sequence token; -1 if the tokenizer has none.
-        stride: tokens between the starts of successive windows of a stream; the default is `length`.
-        entity_ids: result of `jaxlm.data.store.Store.entity_ids`; None for windows without entities.
-
-    Raises:
-        UserError: the packing needs an end-of-sequence token, which the tokenizer lacks.
-    """
-    if packing == "document":
-        return DocumentWindows(split, length, max(pad, 0), entity_ids)
-    if packing != "packed" and eos < 0:
-        raise UserError(
-            "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
-            "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
-        )
-    stride = stride if packing.startswith("stream") else None
-    return PackedWindows(split, length, max(pad, 0), None if packing == "packed" else eos, stride, entity_ids)
-
-
 class DocumentWindows:
     """Windows with tokens of a single document.
 
@@ -109,7 +77,14 @@ class DocumentWindows:
     """
 
     def __init__(self, split: Split, length: int, pad: int, entity_ids: np.ndarray | None = None) -> None:
-        """Count the windows of `length` tokens; see `windows_of`."""
+        """Count the windows.
+
+        Args:
+            split: split of a token store.
+            length: tokens of a window.
+            pad: id of padding.
+            entity_ids: result of `jaxlm.data.store.Store.entity_ids`; None for windows without entities.
+        """
         self.length, self._pad, self._entity_ids = length, pad, entity_ids
         self._tokens, self._entities = split.tokens, split.entities
         self._offsets = _Offsets(split)
@@ -158,7 +133,16 @@ class PackedWindows:
         self, split: Split, length: int, pad: int, eos: int | None, stride: int | None = None,
         entity_ids: np.ndarray | None = None,
     ) -> None:
-        """Count the windows; see `windows_of`. With eos None, nothing separates the documents."""
+        """Count the windows.
+
+        Args:
+            split: split of a token store.
+            length: tokens of a window.
+            pad: id of padding.
+            eos: id of the token after each document; None for none.
+            stride: tokens between the starts of successive windows; the default is `length`.
+            entity_ids: result of `jaxlm.data.store.Store.entity_ids`; None for windows without entities.
+        """
         self.length, self._pad, self._eos, self._stride = length, pad, eos, stride or length
         self._extra = 0 if eos is None else 1
         self._tokens, self._entities, self._entity_ids = split.tokens, split.entities, entity_ids

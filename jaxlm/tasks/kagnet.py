@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxlm.data.cache import cached_arrays
 from jaxlm.data.concept_graph import open_graph
 from jaxlm.data.grounding import lemmatizer, statement
 from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
-from jaxlm.data.schema_graph import GraphSizes, Knowledge, build_graphs, cached, describe_path, empty
+from jaxlm.data.schema_graph import GraphSizes, Knowledge, build_graphs, describe_path, empty
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.keys import Purpose, purpose_key
@@ -165,7 +166,7 @@ class KagNet(MultipleChoice):
             return {"statement": np.stack([output["statement"] for output in outputs])}
 
         facts = [fingerprint, repr(encoder_only.model), tokenizer.fingerprint, length, *map(self.texts, records)]
-        return cached("statements", facts, compute)["statement"]
+        return cached_arrays("statements", facts, compute)["statement"]
 
     def synthetic(self, rows: int, length: int) -> Arrays:
         shapes = empty(self._sizes, rows, self.num_texts)

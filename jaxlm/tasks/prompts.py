@@ -12,7 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.data.readers import kind_of, read_file, texts_of
+from jaxlm.data.corpus import read_documents
+from jaxlm.data.readers import texts_of
+from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, check_types, field
 from jaxlm.paths import reading
@@ -194,7 +196,7 @@ def _rows(task: PromptTask, path: str) -> Iterator[TableRow]:
             yield row
         return
     document, number = "", 0
-    for piece in read_file(path, "text"):
+    for piece in read_documents(path, "text"):
         document += piece.text
         if piece.last:
             number += 1

@@ -22,8 +22,7 @@ def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -
     (labels, *others) = {frozenset(task.label_names(record)) for record in records}
     if others or len(labels) != 1:
         return
-    flag, columns = data.label_columns(data.source)
-    other = f", or another column with {flag} (those that vary: {', '.join(columns[:_SHOWN])})" if columns else ""
+    other = f", or another column with {data.label_flag}" if data.label_flag else ""
     raise UserError(
         f"{data.source}: all {len(records):,} rows have the label {min(labels)!r:.60}, so there is nothing to learn; "
         f"give rows of two classes or more{other}."

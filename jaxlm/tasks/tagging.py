@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error, varying
+from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -36,6 +36,8 @@ class TagRows(LabelledData):
     "# " before a sentence. Between spaces it differs from the word "#" by its number of columns, or is "# key = value".
     "-DOCSTART-" and "# newdoc" begin a document.
     """
+
+    label_flag = "--data.tag-column"
 
     word_column: int = field(1, range="[1, inf)")
     """Place of the word in a line, from 1."""
@@ -67,10 +69,6 @@ class TagRows(LabelledData):
                 values = {"words": texts, "tags": tags if tag_column else None}
                 yield Record(str(number), start, values, (" ".join(texts),), str(document or ""))
                 number += 1
-
-    def label_columns(self, path: str) -> tuple[str, list[str]]:
-        rows = (dict(enumerate(_columns(line), 1)) for line in _word_lines(path))
-        return "--data.tag-column", varying(rows, [self.word_column])
 
     def _word(self, place: str, columns: list[str], tag_column: int) -> list[tuple[str, str, str]]:
         """Return [(place, word, tag)] of a line, or [] for a line without a word."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -70,11 +70,6 @@ class Ranges:
     rate: float | None = field(0.5, range="(0, inf)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    colour: Literal["red", "green"] = "red"
-
-
 def test_ranges_have_open_and_closed_ends():
     for share, rate in ((0, 0.1), (1, 1e300), (0.5, None)):
         check_ranges(Ranges(share, rate), "")
@@ -83,12 +78,6 @@ def test_ranges_have_open_and_closed_ends():
                           ((math.nan, 1), "x.share is nan")):
         with pytest.raises(UserError, match=re.escape(words)):
             check_ranges(Ranges(*values), "x.")
-
-
-def test_choices_are_those_of_the_annotation():
-    check_ranges(Choice("red"), "")
-    with pytest.raises(UserError, match=r"x\.colour is 'blue'; it must be one of 'red', 'green'\."):
-        check_ranges(Choice("blue"), "x.")
 
 
 def test_json_has_neither_bound_fields_nor_paths():

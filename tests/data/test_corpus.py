@@ -8,16 +8,15 @@ import os
 import sys
 import textwrap
 import time
-from types import SimpleNamespace
 
 import pytest
 from etils import epath
 
-from jaxlm.data import fingerprint
 from jaxlm.data.corpus import open_corpus
 from jaxlm.data.fingerprint import survey
 from jaxlm.data.python_docs import documents as python_documents
 from jaxlm.errors import UserError
+from jaxlm.tasks.tables import read_table
 
 
 def texts(source, field="text"):
@@ -80,8 +79,8 @@ def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
 def test_only_regular_files_are_text(folder):
     os.mkfifo(folder / "pipe.txt")
     (folder / "device.jsonl").symlink_to("/dev/zero")
-    told = r"(pipe\.txt|device\.jsonl) is (not a regular file|neither a file nor a folder)"
-    for source in (folder / "pipe.txt", folder / "device.jsonl", folder / "*.txt", folder):
+    told = r"(pipe\.txt|device\.jsonl) is neither a file nor a folder"
+    for source in (folder / "pipe.txt", folder / "device.jsonl"):
         with pytest.raises(UserError, match=told):
             open_corpus(str(source))
 
@@ -141,21 +140,13 @@ def test_the_stamp_detects_changed_files(folder):
     assert open_corpus(str(folder)).stamp != before
 
 
-@pytest.mark.parametrize("place, ctime", [(20_000, None), (0, 1), (50_000, 1), (99_999, 1)])
-def test_the_stamp_detects_an_edit_that_keeps_size_and_modification_time(place, ctime, tmp_path, monkeypatch):
-    """It does by the change time or, with a coarse clock, by the bytes at three positions."""
-    def stat(path):
-        found = real(path)
-        return SimpleNamespace(st_size=found.st_size, st_mtime_ns=found.st_mtime_ns,
-                               st_ctime_ns=ctime or found.st_ctime_ns)
-
-    real, file = os.stat, tmp_path / "a.txt"
+def test_the_stamp_detects_an_edit_that_keeps_size_and_modification_time(tmp_path):
+    file = tmp_path / "a.txt"
     file.write_bytes(b"x" * 100_000)
-    monkeypatch.setattr(fingerprint, "os", SimpleNamespace(stat=stat))
-    before, times = open_corpus(str(file)).stamp, (real(file).st_atime_ns, real(file).st_mtime_ns)
+    before, times = open_corpus(str(file)).stamp, (file.stat().st_atime_ns, file.stat().st_mtime_ns)
     time.sleep(0.02)  # more than a tick of the file system's clock
     with file.open("r+b") as edited:
-        edited.seek(place)
+        edited.seek(20_000)
         edited.write(b"y")
     os.utime(file, ns=times)
     assert open_corpus(str(file)).stamp != before
@@ -223,12 +214,14 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
                 (survey(corpus.pieces()) for corpus in corpora.values())}
     assert facts[1:] == (len(ROWS) - 1, 1)
     assert len({corpus.stamp for corpus in corpora.values()}) == len(corpora)
+    rows = {name: [row.text("text") for row in read_table(name, ["text"])] for name in corpora}
+    assert all(found == ROWS for found in rows.values())  # a task reads the same rows
 
 
 def test_columns_of_tables_and_datasets(tables):
     parquet, saved = str(tables / "t.parquet"), f"hf:{tables / 'saved'}"
     for source in (parquet, saved):
-        with pytest.raises(UserError, match=r"no field 'body'.*--data.text-field.*'id', 'text'"):
+        with pytest.raises(UserError, match=r"no column 'body'; it has 'id', 'text'.*--data.text-field"):
             texts(source, "body")
         with pytest.raises(UserError, match=r"row 0: the field 'id' is a number, not text"):
             texts(source, "id")
@@ -278,7 +271,7 @@ def test_tfds(prepared, monkeypatch):
     assert open_corpus("tfds:few_words").stamp != open_corpus("tfds:few_words:test").stamp
     with pytest.raises(UserError, match=r"few_words:nowhere cannot be read .*nowhere"):
         open_corpus("tfds:few_words:nowhere")
-    with pytest.raises(UserError, match=r"no field 'body'.*'text'"):
+    with pytest.raises(UserError, match=r"no column 'body'.*'text'"):
         open_corpus("tfds:few_words", "body")
     with pytest.raises(UserError, match=r"'label' is .*, not text"):
         texts("tfds:few_words", "label")

@@ -14,8 +14,7 @@ import pytest
 from etils import epath
 
 from jaxlm.cli import main
-from jaxlm.data import build
-from jaxlm.data import text as data
+from jaxlm.data import build, cache
 from jaxlm.data.base import RowFormat
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
@@ -57,9 +56,9 @@ def folder(tmp_path_factory):
 def test_a_cache_folder_that_cannot_be_written_names_its_variable(config, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "file"))
-    for cache, advice in (("", "set the variable JAXLM_CACHE to"), (config.source, "choose")):
+    for chosen, advice in (("", "set the variable JAXLM_CACHE to"), (config.source, "choose")):
         with pytest.raises(UserError, match=rf"cannot be written \(Not a directory\); {advice} another folder\.$"):
-            dataclasses.replace(config, cache_dir=cache).survey()
+            dataclasses.replace(config, cache_dir=chosen).survey()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,7 @@ def test_a_text_is_prepared_once(folder, config):
 
 
 def test_tokenising_reports_its_progress(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(build, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(build, "_CHUNK", 10_000)
     lines = []
     prepare(dataclasses.replace(config, cache_dir=str(tmp_path)), lines.append)
@@ -133,7 +132,7 @@ def test_workers_give_the_same_store(config, tmp_path):
     for workers in (1, 3):
         other = dataclasses.replace(config, cache_dir=str(tmp_path / str(workers)), workers=workers)
         stores.append(prepare(other, lambda line: None).store)
-    assert stores[0].manifest == stores[1].manifest
+    assert stores[0].manifest | {"arrays": ""} == stores[1].manifest | {"arrays": ""}
     tokens = [store.train.tokens.read(0, store.train.num_tokens) for store in stores]
     assert (tokens[0] == tokens[1]).all()
 
@@ -173,25 +172,24 @@ def test_synthetic_rows_and_statistics(config):
 def test_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("JAXLM_CACHE", raising=False)
-    assert str(data.cache_folder()) == str(tmp_path / ".cache" / "jaxlm")
+    assert str(cache.cache_folder()) == str(tmp_path / ".cache" / "jaxlm")
     monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "there"))
-    assert str(data.cache_folder()) == str(tmp_path / "there")
-    assert data.compilation_cache() == str(tmp_path / "there" / "xla")
-    assert str(data.cache_folder("here")) == "here"
+    assert str(cache.cache_folder()) == str(tmp_path / "there")
+    assert cache.compilation_cache() == str(tmp_path / "there" / "xla")
+    assert str(cache.cache_folder("here")) == "here"
     monkeypatch.setenv("JAXLM_CACHE", "~/there")
-    assert data.compilation_cache() == str(tmp_path / "there" / "xla")
+    assert cache.compilation_cache() == str(tmp_path / "there" / "xla")
     # As if what reads buckets were installed.
-    monkeypatch.setattr(data, "any_path", lambda path: epath.Path(path).expanduser())
+    monkeypatch.setattr(cache, "any_path", lambda path: epath.Path(path).expanduser())
     monkeypatch.setenv("JAXLM_CACHE", "gs://bucket/cache")
-    assert str(data.cache_folder()) == "gs://bucket/cache"
-    assert data.compilation_cache() == str(tmp_path / ".cache" / "jaxlm" / "xla"), "compiled programs stay on a disk"
+    assert str(cache.cache_folder()) == "gs://bucket/cache"
+    assert cache.compilation_cache() == str(tmp_path / ".cache" / "jaxlm" / "xla"), "compiled programs stay on a disk"
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("text_field", ""), ("length", 4), ("tokenizer", ""), ("tokenizer_kind", "word"), ("normalization", "nfc"),
-        ("vocab_size", 100), ("vocab_size", 1 << 23), ("held_out", -0.1), ("held_out", 0.9),
+        ("length", 4), ("vocab_size", 100), ("vocab_size", 1 << 23), ("held_out", -0.1), ("held_out", 0.9),
         ("held_out", float("nan")), ("workers", -1),
     ],
 )
@@ -323,7 +321,7 @@ def tokenised(path, tokenizer, folder):
         [sys.executable, "-c", textwrap.dedent(MEASURE), str(path), str(tokenizer), str(folder)],
         capture_output=True, text=True, check=True,
     )
-    return json.loads(run.stdout)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

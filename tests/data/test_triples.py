@@ -1,4 +1,4 @@
-"""Triples on the disk: names, splits, batches by number, and the known entities of held-out triples."""
+"""Triples: names, splits, batches by number, and the known entities of held-out triples."""
 
 from __future__ import annotations
 

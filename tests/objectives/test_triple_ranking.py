@@ -218,7 +218,7 @@ def test_vectors_are_exported_and_begun_from(graph, finished, capsys):
         "pretrain", "configs/transe_tiny.py", "--run-dir", str(graph / "other"), "--init-from", str(out),
         "--data.source", str(graph / "other.tsv"), "--data.cache-dir", str(graph / "cache"),
     ]) == 2
-    assert "other.tsv has the entity 'nowhere', which is not in" in capsys.readouterr().err
+    assert "other.tsv has the name 'nowhere', which is not in" in capsys.readouterr().err
 
 
 def test_show_names_the_ends_that_were_replaced(finished, capsys):

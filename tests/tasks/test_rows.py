@@ -175,8 +175,8 @@ MISTAKES = {
     "same choices": (ChoiceRows(), "x.jsonl", json.dumps(CHOICE | {"choices": [{"label": "A", "text": "b"}] * 2}),
                      "two choices have the same label"),
     "no names": (TextRows(), "x.csv", "It was long. " * 9 + ",x\n", "it has 'It was long. It was long. It was long. I'"
-                 "…, 'x'. Choose .*without a line of names, a column's name is its place, from 1"),
-    "separator": (TextRows(), "x.tsv", "text|label\n", r"'\|' separates columns only in a .csv"),
+                 ", 'x'. Choose .*without a line of names, a column's name is its place, from 1"),
+    "separator": (TextRows(), "x.tsv", "text|label\n", r"it has 'text\|label'"),
     "source": (PairRows(source_field=""), "x.tsv", "source\ttarget\na\tb\n", "the name of a column is empty"),
     "word": (TagRows(word_column=0), "x.conll", "red\tX\n", "word_column is 0"),
     "ids": (TagRows(has_ids=True), "x.conllu", "#c\n1-2\ta\n1\tX\n1.1\tb\nred\tX\n", "line 5 begins with 'red'"),
@@ -247,7 +247,7 @@ def test_a_blank_label_is_none(tmp_path):
 
 
 def test_tfds_is_no_squad_file():
-    with pytest.raises(UserError, match="tfds:squad cannot be read here, only files can"):
+    with pytest.raises(UserError, match="tfds:squad does not exist"):
         list(AnswerRows().read("tfds:squad"))
 
 
@@ -286,12 +286,13 @@ SENTENCES = "a y\nb x\n\nc y\nd new\n"
 
 @pytest.mark.parametrize(("data", "file", "text", "message"), [
     (TextRows(), "x.csv", "id,text,label,stars\n1,a,X,good\n1,b,X,bad\n",
-     r"all 2 rows have the label 'X', .* another column with --data.label-field \(those that vary: stars\)\."),
-    (TextRows(text_field="1", label_field="2"), "x.tsv", "a\tX\nb\tX\n", r"label 'X', .*rows of two classes or more\."),
+     r"all 2 rows have the label 'X', .* another column with --data.label-field\."),
+    (TextRows(text_field="1", label_field="2"), "x.tsv", "a\tX\nb\tX\n",
+     r"label 'X', .*classes or more, or another column"),
     (TextRows(), "x.jsonl", '{"text": "a", "label": 1, "lang": "en"}\n{"text": "b", "label": 1, "lang": "de"}\n',
-     r"label '1', .*--data.label-field \(those that vary: lang\)"),
+     r"label '1', .*--data.label-field"),
     (TagRows(tag_column=2), "x.conll", "a X B\nb X I\n\n# c\nc X B\n",
-     r"label 'X', .*--data.tag-column \(those that vary: 3\)"),
+     r"label 'X', .*--data.tag-column"),
 ])
 def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     data, kind = dataclasses.replace(data, source=str(tmp_path / file)), Tagging if "conll" in file else Classification
@@ -372,8 +373,6 @@ BAD_ROWS = {
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
     "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
                  ["line 3 has no label; fill it in", "line 4 has 1 column instead"]),
-    "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a" b,x\n"c",y\ne,"x', [
-        "line 4 cannot be split into columns (',' expected after '\"'); double the quotes", "line 6 cannot be split"]),
 }
 
 
@@ -391,10 +390,13 @@ def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
     assert len(opened.records["train"]) == 2 and f"; {len(messages) + num_null} left out, which" in opened.summary
 
 
-def test_a_quote_that_swallows_lines_is_refused(tmp_path):
+@pytest.mark.parametrize(("text", "place"), [
+    ('text,label\n"a,x\nb,y\nc,x\nd,"y"\n', 2), ('text,label\n"a ""b""",x\n"a" b,x\n', 3), ('text,label\ne,"x', 2),
+])
+def test_wrong_quotes_are_refused(text, place, tmp_path):
     """Otherwise --data.skip-bad-rows would lose any number of good rows."""
-    with pytest.raises(UserError, match="line 2 cannot be split into columns"):
-        read(TextRows(skip_bad_rows=True), tmp_path, "x.csv", 'text,label\n"a,x\nb,y\nc,x\nd,"y"\n')
+    with pytest.raises(UserError, match=f"line {place} cannot be split into columns"):
+        read(TextRows(skip_bad_rows=True), tmp_path, "x.csv", text)
 
 
 @pytest.mark.parametrize("file", ["x.csv", "x.jsonl"])
@@ -417,7 +419,7 @@ def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_pa
     with pytest.raises(UserError, match="25 of 26 rows") as error:
         TextRows(source=str(path)).open(ByteTokenizer(), print)
     assert str(error.value).count("column instead") == 10 and str(error.value).endswith("and 15 more")
-    with pytest.raises(UserError, match=r"is a folder; give one of its files \(x.tsv\)"):
+    with pytest.raises(UserError, match="is of no known kind"):
         TextRows(source=str(tmp_path)).open(ByteTokenizer(), print)
     path.write_text("text\tlabel\n" + "bad\n" * 25)
     with pytest.raises(UserError, match="line 2 has 1 column instead"):

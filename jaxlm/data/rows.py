@@ -1,0 +1,111 @@
+"""Rows of files and datasets by the names of their columns, for pretraining text and for tasks."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxlm.data import arrow_source, tfds_source
+from jaxlm.data.readers import KINDS, LONGEST_LINE, json_object, read_lines, require_columns, suffix_of
+from jaxlm.errors import UserError
+
+Row = tuple[str, dict[str, Any]]
+"""Place for messages, and values by column."""
+_UNNAMED = "; without a line of names, a column's name is its place, from 1"
+csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
+
+
+def kind_of(source: str) -> str | None:
+    """Return "tfds", "hf", or the kind of a file by its suffix; None for a file of no known kind."""
+    dataset = source.partition(":")[0]
+    return dataset if dataset in ("tfds", "hf") else KINDS.get(suffix_of(source))
+
+
+def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
+    """Return the rows of a file or of a dataset, and an error in place of each row that cannot be read.
+
+    Args:
+        source: `tfds:NAME` (see `tfds_source.read_rows`), `hf:NAME` (see `arrow_source.read_rows`), JSON lines (where
+            "question.stem" is a field of a field), .parquet, .csv, or .tsv and .txt (see `_table_rows`).
+        columns: The columns to read; None for all.
+
+    Raises:
+        UserError: The source cannot be read, or a column is missing.
+    """
+    kind = "json" if suffix_of(source) == ".json" else kind_of(source)
+    if "" in (columns or ()):
+        raise UserError(f"{source}: the name of a column is empty; set --data.text-field and the other column flags.")
+    if kind is None:
+        raise UserError(
+            f"{source} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
+            "or .zst, or in .parquet."
+        )
+    return _READERS[kind](source, columns)
+
+
+def _json_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
+    for place, line in read_lines(path):
+        if line.strip():
+            try:
+                row = json_object(line, place)
+                yield place, row if columns is None else {name: _field(row, name, place) for name in columns}
+            except UserError as error:
+                yield error
+
+
+def _field(row: dict[str, Any], name: str, place: str) -> Any:
+    value: Any = row
+    for part in [name] if name in row else name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            require_columns([name], list(row), place)
+        value = value[part]
+    return value
+
+
+def _table_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
+    """Yield the rows of a table.
+
+    A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
+    of .csv are separated by the most frequent of comma, semicolon, tab and bar in its first line; those of other files
+    by tabs, without quotes, as in GLUE's files. An empty line is no row.
+    """
+    lines = (line for _, line in read_lines(path))
+    first = next(lines, "")
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if suffix_of(path) == ".csv":
+        unquoted = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
+        dialect = {"delimiter": max(",;\t|", key=unquoted.count), "strict": True}
+    table = csv.reader(itertools.chain([first], lines), **dialect)
+    names, line = [], 1
+    try:
+        for values in table:
+            place, line = f"{path}, line {line}", table.line_num + 1
+            if not values:
+                continue
+            if not names:
+                is_numbered = bool(columns) and all(name.isdecimal() for name in columns)
+                names = [str(number + 1) for number in range(len(values))] if is_numbered else values
+                columns = names if columns is None else columns
+                require_columns(columns, names, place, _UNNAMED)
+                if not is_numbered:
+                    continue
+            if len(values) != len(names):
+                has = f"{len(values)} column" + "s" * (len(values) != 1)
+                yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
+            else:
+                row = dict(zip(names, values, strict=True))
+                yield place, {name: row[name] for name in columns}
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {line} cannot be split into columns ({error}); double the quotes within a column that "
+            "begins with a quote, end lines with a newline, or remove the line."
+        ) from error
+
+
+_READERS = {
+    "tfds": tfds_source.read_rows, "hf": arrow_source.read_rows, "parquet": arrow_source.parquet_rows,
+    "json": _json_rows, "table": _table_rows, "text": _table_rows,
+}
