@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.models.layers.kernel_tools import HIDDEN
-from jaxlm.models.layers.row_attention import Options, Rows, fits, row_attention
+from jaxlm.models.layers.row_attention import AttentionInputs, Options, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -66,8 +66,6 @@ def attend(
         dropout_key: Dropout key; None turns dropout off.
         kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
     """
-    if band is not None and not causal:
-        raise ValueError("a band needs causal attention")
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
         return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key)
@@ -161,7 +159,7 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     (batch, _, heads, _), seeds = query.shape, None
     if options.dropout_rate:
         seeds = dropout_seeds(dropout_key, batch, heads)
-    rows = Rows(
+    rows = AttentionInputs(
         *(x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value)),
         bias=None if bias is None else bias[0].astype(jnp.float32),
         query_segments=None if query_segments is None else query_segments[:, None],
@@ -170,7 +168,8 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     )
     over_rows, over_heads = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split, row = PartitionSpec(over_rows, None, over_heads), PartitionSpec(over_rows)
-    specs = Rows(split, split, split, PartitionSpec(over_heads), row, row, PartitionSpec(over_rows, over_heads))
+    seed = PartitionSpec(over_rows, over_heads)
+    specs = AttentionInputs(split, split, split, PartitionSpec(over_heads), row, row, seed)
     run = on_each_device(functools.partial(row_attention, options=options), (specs,), split)
     return run(rows).reshape(query.shape)
 
