@@ -19,6 +19,7 @@ from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.elmo import Elmo, spell
+from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Example, Line, Memory, Objective, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -145,9 +146,7 @@ class BidirectionalLM(Objective):
         label_logits = jnp.einsum(
             "blh,blh->bl", features, table[labels].astype(features.dtype), preferred_element_type=jnp.float32
         ) + offset[labels]
-        noise_logits = jnp.einsum(
-            "blh,nh->bln", features, table[noise].astype(features.dtype), preferred_element_type=jnp.float32
-        ) + offset[noise]
+        noise_logits = logits(features, table[noise], offset[noise])
         noise_logits = jnp.where(noise == labels[..., None], -jnp.inf, noise_logits)
         return jnp.logaddexp(label_logits, jax.nn.logsumexp(noise_logits, axis=-1)) - label_logits
 

@@ -71,20 +71,9 @@ def attend(
         return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key)
     if kernel == "splash":
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
-    visible = lengths = None
-    if kernel == "cudnn" and query_segments is None and mask is None and band is None:
-        lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
-    else:
-        visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     if kernel == "cudnn":
-        bias = None if bias is None else bias.astype(query.dtype)
-        if visible is not None:
-            # cuDNN takes the mask of packed documents as a bias, one number for each query and key.
-            visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
-        return jax.nn.dot_product_attention(
-            query, key, value, bias, visible, scale=scale, is_causal=causal and visible is None,
-            key_value_seq_lengths=lengths, implementation="cudnn",
-        )
+        return _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale)
+    visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     bits = None
     if dropout_key is not None and dropout_rate > 0.0:
         # The queries come last, as in the compiler's layout of the scores.
@@ -152,6 +141,21 @@ def _per_query(x: Float[Array, "batch heads queries"]) -> Float[Array, "batch qu
 def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, rate: float) -> jax.Array:
     """Return `x` with zeros where dropout drops, from its bits [batch, heads, keys, queries]."""
     return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
+
+
+def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale):
+    """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
+    visible = lengths = None
+    if query_segments is None and mask is None and band is None:
+        lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
+    else:
+        visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
+    if visible is not None:
+        visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
+    return jax.nn.dot_product_attention(
+        query, key, value, None if bias is None else bias.astype(query.dtype), visible, scale=scale,
+        is_causal=causal and visible is None, key_value_seq_lengths=lengths, implementation="cudnn",
+    )
 
 
 def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
