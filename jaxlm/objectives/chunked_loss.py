@@ -210,6 +210,8 @@ def _exactly(
     """
     few = weights.size // num_batch_shards() <= 2 * hidden.shape[-1]
     if few or num_vocabulary_shards() > 1:
+        # The TPU compiler may make the table's gradient after the backward pass, from logits that it keeps in HBM. With
+        # a barrier it does not: two layers of T5-1.1-base on v5e:2x2 take 13 % less HBM then, and 0.6 % more time.
         return run(None)
     # The barrier keeps the compiler from moving the last products into a branch, with the logits that they read.
     found = jax.lax.optimization_barrier(run(_label_logits))
