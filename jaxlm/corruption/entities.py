@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxlm.corruption.masking import in_slots, write_at
+
 NONE = -1
 """Entity of a token at which no mention begins; also the first candidate, which is never a label."""
 UNUSED = -2
@@ -17,22 +19,22 @@ _LAST = np.iinfo(np.int32).max  # sorts after every entity
 
 
 class Entities(NamedTuple):
-    """Corrupted entities of a batch, and those to predict.
+    """Corrupted entities of a batch, and those to predict, by their names in an example.
 
     Attributes:
         entities: the entities that the model reads, int32 [batch, length].
-        positions: positions with an entity before the corruption, in ascending order, int32 [batch, slots]; unused
-            slots hold 0.
-        labels: place of the original entity among the candidates, int32 [batch, slots].
-        weights: 1 for used slots, 0 for the others, float32 [batch, slots].
+        entity_positions: positions with an entity before the corruption, in ascending order, int32 [batch, slots];
+            unused slots hold 0.
+        entity_labels: place of the original entity among the candidates, int32 [batch, slots].
+        entity_weights: 1 for used slots, 0 for the others, float32 [batch, slots].
         candidates: NONE, then the entities of the whole batch before the corruption, each once and in ascending order,
             then UNUSED; int32 [1 + batch · slots].
     """
 
     entities: Array
-    positions: Array
-    labels: Array
-    weights: Array
+    entity_positions: Array
+    entity_labels: Array
+    entity_weights: Array
     candidates: Array
 
 
@@ -45,7 +47,7 @@ def corrupt_entities(
     Args:
         key: sampling key.
         entities: entity of the mention that begins at each token, NONE where there is none.
-        slots: static number of entities per row. Of a row with more, the first ones stay; the others become NONE.
+        slots: static number of entities per row. A row with more keeps the first ones; the others become NONE.
         random_share: probability that an entity becomes one of the candidates, each equally likely, itself included.
         drop_share: probability that an entity becomes NONE.
     """
@@ -53,9 +55,7 @@ def corrupt_entities(
     key_kind, key_random = jax.random.split(key)
     is_entity = entities >= 0
     is_entity &= jnp.cumsum(is_entity, axis=1) <= slots
-    positions = jnp.sort(jnp.where(is_entity, jnp.arange(length), length), axis=1)[:, :slots]
-    is_used = positions < length
-    positions = jnp.where(is_used, positions, 0).astype(jnp.int32)
+    positions, is_used = in_slots(jnp.where(is_entity, jnp.arange(length), length), length, slots)
     original = jnp.where(is_used, jnp.take_along_axis(entities, positions, axis=1), _LAST)
 
     found = jnp.unique(original, size=rows * slots, fill_value=_LAST)
@@ -66,7 +66,5 @@ def corrupt_entities(
     kind = jax.random.uniform(key_kind, positions.shape)
     drawn = candidates[jax.random.randint(key_random, positions.shape, 1, jnp.maximum(count, 1) + 1)]
     corrupted = jnp.select([kind < random_share, kind < random_share + drop_share], [drawn, NONE], original)
-    # Unused slots write past the end of the row; mode="drop" discards these writes.
-    where = jnp.where(is_used, positions, length)
-    read = jnp.full_like(entities, NONE).at[jnp.arange(rows)[:, None], where].set(corrupted, mode="drop")
+    read = write_at(jnp.full_like(entities, NONE), positions, is_used, corrupted)
     return Entities(read, positions, labels, is_used.astype(jnp.float32), candidates)

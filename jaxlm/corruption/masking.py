@@ -11,19 +11,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Masked(NamedTuple):
-    """Masked rows and the tokens to predict.
+    """Masked rows and the tokens to predict, by their names in an example.
 
     Attributes:
         input_ids: corrupted rows, int32 [batch, length].
-        positions: predicted positions in ascending order, int32 [batch, predictions]; unused slots hold 0.
-        labels: the original token at each position, int32 [batch, predictions].
-        weights: 1 for used slots, 0 for the others, float32 [batch, predictions].
+        masked_positions: predicted positions in ascending order, int32 [batch, predictions]; unused slots hold 0.
+        masked_labels: the original token at each position, int32 [batch, predictions].
+        masked_weights: 1 for used slots, 0 for the others, float32 [batch, predictions].
     """
 
     input_ids: Array
-    positions: Array
-    labels: Array
-    weights: Array
+    masked_positions: Array
+    masked_labels: Array
+    masked_weights: Array
 
 
 def max_predictions(length: int, rate: float) -> int:
@@ -46,6 +46,27 @@ def num_to_predict(
     # A table by size, since float32 arithmetic on a device would round some halves to the wrong side.
     table = np.array([0, *(min(slots, max(1, round(rate * size))) for size in range(1, length + 1))], np.int32)
     return jnp.asarray(table)[sizes]
+
+
+def in_slots(
+    positions: Int[Array, "batch _"], length: int, slots: int
+) -> tuple[Int[Array, "batch slots"], Bool[Array, "batch slots"]]:
+    """Return the positions below `length` of each row in ascending order, 0 in unused slots, and the used slots."""
+    positions = jnp.sort(positions, axis=1)[:, :slots]
+    if positions.shape[1] < slots:
+        positions = jnp.pad(positions, ((0, 0), (0, slots - positions.shape[1])), constant_values=length)
+    is_used = positions < length
+    return jnp.where(is_used, positions, 0).astype(jnp.int32), is_used
+
+
+def write_at(
+    ids: Int[Array, "batch length"], positions: Int[Array, "batch slots"], is_used: Bool[Array, "batch slots"],
+    values: Int[Array, "batch slots"],
+) -> Int[Array, "batch length"]:
+    """Return `ids` with the values of the used slots at their positions."""
+    # Unused slots write past the end of the row; mode="drop" discards these writes.
+    where = jnp.where(is_used, positions, ids.shape[1])
+    return ids.at[jnp.arange(len(ids))[:, None], where].set(values.astype(jnp.int32), mode="drop")
 
 
 def choose_positions(
@@ -93,11 +114,8 @@ def choose_positions(
     else:
         selected = _choose_words(key, candidates, count, word_start)
         positions = jnp.where(selected, jnp.arange(length)[None, :], length)
-    positions = jnp.sort(positions, axis=1)[:, :slots]
-    if positions.shape[1] < slots:
-        positions = jnp.pad(positions, ((0, 0), (0, slots - positions.shape[1])), constant_values=length)
-    weights = (positions < length).astype(jnp.float32)
-    return jnp.where(positions < length, positions, 0).astype(jnp.int32), weights
+    positions, is_used = in_slots(positions, length, slots)
+    return positions, is_used.astype(jnp.float32)
 
 
 def draw_positions(
@@ -246,7 +264,6 @@ def mask_tokens(
         round_randomly: round the number of predictions up or down at random, see `num_to_predict`.
     """
     key_choice, key_kind, key_random, key_count = jax.random.split(key, 4)
-    rows = input_ids.shape[0]
     candidates = (attention_mask > 0) & ~special[input_ids]
     count = num_to_predict(
         jnp.sum(attention_mask, axis=1), rate, slots, input_ids.shape[1], key_count if round_randomly else None
@@ -262,8 +279,5 @@ def mask_tokens(
     kind = jax.random.uniform(key_kind, positions.shape)
     drawn = jax.random.randint(key_random, positions.shape, *random_ids)
     replacement = jnp.select([kind < mask_share, kind < mask_share + random_share], [mask, drawn], labels)
-    # Unused and unchanged slots write past the end of the row; mode="drop" discards these writes.
     is_replaced = (weights > 0) & (kind < mask_share + random_share)
-    where = jnp.where(is_replaced, positions, input_ids.shape[1])
-    corrupted = input_ids.at[jnp.arange(rows)[:, None], where].set(replacement.astype(jnp.int32), mode="drop")
-    return Masked(corrupted, positions, labels, weights)
+    return Masked(write_at(input_ids, positions, is_replaced, replacement), positions, labels, weights)

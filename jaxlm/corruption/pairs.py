@@ -17,14 +17,14 @@ from jaxlm.types import TokenBatch
 
 
 class Pairs(NamedTuple):
-    """Rows `[CLS] A [SEP] B [SEP]` with the labels of both pair tasks.
+    """Rows `[CLS] A [SEP] B [SEP]` with the labels of a pair task.
 
     Attributes:
         input_ids: int32 [batch, length + 3].
         token_type_ids: 1 from the first token of B to the end of the row, int32 [batch, length + 3].
         attention_mask: 1 for non-padding tokens, int32 [batch, length + 3].
-        is_random: 1 where B comes from another row (BERT's labels: 0 = next, 1 = random), int32 [batch].
-        is_swapped: 1 where the row's second part comes first, int32 [batch].
+        label: int32 [batch]. Of `sentence_pairs`: 1 where B comes from another row (BERT's labels: 0 = next, 1 =
+            random). Of `ordered_pairs`: 1 where the row's second part comes first.
         has_pair: 1 for rows with a label; 0 for rows too short to split, for rows of one segment, and where B could
             not come from another row, int32 [batch].
         source: place in the text of each token, row · length + column; -1 at special symbols and padding. int32
@@ -34,8 +34,7 @@ class Pairs(NamedTuple):
     input_ids: Array
     token_type_ids: Array
     attention_mask: Array
-    is_random: Array
-    is_swapped: Array
+    label: Array
     has_pair: Array
     source: Array
 
@@ -123,7 +122,7 @@ def ordered_pairs(
     key: jax.Array, batch: TokenBatch, word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"], *,
     cls: int, sep: int, pad: int, swap_rate: float = 0.5,
 ) -> Pairs:
-    """Split each row in two parts and swap them with probability `swap_rate`; `is_swapped` is the label.
+    """Split each row in two parts and swap them with probability `swap_rate`.
 
     Both parts are whole sentences, or whole words in rows with too few sentences. Text before the first start and after
     the last one is dropped, since the places where text breaks off would reveal the order.
@@ -147,8 +146,7 @@ def ordered_pairs(
     row, trimmed = jnp.arange(sizes.size), jnp.where(at_sentence, inner_start, first_word)
     a = _Part(tokens, row, trimmed, jnp.where(is_swapped, size_a, 0), jnp.where(is_swapped, sizes - size_a, size_a))
     b = _Part(tokens, row, trimmed, jnp.where(is_swapped, 0, size_a), sizes - a.size)
-    pairs = _join(a, b, sizes > 0, jnp.zeros_like(has_pair), has_pair, cls=cls, sep=sep, pad=pad)
-    return pairs._replace(is_swapped=is_swapped.astype(jnp.int32))
+    return _join(a, b, sizes > 0, is_swapped, has_pair, cls=cls, sep=sep, pad=pad)
 
 
 class _Part(NamedTuple):
@@ -165,7 +163,7 @@ class _Part(NamedTuple):
 
 
 def _join(
-    a: _Part, b: _Part, has_b: Array, is_random: Array, has_pair: Array, *, cls: int, sep: int, pad: int
+    a: _Part, b: _Part, has_b: Array, label: Array, has_pair: Array, *, cls: int, sep: int, pad: int
 ) -> Pairs:
     """Build the rows [CLS] A [SEP] B [SEP] padding; rows without B end after the first [SEP].
 
@@ -190,8 +188,7 @@ def _join(
         input_ids=jnp.where(is_token, ids, pad).astype(jnp.int32),
         token_type_ids=((p > end_a) & is_token).astype(jnp.int32),
         attention_mask=is_token.astype(jnp.int32),
-        is_random=is_random.astype(jnp.int32),
-        is_swapped=jnp.zeros_like(is_random, jnp.int32),
+        label=label.astype(jnp.int32),
         has_pair=has_pair.astype(jnp.int32),
         source=jnp.where(is_token, source, -1).astype(jnp.int32),
     )

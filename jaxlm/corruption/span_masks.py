@@ -10,31 +10,33 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.corruption.masking import number_words
+from jaxlm.corruption.masking import in_slots, number_words, write_at
 
 
 class MaskedSpans(NamedTuple):
-    """Masked rows and the tokens to predict. A span is a run of masked tokens: adjacent and overlapping spans merge.
+    """Masked rows and the tokens to predict, by their names in an example.
+
+    A span is a run of masked tokens: adjacent and overlapping spans merge.
 
     Attributes:
         input_ids: corrupted rows, int32 [batch, length].
-        positions: predicted positions in ascending order, int32 [batch, predictions]; unused slots hold 0.
-        labels: the original token at each position, int32 [batch, predictions].
-        weights: 1 for used slots, 0 for the others, float32 [batch, predictions].
-        left: position before the span of each prediction, int32 [batch, predictions].
-        right: position after the span of each prediction, int32 [batch, predictions].
-        offset: number of tokens of the span before each prediction, int32 [batch, predictions].
-        bounded: 1 where text stands on both sides of the span, float32 [batch, predictions].
+        masked_positions: predicted positions in ascending order, int32 [batch, predictions]; unused slots hold 0.
+        masked_labels: the original token at each position, int32 [batch, predictions].
+        masked_weights: 1 for used slots, 0 for the others, float32 [batch, predictions].
+        boundary_left: position before the span of each prediction, int32 [batch, predictions].
+        boundary_right: position after the span of each prediction, int32 [batch, predictions].
+        boundary_offsets: number of tokens of the span before each prediction, int32 [batch, predictions].
+        boundary_weights: 1 where text stands on both sides of the span, float32 [batch, predictions].
     """
 
     input_ids: Array
-    positions: Array
-    labels: Array
-    weights: Array
-    left: Array
-    right: Array
-    offset: Array
-    bounded: Array
+    masked_positions: Array
+    masked_labels: Array
+    masked_weights: Array
+    boundary_left: Array
+    boundary_right: Array
+    boundary_offsets: Array
+    boundary_weights: Array
 
 
 def span_budget(size: int, rate: float) -> int:
@@ -135,9 +137,7 @@ def mask_spans(
     before, after = jnp.pad(selected[:, :-1], ((0, 0), (1, 0))), jnp.pad(selected[:, 1:], ((0, 0), (0, 1)))
     start = jax.lax.cummax(jnp.where(selected & ~before, position, 0), axis=1)
     end = jax.lax.cummin(jnp.where(selected & ~after, position, length - 1), axis=1, reverse=True)
-    positions = jnp.sort(jnp.where(selected, position, length), axis=1)[:, :slots]
-    is_used = positions < length
-    positions = jnp.where(is_used, positions, 0)
+    positions, is_used = in_slots(jnp.where(selected, position, length), length, slots)
 
     def at(values: jax.Array, where: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, where, axis=1)
@@ -148,11 +148,8 @@ def mask_spans(
     drawn = jnp.searchsorted(token_share, jax.random.uniform(key_random, positions.shape), side="right")
     drawn = jnp.minimum(drawn, token_share.shape[0] - 1)
     replacement = jnp.select([kind < mask_share, kind < mask_share + random_share], [mask, drawn], labels)
-    # Unused slots write past the end of the row; mode="drop" discards these writes.
-    where = jnp.where(is_used, positions, length)
-    corrupted = input_ids.at[jnp.arange(rows)[:, None], where].set(replacement.astype(jnp.int32), mode="drop")
     return MaskedSpans(
-        corrupted, positions.astype(jnp.int32), labels, is_used.astype(jnp.float32), left.astype(jnp.int32),
-        right.astype(jnp.int32), jnp.where(is_used, positions - first, 0).astype(jnp.int32),
+        write_at(input_ids, positions, is_used, replacement), positions, labels, is_used.astype(jnp.float32),
+        left.astype(jnp.int32), right.astype(jnp.int32), jnp.where(is_used, positions - first, 0).astype(jnp.int32),
         (is_used & at(candidates, left) & at(candidates, right)).astype(jnp.float32),
     )

@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
     entities: Int[Array, "batch length"] | None = None
     """Entity of the mention that begins at each token, -1 for none; None for text without entities."""
     entity_vectors: Float[Array, "batch length entity_width"] | None = None
-    """Vector of each of these entities; anything where there is none."""
+    """Vector of each of these entities; undefined where no entity is marked."""
 
     @classmethod
     def of(cls, example: Mapping[str, Any]) -> Inputs:
@@ -282,6 +282,48 @@ class Writer(TokenPredictor):
         is_text = jnp.concatenate([mask, target_mask[:, 1:]], axis=1)
         hidden = self.hidden_states(params, Inputs(ids, mask=is_text))
         return self.token_features(params, hidden[:, prompts.shape[1] - 1 :])
+
+
+class UncachedState(NamedTuple):
+    """Decoding state of a model without key/value caches."""
+
+    tokens: Int[Array, "batch slots"]
+    filled: Bool[Array, "batch slots"]
+    """Which slots hold tokens: the prompts, padded on the left, and the new tokens."""
+    index: Int[Array, ""]
+    """Slot of the next token."""
+
+
+class UncachedWriter(Writer):
+    """Writer that computes all tokens again for each new one, because the new one changes them."""
+
+    def prefill(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
+        start: int = 0,
+    ) -> tuple[Float[Array, "batch vocab"], UncachedState]:
+        room = ((0, 0), (0, new_tokens))
+        state = UncachedState(jnp.pad(prompts, room), jnp.pad(mask, room), jnp.int32(prompts.shape[1]))
+        return self.next_logits(params, state), state
+
+    def decode(
+        self, params: Params, tokens: Int[Array, " batch"], state: UncachedState
+    ) -> tuple[Float[Array, "batch vocab"], UncachedState]:
+        state = UncachedState(
+            state.tokens.at[:, state.index].set(tokens), state.filled.at[:, state.index].set(True), state.index + 1
+        )
+        return self.next_logits(params, state), state
+
+    def next_logits(self, params: Params, state: UncachedState) -> Float[Array, "batch vocab"]:
+        """Return the logits of the next token, float32."""
+        raise NotImplementedError
+
+
+def to_left_edge(
+    ids: Int[Array, "batch length"], mask: Bool[Array, "batch length"]
+) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"]]:
+    """Move the padding before the tokens of each row behind them; return the rows and their mask, int32."""
+    positions = (jnp.arange(ids.shape[1]) + jnp.argmax(mask, axis=1, keepdims=True)) % ids.shape[1]
+    return tuple(jnp.take_along_axis(x, positions, axis=1) for x in (ids, mask.astype(jnp.int32)))
 
 
 def last_token(

@@ -135,7 +135,7 @@ class Electra(TransformerConfig, Model):
             del generator["embeddings"]
         return {
             "embeddings": embeddings, "generator": generator, "discriminator": discriminator,
-            "rtd_head": self.replaced_head.init(key_head),
+            "rtd_head": self.replaced_head.init_params(key_head),
         }
 
     def generator_params(self, params: Params) -> Params:

@@ -12,11 +12,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, TokenPredictor
-from jaxlm.models.layers.activations import ACTIVATIONS
+from jaxlm.models.heads import MaskedLMHead
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, kernel_init
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility
-from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
@@ -78,7 +77,7 @@ class Encoder(TransformerConfig, TokenPredictor):
         params = {
             "embeddings": self._embeddings.init(keys[0], ids, ids)["params"],
             "encoder": init_stack(self.stack, keys[1]),
-            "mlm_head": MaskedLMHead(self).init(keys[2], jnp.zeros((1, self.hidden_size), self.dtype))["params"],
+            "mlm_head": self._mlm_head.init_params(keys[2]),
         }
         if self.has_projection:
             params["projection"] = self._dense.init(keys[3], jnp.zeros((1, self.embedding_width)))["params"]
@@ -132,7 +131,7 @@ class Encoder(TransformerConfig, TokenPredictor):
         self, params: Params, hidden: Float[Array, "*batch hidden"]
     ) -> Float[Array, "*batch embedding"]:
         """Return the hidden states after the masked-LM transform (dense, activation, norm)."""
-        return call(MaskedLMHead(self), params["mlm_head"], hidden)
+        return call(self._mlm_head, params["mlm_head"], hidden)
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab embedding"], Float[Array, " vocab"]]:
         """Return the word embedding and the bias of the masked-LM head."""
@@ -157,17 +156,7 @@ class Encoder(TransformerConfig, TokenPredictor):
         """Dense layer to the hidden size: the pooler, or the projection of the embeddings."""
         return nn.Dense(self.hidden_size, dtype=self.dtype, kernel_init=kernel_init(self.stack))
 
-
-class MaskedLMHead(nn.Module):
-    """Masked-LM transform (dense, activation, LayerNorm), and the bias of the vocabulary logits."""
-
-    model: Encoder
-
-    def setup(self) -> None:
-        m = self.model
-        self.dense = nn.Dense(m.embedding_width, dtype=m.dtype, kernel_init=kernel_init(m.stack))
-        self.norm = Norm("layer", m.norm_eps, m.dtype)
-        self.bias = self.param("bias", nn.initializers.zeros, (m.vocab_size,), jnp.float32)
-
-    def __call__(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch embedding"]:
-        return self.norm(ACTIVATIONS[self.model.head_activation](self.dense(hidden)))
+    @property
+    def _mlm_head(self) -> MaskedLMHead:
+        stack = dataclasses.replace(self.stack, activation=self.head_activation)
+        return MaskedLMHead(stack, self.embedding_width, self.vocab_size)

@@ -24,8 +24,8 @@ _PAIR = Template(pair="$A eos $B", needs=("eos",))
 _ANSWER = Template(pair="$A eos $B eos")
 
 
-class DecodeState(NamedTuple):
-    """State of generation."""
+class DecoderState(NamedTuple):
+    """Decoding state of a decoder."""
 
     caches: Any
     """Key/value caches of all layers, of static shape."""
@@ -110,7 +110,7 @@ class Gpt2(TransformerConfig, Writer):
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
         start: int = 0,
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+    ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
         batch, length = prompts.shape
         slots = length + new_tokens
         filled = jnp.pad(mask, ((0, 0), (0, new_tokens)))
@@ -121,19 +121,19 @@ class Gpt2(TransformerConfig, Writer):
             params, prompts, positions, LayerInputs(visible, index=jnp.int32(0)),
             caches=empty_cache(self.stack, batch, slots),
         )
-        state = DecodeState(caches, filled, positions[:, -1] + 1, jnp.int32(length))
+        state = DecoderState(caches, filled, positions[:, -1] + 1, jnp.int32(length))
         return self.predict_tokens(params, hidden[:, -1]), state
 
     def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        self, params: Params, tokens: Int[Array, " batch"], state: DecoderState
+    ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
         filled = state.filled.at[:, state.index].set(True)
         visible = Visibility(mask=filled[:, None, None, :])
         hidden, caches = self._run(
             params, tokens[:, None], state.position[:, None], LayerInputs(visible, index=state.index),
             caches=state.caches,
         )
-        state = DecodeState(caches, filled, state.position + 1, state.index + 1)
+        state = DecoderState(caches, filled, state.position + 1, state.index + 1)
         return self.predict_tokens(params, hidden[:, 0]), state
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:

@@ -17,9 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.fields import check_ranges, field
 from jaxlm.models.layers.dropout import dropout
+from jaxlm.models.layers.kernel_tools import HIDDEN
 from jaxlm.types import Params, SchemaGraph
-
-_HIDDEN = -1e30  # logit of masked entries; finite, so that a softmax over none has a gradient
 
 
 class Scores(NamedTuple):
@@ -130,13 +129,13 @@ class KagNetwork:
         # α: softmax over the paths of each pair of (W1 T) · path.
         is_of_pair = jax.nn.one_hot(graph.path_pairs, num_pairs)  # [paths, pairs], zero rows for padding
         logits = jnp.einsum("kh,ph->kp", paths, _dense(params["path_query"], pairs))
-        alpha = is_of_pair * jax.nn.softmax(jnp.where(is_of_pair > 0, logits, _HIDDEN), axis=0)
+        alpha = is_of_pair * jax.nn.softmax(jnp.where(is_of_pair > 0, logits, HIDDEN), axis=0)
         related = jnp.einsum("kp,kh->ph", alpha, paths)
 
         # β: softmax over the pairs of (W2 s) · T. A statement without pairs has one of zeros.
         is_pair = graph.pairs[:, 0] >= 0
         is_pair = is_pair.at[0].set(is_pair[0] | ~jnp.any(is_pair))
-        beta = jax.nn.softmax(jnp.where(is_pair, pairs @ _dense(params["pair_query"], statement), _HIDDEN))
+        beta = jax.nn.softmax(jnp.where(is_pair, pairs @ _dense(params["pair_query"], statement), HIDDEN))
         summary = beta @ jnp.concatenate([pairs, related], axis=-1)
         logit = _dense(params["score"], jnp.concatenate([summary, statement]))[0]
         return Scores(logit, jnp.sum(alpha, axis=1), beta)

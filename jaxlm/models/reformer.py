@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, Writer
+from jaxlm.models.base import Inputs, UncachedState, UncachedWriter, to_left_edge
 from jaxlm.models.gpt2 import document_positions
-from jaxlm.models.layers.chunked import ChunkedConfig, LocalAttention, LshAttention, Rows
+from jaxlm.models.layers.chunked import ChunkedConfig, LocalAttention, LshAttention, RowLayout
 from jaxlm.models.layers.config import PlainActivation, TransformerConfig, check_sizes, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.embeddings import Table
+from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.stack import Coupling, at_positions, call, init_layers, run_reversible
@@ -29,15 +29,8 @@ MAX_BUCKETS = 2**15 - 1
 """Largest number of buckets, whose numbers are int16."""
 
 
-class DecodeState(NamedTuple):
-    """State of generation."""
-
-    tokens: Int[Array, "batch slots"]
-    lengths: Int[Array, " batch"]
-
-
 @dataclasses.dataclass(frozen=True)
-class Reformer(TransformerConfig, Writer):
+class Reformer(TransformerConfig, UncachedWriter):
     """Reformer. The defaults have the sizes of google/reformer-enwik8.
 
     Parameters: `word`, `position_row`, `position_column`; `layers/k/{attention_norm,attention,mlp_norm,mlp}` for
@@ -141,7 +134,7 @@ class Reformer(TransformerConfig, Writer):
         for i, key_layers in enumerate(jax.random.split(keys[0], len(self.attention_types))):
             block = ReversibleBlock(self.stack, self.attention_types[i])
             layers[str(i)] = init_layers(
-                lambda key, block=block: block.init(key, x, Rows(ids))["params"], key_layers, self._repeats
+                lambda key, block=block: block.init(key, x, RowLayout(ids))["params"], key_layers, self._repeats
             )
         return {
             **{name: table.init(key, ids)["params"]
@@ -159,23 +152,23 @@ class Reformer(TransformerConfig, Writer):
         # Pad rows to whole chunks.
         missing = -length % self.length_multiple if length > min(self.chunk_sizes) else 0
         ids, documents = (jnp.pad(x, ((0, 0), (0, missing))) for x in (inputs.ids, documents))
-        return self._run(params, ids, Rows(documents), key)[:, :length]
+        return self._run(params, ids, RowLayout(documents), key)[:, :length]
 
-    def _run(self, params: Params, ids: jax.Array, rows: Rows, key: jax.Array | None = None) -> jax.Array:
+    def _run(self, params: Params, ids: jax.Array, rows: RowLayout, key: jax.Array | None = None) -> jax.Array:
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         positions = jnp.minimum(document_positions(rows.segments), self.max_positions - 1)
         x = self._embed(params, ids, positions, keys[0]).astype(jnp.float32)
         types = self.attention_types
-        blocks = [ReversibleBlock(self.stack, kind, key is None) for kind in types]
+        couplings = tuple(ReversibleBlock(self.stack, kind, key is None).coupling for kind in types)
         # Stacked random keys of each coupling's two functions.
         names = [] if key is None else ["dropout", "hashes"] if self.new_hashes else ["dropout"]
         rngs = {name: jax.random.split(jax.random.fold_in(keys[1], i), (len(types), 2, self._repeats))
                 for i, name in enumerate(names)}
-        inputs = [tuple({name: rng[i, j] for name, rng in rngs.items()} for j in range(2)) for i in range(len(types))]
-        state = run_reversible(
-            [block.coupling for block in blocks], [params["layers"][str(i)] for i in range(len(types))], (x, x),
-            inputs, rows, repeats=self._repeats, loop=self.loop_layers,
+        inputs = tuple(
+            tuple({name: rng[i, j] for name, rng in rngs.items()} for j in range(2)) for i in range(len(types))
         )
+        layers = tuple(params["layers"][str(i)] for i in range(len(types)))
+        state = run_reversible(couplings, self._repeats, self.loop_layers, layers, (x, x), inputs, rows)
         y = call(self._final_norm, params["final_norm"], jnp.concatenate(state, axis=-1))
         return dropout(y, self.dropout, keys[2])
 
@@ -196,13 +189,13 @@ class Reformer(TransformerConfig, Writer):
         return self.num_layers // len(self.attention_types)
 
     @property
-    def _tables(self) -> dict[str, Table]:
+    def _tables(self) -> dict[str, EmbeddingTable]:
         (rows, columns), widths = self.axial_shape, self.axial_widths
         init = nn.initializers.normal(self.position_init_std)
         return {
-            "word": Table(self.vocab_size, self.hidden_size, kernel_init(self.stack), self.dtype),
-            "position_row": Table(rows, widths[0], init, self.dtype),
-            "position_column": Table(columns, widths[1], init, self.dtype),
+            "word": EmbeddingTable(self.vocab_size, self.hidden_size, kernel_init(self.stack), self.dtype),
+            "position_row": EmbeddingTable(rows, widths[0], init, self.dtype),
+            "position_column": EmbeddingTable(columns, widths[1], init, self.dtype),
         }
 
     @property
@@ -213,32 +206,14 @@ class Reformer(TransformerConfig, Writer):
         """Return the output matrix, and its bias, which is not trained: Transformers 5.0 to 5.23 would not add it."""
         return params["lm_head"]["kernel"].T, jax.lax.stop_gradient(params["lm_head"]["bias"])
 
-    def prefill(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
-        start: int = 0,
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        """Process prompts. There is no cache: a new token may have any bucket, so all tokens are computed again."""
-        length, lengths = prompts.shape[1], jnp.sum(mask, axis=1, dtype=jnp.int32)
-        slots = -(-(length + new_tokens) // self.length_multiple) * self.length_multiple
-        from_left = jnp.arange(slots)[None] + length - lengths[:, None]
-        tokens = jnp.take_along_axis(prompts, jnp.minimum(from_left, length - 1), axis=1)
-        state = DecodeState(tokens, lengths)
-        return self._last_logits(params, state), state
-
-    def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        rows = jnp.arange(tokens.shape[0])
-        state = DecodeState(state.tokens.at[rows, state.lengths].set(tokens), state.lengths + 1)
-        return self._last_logits(params, state), state
-
-    def _last_logits(self, params: Params, state: DecodeState) -> Float[Array, "batch vocab"]:
+    def next_logits(self, params: Params, state: UncachedState) -> Float[Array, "batch vocab"]:
         """Return the logits after the last token of each row, as if the row ended there."""
-        lengths = state.lengths[:, None]
-        segments = (jnp.arange(state.tokens.shape[1]) < lengths).astype(jnp.int32)
-        num_live_chunks = -(-state.lengths // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
-        hidden = self._run(params, state.tokens * segments, Rows(segments, num_live_chunks))
-        return self.predict_tokens(params, at_positions(hidden, lengths - 1)[:, 0])
+        room = ((0, 0), (0, -state.tokens.shape[1] % self.length_multiple))
+        tokens, segments = to_left_edge(jnp.pad(state.tokens, room), jnp.pad(state.filled, room))
+        lengths = jnp.sum(segments, axis=1)
+        num_live_chunks = -(-lengths // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
+        hidden = self._run(params, tokens * segments, RowLayout(segments, num_live_chunks))
+        return self.predict_tokens(params, at_positions(hidden, lengths[:, None] - 1)[:, 0])
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass, with hashing and chunked attention."""
@@ -265,7 +240,7 @@ class ReversibleBlock(nn.Module):
         self.attention = {"local": LocalAttention, "lsh": LshAttention}[self.kind](c, self.deterministic)
         self.mlp = FeedForward(c)
 
-    def attend(self, x: jax.Array, rows: Rows, buckets: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    def attend(self, x: jax.Array, rows: RowLayout, buckets: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
         """Return the change by attention, and the buckets of LSH attention."""
         y, buckets = self.attention(self.attention_norm(x), rows, buckets)
         return self._drop(y), buckets
@@ -279,16 +254,16 @@ class ReversibleBlock(nn.Module):
         y = dropout(y, self.config.dropout, module_key(self, self.config.dropout, self.deterministic))
         return y.astype(jnp.float32)
 
-    def __call__(self, x: jax.Array, rows: Rows) -> jax.Array:
+    def __call__(self, x: jax.Array, rows: RowLayout) -> jax.Array:
         return self.feed_forward(self.attend(x, rows, None)[0])
 
     @property
     def coupling(self) -> Coupling:
         """This layer for `run_reversible`. Its layer inputs are the random keys of both functions, by name."""
-        def attend(params: Any, x: jax.Array, keys: Any, rows: Rows, buckets: jax.Array | None) -> Any:
+        def attend(params: Any, x: jax.Array, keys: Any, rows: RowLayout, buckets: jax.Array | None) -> Any:
             return self.apply({"params": params}, x, rows, buckets, rngs=keys[0], method="attend")
 
-        def feed_forward(params: Any, x: jax.Array, keys: Any, rows: Rows) -> jax.Array:
+        def feed_forward(params: Any, x: jax.Array, keys: Any, rows: RowLayout) -> jax.Array:
             return self.apply({"params": params}, x, rngs=keys[1], method="feed_forward")
 
         return Coupling(attend, feed_forward)

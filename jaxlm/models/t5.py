@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, Writer
+from jaxlm.models.base import Inputs, Writer, to_left_edge
 from jaxlm.models.layers.config import Activation, StackConfig, TransformerConfig, check_sizes
 from jaxlm.models.layers.dropout import dropout
-from jaxlm.models.layers.embeddings import Table
+from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
@@ -36,8 +36,8 @@ def _sizes(width: int, heads: int, head_dim: int, feed_forward: int, layers: int
 _V1_1 = dict(activation="gated-gelu", tied_head=False, scaled_head=False, dropout=0.0, attention_dropout=0.0)
 
 
-class DecodeState(NamedTuple):
-    """State of generation."""
+class EncoderDecoderState(NamedTuple):
+    """Decoding state of an encoder-decoder."""
 
     caches: Any
     """Key/value caches of self-attention and cross-attention in all layers."""
@@ -188,18 +188,18 @@ class T5(TransformerConfig, Writer):
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
         start: int = 0,
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+    ) -> tuple[Float[Array, "batch vocab"], EncoderDecoderState]:
         """Encode the prompts, and decode the symbol `start`."""
         rows, length = prompts.shape
         prompts, mask = to_left_edge(prompts, mask)
         memory = self.hidden_states(params, Inputs(prompts, mask=mask))
         caches = empty_cache(self.decoder_stack, rows, new_tokens, length)
         first = jnp.full((rows, 1), start, jnp.int32)
-        return self._decode(params, first, DecodeState(caches, mask, jnp.int32(0)), memory)
+        return self._decode(params, first, EncoderDecoderState(caches, mask, jnp.int32(0)), memory)
 
     def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
+        self, params: Params, tokens: Int[Array, " batch"], state: EncoderDecoderState
+    ) -> tuple[Float[Array, "batch vocab"], EncoderDecoderState]:
         return self._decode(params, tokens[:, None], state, None)
 
     def target_features(
@@ -212,8 +212,8 @@ class T5(TransformerConfig, Writer):
         return self.token_features(params, self.decoder_states(params, shifted, memory, mask))
 
     def _decode(
-        self, params: Params, ids: jax.Array, state: DecodeState, memory: jax.Array | None
-    ) -> tuple[jax.Array, DecodeState]:
+        self, params: Params, ids: jax.Array, state: EncoderDecoderState, memory: jax.Array | None
+    ) -> tuple[jax.Array, EncoderDecoderState]:
         # The first step gets `memory` and fills the caches of cross-attention, which later steps read.
         slots = state.caches[0]["self"]["key"].shape[1]
         filled = (jnp.arange(slots) <= state.index)[None, None, None, :]
@@ -222,7 +222,7 @@ class T5(TransformerConfig, Writer):
             Visibility(mask=filled, bias=bias), memory, Visibility(key_segments=_int(state.mask)), state.index
         )
         hidden, caches = self._run("decoder", params, ids, inputs, caches=state.caches)
-        return self.predict_tokens(params, hidden[:, 0]), DecodeState(caches, state.mask, state.index + 1)
+        return self.predict_tokens(params, hidden[:, 0]), EncoderDecoderState(caches, state.mask, state.index + 1)
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of the encoder and, with `predicted` targets, of the decoder and its output layer."""
@@ -242,8 +242,8 @@ class T5(TransformerConfig, Writer):
         return dropout(x, self.dropout, keys[2]), caches
 
     @property
-    def _table(self) -> Table:
-        return Table(self.vocab_size, self.hidden_size, nn.initializers.normal(1.0), self.dtype)
+    def _table(self) -> EmbeddingTable:
+        return EmbeddingTable(self.vocab_size, self.hidden_size, nn.initializers.normal(1.0), self.dtype)
 
     def _init_bias(self, key: jax.Array) -> Params:
         shape = (self.relative_buckets, self.num_heads)
@@ -266,17 +266,6 @@ class T5(TransformerConfig, Writer):
 
     def _buckets(self, stack: str, distance: np.ndarray) -> np.ndarray:
         return relative_buckets(distance, stack == "encoder", self.relative_buckets, self.relative_max_distance)
-
-
-def to_left_edge(
-    prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"]
-) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"]]:
-    """Move left padding to the right, as the encoder expects it; return the rows and their mask, int32.
-
-    Relative positions stay the same.
-    """
-    positions = (jnp.arange(prompts.shape[1]) - jnp.sum(mask, axis=1, keepdims=True)) % prompts.shape[1]
-    return tuple(jnp.take_along_axis(x, positions, axis=1) for x in (prompts, mask.astype(jnp.int32)))
 
 
 def relative_buckets(

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, Writer
+from jaxlm.models.base import Inputs, UncachedState, UncachedWriter
 from jaxlm.models.layers.config import StackConfig, TransformerConfig, kernel_init, transformer_sizes
 from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.embeddings import Table
+from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.relative import Keys, Queries, RelativeAttention, sinusoids
@@ -30,16 +30,6 @@ MEMORY_RANK = -(2**30)
 """Rank of the memory: lower than every limit, so that all tokens attend to it."""
 
 
-class DecodeState(NamedTuple):
-    """State of generation."""
-
-    tokens: Int[Array, "batch slots"]
-    filled: Bool[Array, "batch slots"]
-    """Which slots hold tokens."""
-    index: Int[Array, ""]
-    """Slot of the next token."""
-
-
 class StreamStates(NamedTuple):
     """Hidden states of both streams."""
 
@@ -52,7 +42,7 @@ class StreamStates(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Xlnet(TransformerConfig, Writer):
+class Xlnet(TransformerConfig, UncachedWriter):
     """XLNet. The defaults are xlnet-base-cased.
 
     Parameters: `word`, `query_start` (initial vector of the query stream), `layers/…` (stacked), `bias` of the output.
@@ -161,24 +151,7 @@ class Xlnet(TransformerConfig, Writer):
         content, *query = (dropout(x, self.dropout, next(keys)) for x in streams)
         return StreamStates(content, query[0] if query else None, entered)
 
-    def prefill(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
-        start: int = 0,
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        room = ((0, 0), (0, new_tokens))
-        state = DecodeState(jnp.pad(prompts, room), jnp.pad(mask, room), jnp.int32(prompts.shape[1]))
-        return self._next_logits(params, state), state
-
-    def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecodeState
-    ) -> tuple[Float[Array, "batch vocab"], DecodeState]:
-        """Append one token to each row. Every token attends to all others, so all are computed again."""
-        state = DecodeState(
-            state.tokens.at[:, state.index].set(tokens), state.filled.at[:, state.index].set(True), state.index + 1
-        )
-        return self._next_logits(params, state), state
-
-    def _next_logits(self, params: Params, state: DecodeState) -> Float[Array, "batch vocab"]:
+    def next_logits(self, params: Params, state: UncachedState) -> Float[Array, "batch vocab"]:
         rank = jnp.where(state.filled, 0, MASKED_RANK)
         # After the last new token there is no slot left; those logits are not used.
         positions = jnp.full((state.tokens.shape[0], 1), jnp.minimum(state.index, state.tokens.shape[1] - 1))
@@ -198,8 +171,8 @@ class Xlnet(TransformerConfig, Writer):
         return float(self.num_layers * (matrices + attention) + 2 * predicted * h * self.vocab_size)
 
     @property
-    def _table(self) -> Table:
-        return Table(self.vocab_size, self.hidden_size, kernel_init(self.stack), self.dtype)
+    def _table(self) -> EmbeddingTable:
+        return EmbeddingTable(self.vocab_size, self.hidden_size, kernel_init(self.stack), self.dtype)
 
     def _distances(self, length: int, memory: int) -> jax.Array:
         return jnp.asarray(sinusoids(length, memory, self.hidden_size), self.dtype)

@@ -127,6 +127,8 @@ class Objective:
     _: dataclasses.KW_ONLY
     vocabulary: Vocabulary | None = field(None, bound=True)
     """Set by `bind`: facts about the tokenizer."""
+    statistics: Any = field(None, bound=True)
+    """Set by `bind`: statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
     constants: Constants = field((), bound=True)
     """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
 
@@ -147,8 +149,8 @@ class Objective:
     shows_predictions: ClassVar[bool] = False
     """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
-    """What the trained model can be asked for: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
-    neither. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
+    """Supported generation mode of the trained model: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
+    none. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "objective.")
@@ -169,12 +171,13 @@ class Objective:
         Args:
             vocabulary: Facts about the tokenizer.
             length: Maximum sequence length.
-            statistics: Token counts of the corpus (`jaxlm.data.base.Statistics`); None without a corpus, as in plans.
+            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans.
 
         Raises:
             UserError: The vocabulary lacks a special token, or the length does not suit the model or the objective.
         """
-        return dataclasses.replace(self, model=self.model.for_vocabulary(vocabulary), vocabulary=vocabulary)
+        model = self.model.for_vocabulary(vocabulary)
+        return dataclasses.replace(self, model=model, vocabulary=vocabulary, statistics=statistics)
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model.
@@ -328,6 +331,13 @@ class Objective:
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""
         mask = example.get("attention_mask")
         return (batch.segment_ids if mask is None else mask) > 0
+
+
+def require_shares(objective: Objective, first: str, second: str) -> None:
+    """Raise UserError if two shares of the same tokens, fields of an objective, are more than the whole."""
+    a, b = getattr(objective, first), getattr(objective, second)
+    if a + b > 1.0:
+        raise UserError(f"objective.{first} {a} and {second} {b} must sum to at most 1.")
 
 
 def require_positions(length: int, max_positions: int) -> None:

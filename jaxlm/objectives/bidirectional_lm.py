@@ -19,6 +19,7 @@ from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.elmo import Elmo, spell
+from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Example, Line, Memory, Objective, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -47,8 +48,6 @@ class BidirectionalLM(Objective):
 
     0 trains with the full softmax, which evaluation always uses.
     """
-    statistics: Any = field(None, bound=True)
-    """Set by `bind`: token counts of the corpus, which rank the words; without them the ids do."""
 
     row_group = 2  # one row per direction
     primary_metric = "lm_loss"
@@ -56,7 +55,7 @@ class BidirectionalLM(Objective):
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
         vocabulary.require("bos", "eos", purpose="a language model in both directions")
-        bound = dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
+        bound = super().bind(vocabulary, length, statistics)
         if self.noise_words >= bound.model.vocab_size:
             raise UserError(
                 f"objective.noise_words is {self.noise_words}, but the vocabulary has only "
@@ -69,13 +68,14 @@ class BidirectionalLM(Objective):
 
     def load_constants(self, load: Any) -> Constants:
         """Return the characters of every word, int32 [vocab, characters]."""
-        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return {"characters": spell(self.vocabulary)}
 
     def _noise_distribution(self) -> Float[np.ndarray, " vocab"]:
-        """Return the probability of each id as noise, by its rank in the corpus after the symbols <s> and </s>."""
+        """Return the probability of each id as noise, by its rank in the corpus after the symbols <s> and </s>.
+
+        Without a corpus, the rank is the id.
+        """
         v, rows = self.vocabulary, self.model.vocab_size
-        assert v is not None, "bind the objective to a vocabulary first"
         counts = np.zeros(rows)
         if self.statistics is not None:
             counts[: len(self.statistics.token_counts)] = self.statistics.token_counts[:rows]
@@ -93,7 +93,6 @@ class BidirectionalLM(Objective):
             ("forward_ids").
         """
         v = self.vocabulary
-        assert v is not None, "bind the objective to a vocabulary first"
         batch, example = in_reading_order(batch), {}
         for number, (name, first, last) in enumerate((("forward", v.bos, v.eos), ("backward", v.eos, v.bos))):
             tokens, documents = batch.tokens[number::2], batch.segment_ids[number::2]
@@ -147,9 +146,7 @@ class BidirectionalLM(Objective):
         label_logits = jnp.einsum(
             "blh,blh->bl", features, table[labels].astype(features.dtype), preferred_element_type=jnp.float32
         ) + offset[labels]
-        noise_logits = jnp.einsum(
-            "blh,nh->bln", features, table[noise].astype(features.dtype), preferred_element_type=jnp.float32
-        ) + offset[noise]
+        noise_logits = logits(features, table[noise], offset[noise])
         noise_logits = jnp.where(noise == labels[..., None], -jnp.inf, noise_logits)
         return jnp.logaddexp(label_logits, jax.nn.logsumexp(noise_logits, axis=-1)) - label_logits
 
@@ -159,7 +156,6 @@ class BidirectionalLM(Objective):
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Return the ids that a row reads, in reading order, its labels, and the first noise words."""
-        assert self.vocabulary is not None
         name, index = DIRECTIONS[row % 2], row // 2
         is_used = np.asarray(example[f"{name}_weights"][index]) > 0
         ids, labels = (np.asarray(example[f"{name}_{part}"][index])[is_used].tolist() for part in ("ids", "labels"))

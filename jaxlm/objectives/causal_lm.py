@@ -15,8 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Writer
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_positions
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.base import Example, Line, Objective, Terms, require_positions
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -72,16 +72,9 @@ class CausalLM(Objective):
         }
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
-        weights = example["weights"]
-        features = self.model.token_features(params, self.hidden(params, example, key if train else None))
-        table, bias = self.model.output_matrix(params)
-        losses = chunked_cross_entropy(
-            features, table, example["labels"], weights, chunk=self.loss_chunk or None, bias=bias
-        )
-        return {
-            "lm_loss": Term(losses.total, jnp.sum(weights), 1.0),
-            "lm_accuracy": Term.of(losses.correct, weights),
-        }
+        hidden, weights = self.hidden(params, example, key if train else None), example["weights"]
+        losses = token_losses(self.model, params, hidden, example["labels"], weights, chunk=self.loss_chunk or None)
+        return losses.terms("lm", weights)
 
     def hidden(
         self, params: Params, example: Example, dropout_key: jax.Array | None = None
@@ -95,7 +88,6 @@ class CausalLM(Objective):
         return self.model.forward_flops(length, length)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
-        assert self.vocabulary is not None
         segment_ids, weights = np.asarray(example["segment_ids"][row]), np.asarray(example["weights"][row])
         input_ids, labels = np.asarray(example["input_ids"][row]), np.asarray(example["labels"][row])
         special = self.vocabulary.special

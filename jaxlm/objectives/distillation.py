@@ -21,7 +21,7 @@ from jaxlm.models.layers.stack import at_positions
 from jaxlm.objectives.base import Example, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.objectives.teacher import Mismatch, load_teacher, size_mismatches
+from jaxlm.objectives.teacher import Mismatch, require_teacher, size_mismatches
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import merge_params
 from jaxlm.types import Params
@@ -58,8 +58,6 @@ class Distillation(MaskedLM):
     """Rows of one segment: text of one document, or full rows across documents, separated by the end symbol."""
     short_rate: float = field(0.0, range="[0, 1]")
     """Share of rows cut to a random shorter length."""
-    statistics: Statistics | None = field(None, bound=True)
-    """Set by `bind`: token counts of the corpus."""
 
     token_losses = ()  # rare tokens are predicted more often, so the unigram entropy is no baseline
 
@@ -68,12 +66,11 @@ class Distillation(MaskedLM):
             raise UserError(
                 "objective.rarity masks single tokens; set it to 0, or leave out whole_word and longest_ngram."
             )
-        return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
+        return super().bind(vocabulary, length, statistics)
 
     @property
     def never_masked(self) -> Bool[np.ndarray, " vocab"]:
         """Special tokens, and [UNK] too, as in the released code."""
-        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return self.vocabulary.special | (np.arange(self.vocabulary.size) == self.vocabulary.unk)
 
     @property
@@ -83,7 +80,7 @@ class Distillation(MaskedLM):
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return load_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
+        return require_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         """Yield the size mismatches that prevent initialization from the teacher's layers."""
@@ -127,9 +124,7 @@ class Distillation(MaskedLM):
             (teacher.token_features(teacher_params, teacher_hidden), *teacher.output_matrix(teacher_params)),
             token_weights, self.temperature,
         )
-        return {
-            "mlm_loss": Term(tokens.total, jnp.sum(weights), self.mlm_weight),
-            "mlm_accuracy": Term.of(tokens.correct, weights),
+        return tokens.terms("mlm", weights, self.mlm_weight) | {
             "soft_loss": Term(soft, jnp.sum(token_weights), self.soft_weight),
             "cosine_loss": Term.of(1.0 - cosine(student_hidden, teacher_hidden), token_weights, self.cosine_weight),
         }

@@ -12,12 +12,12 @@ from jaxtyping import Array, Float
 
 from jaxlm.corruption.entities import NONE, UNUSED, corrupt_entities
 from jaxlm.data.base import RowFormat
-from jaxlm.errors import UserError
 from jaxlm.fields import field, marks_of
 from jaxlm.models.bert import Bert
 from jaxlm.models.ernie import Ernie
 from jaxlm.models.heads import TransformHead
-from jaxlm.objectives.base import Example, Line, PretrainedModel, Term, Terms
+from jaxlm.models.layers.stack import call
+from jaxlm.objectives.base import Example, Line, PretrainedModel, Terms, require_shares
 from jaxlm.objectives.chunked_loss import MASKED_LOGIT, chunked_cross_entropy
 from jaxlm.objectives.entities import ReadsEntities
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -28,12 +28,12 @@ from jaxlm.types import Params, TokenBatch
 class EntityAutoencoder(MaskedLM, ReadsEntities):
     """Masked language modelling, a pair task, and the prediction of the entities that the text mentions.
 
-    Loss: masked-LM + next-sentence + entity cross-entropy, unweighted. Of the entities 5 % become another one of the
-    batch, 15 % are dropped from the input, and all are predicted from the hidden state of the token at which their
-    mention begins: a softmax over the entities of the whole batch before the corruption, and the null entity with logit
-    0, which is never right. The paper's softmax is over the entities of the sequence; this is the official code's, over
-    the batch of all devices where the official code has that of one process. Rows with few entities stay in, which the
-    paper (fewer than 3) and the official code (fewer than 5) leave out.
+    Loss: masked-LM + next-sentence + entity cross-entropy, unweighted. 5 % of the entities are replaced by another one
+    of the batch, 15 % are dropped from the input, and all are predicted from the hidden state of the token at which
+    their mention begins: a softmax over the entities of the whole batch before the corruption, and the null entity with
+    logit 0, which is never right. The paper's softmax is over the entities of the sequence; this is the official
+    code's, over the batch of all devices where the official code has that of one process. Rows with few entities stay
+    in, which the paper (fewer than 3) and the official code (fewer than 5) leave out.
     """
 
     model: Ernie = field(Ernie(), weights=True)
@@ -43,17 +43,13 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
     dropped_entity_share: float = field(0.15, range="[0, 1]")
     """Share of the entities dropped from the input."""
     max_entities: int = field(0, range="[0, inf)")
-    """Maximum number of entities per row, of which the first ones stay; 0 means a quarter of the row's length."""
+    """Maximum number of entities per row, the first ones; 0 means a quarter of the row's length."""
 
     shared_arrays = ("candidates",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.random_entity_share + self.dropped_entity_share > 1.0:
-            raise UserError(
-                f"objective.random_entity_share {self.random_entity_share} and dropped_entity_share "
-                f"{self.dropped_entity_share} must sum to at most 1."
-            )
+        require_shares(self, "random_entity_share", "dropped_entity_share")
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model; a BERT gives all that it has in common with an ERNIE."""
@@ -73,7 +69,7 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
 
     def init(self, key: jax.Array) -> Params:
         key_base, key_head = jax.random.split(key)
-        return super().init(key_base) | {"entity_head": self._head.init(key_head)}
+        return super().init(key_base) | {"entity_head": self._head.init_params(key_head)}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Build rows as masked language modelling does, and corrupt their entities.
@@ -91,13 +87,7 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
             key_entities, example["entities"], slots=self.num_entity_slots(example["entities"].shape[1]),
             random_share=self.random_entity_share, drop_share=self.dropped_entity_share,
         )
-        return example | {
-            "entities": found.entities,
-            "entity_positions": found.positions,
-            "entity_labels": found.labels,
-            "entity_weights": found.weights,
-            "candidates": found.candidates,
-        }
+        return example | found._asdict()
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         slots = example["entity_positions"].shape[1]
@@ -112,13 +102,10 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
         """Return the entities' cross-entropy and accuracy, given the hidden states at their positions."""
         candidates, weights = example["candidates"], example["entity_weights"]
         entities = chunked_cross_entropy(
-            self._head(params["entity_head"], hidden), self.entity_vectors(candidates), example["entity_labels"],
+            call(self._head, params["entity_head"], hidden), self.entity_vectors(candidates), example["entity_labels"],
             weights, bias=jnp.where(candidates == UNUSED, MASKED_LOGIT, 0.0),
         )
-        return {
-            "dea_loss": Term(entities.total, jnp.sum(weights), 1.0),
-            "dea_accuracy": Term.of(entities.correct, weights),
-        }
+        return entities.terms("dea", weights)
 
     def flops(self, length: int) -> float:
         """Return the FLOPs of one sequence, without the product with the candidates, whose number is the batch's."""

@@ -17,10 +17,10 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
-from jaxlm.models.layers.stack import stack_flops
+from jaxlm.models.layers.stack import call, stack_flops
 from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.objectives.teacher import Mismatch, layer_mismatches, load_teacher
+from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -33,10 +33,10 @@ class LayerDistillation(Objective):
     states (the embeddings included) after one linear projection to the teacher's width. Means are over non-padding
     tokens.
 
-    Of a teacher with b times as many layers, layer i learns the attention scores of the last layer of the i-th group of
-    b, and the hidden states after that group. Text is masked and paired as in BERT, but no token is predicted, so the
-    student has no masked-LM head. The projection is used in training only. (The paper has two projections, one for the
-    embeddings; the released code has one, as here.)
+    A teacher with b times as many layers is cut into groups of b: student layer i learns the attention scores of the
+    last layer of group i, and the hidden states after it. Text is masked and paired as in BERT, but no token is
+    predicted, so the student has no masked-LM head. The projection is used in training only. (The paper has two
+    projections, one for the embeddings; the released code has one, as here.)
     """
 
     model: Encoder = field(Bert(num_layers=4, hidden_size=312, intermediate_size=1200), weights=True)
@@ -66,7 +66,7 @@ class LayerDistillation(Objective):
         return self.masked_lm.row_format(length)
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return load_teacher(self, load, ("embeddings", "encoder"), self._mismatches)
+        return require_teacher(self, load, ("embeddings", "encoder"), self._mismatches)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         yield from layer_mismatches(teacher.model, self.model, self.teacher_hidden_size)
@@ -77,7 +77,7 @@ class LayerDistillation(Objective):
         key_model, key_projection = jax.random.split(key)
         params = self.model.init(key_model)
         del params["mlm_head"]
-        return params | {"projection": self.projection.init(key_projection)}
+        return params | {"projection": self.projection.init_params(key_projection)}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Corrupt as MaskedLM does; `describe` shows the masked tokens, and the loss ignores them."""
@@ -89,7 +89,7 @@ class LayerDistillation(Objective):
         teacher_states = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
         student_states = self.model.layer_states(params, inputs, key=key if train else None)
         return layer_terms(
-            student_states, teacher_states, lambda x: self.projection(params["projection"], x), inputs.mask
+            student_states, teacher_states, lambda x: call(self.projection, params["projection"], x), inputs.mask
         )
 
     def flops(self, length: int) -> float:

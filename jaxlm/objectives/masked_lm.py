@@ -23,8 +23,8 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms, require_masking
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Terms, require_masking, require_shares
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.objectives.pair_task import PairTask
 from jaxlm.objectives.sentence_order import SENTENCE_ORDER
@@ -73,10 +73,7 @@ class MaskedLM(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask_share + self.random_share > 1.0:
-            raise UserError(
-                f"objective.mask_share {self.mask_share} and random_share {self.random_share} must sum to at most 1."
-            )
+        require_shares(self, "mask_share", "random_share")
 
     @property
     def pair_task(self) -> PairTask | None:
@@ -97,7 +94,6 @@ class MaskedLM(Objective):
     @property
     def never_masked(self) -> Bool[np.ndarray, " vocab"]:
         """Tokens that are never masked, by id."""
-        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         return self.vocabulary.special
 
     @property
@@ -150,7 +146,6 @@ class MaskedLM(Objective):
             `<name>_weights` float32 [batch]; `entities` int32 [batch, length] if the batch has them.
         """
         v = self.vocabulary
-        assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_pairs, key_mask = jax.random.split(key, 3)
         batch = shorten(key_short, batch, rate=self.short_rate, least=2)
         if self.pair_task:
@@ -170,12 +165,7 @@ class MaskedLM(Objective):
             word_start=jnp.asarray(starts) if self.whole_word else None,
             longest_ngram=self.longest_ngram,
         )
-        return example | {
-            "input_ids": masked.input_ids,
-            "masked_positions": masked.positions,
-            "masked_labels": masked.labels,
-            "masked_weights": masked.weights,
-        }
+        return example | masked._asdict()
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         hidden = self.model.hidden_states(
@@ -193,14 +183,7 @@ class MaskedLM(Objective):
         """Return the terms of masked LM and of the pair task, given the hidden states at `positions`."""
         predicted = hidden[:, 1:] if self.pair_task else hidden
         weights = example["masked_weights"]
-        table, bias = self.model.output_matrix(params)
-        tokens = chunked_cross_entropy(
-            self.model.token_features(params, predicted), table, example["masked_labels"], weights, bias=bias
-        )
-        terms = {
-            "mlm_loss": Term(tokens.total, jnp.sum(weights), 1.0),
-            "mlm_accuracy": Term.of(tokens.correct, weights),
-        }
+        terms = token_losses(self.model, params, predicted, example["masked_labels"], weights).terms("mlm", weights)
         return terms | self.pair_task.loss(self.model, params, hidden, example) if self.pair_task else terms
 
     def flops(self, length: int) -> float:
@@ -208,7 +191,6 @@ class MaskedLM(Objective):
         return self.model.forward_flops(length, self.num_slots(length)) + heads
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
-        assert self.vocabulary is not None
         lines = masked_lines(self.vocabulary, example, row)
         if self.pair_task:
             lines.append(Line(self.pair_task.label_names[int(example[f"{self.pair_task.name}_labels"][row])], [], []))

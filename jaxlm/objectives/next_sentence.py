@@ -7,4 +7,4 @@ from jaxlm.corruption.pairs import sentence_pairs
 from jaxlm.objectives.pair_task import PairTask
 
 LABEL_NAMES = ("second segment is NEXT (0)", "second segment is RANDOM (1)")
-NEXT_SENTENCE = PairTask("next_sentence", "nsp", LABEL_NAMES, sentence_pairs, "is_random")
+NEXT_SENTENCE = PairTask("next_sentence", "nsp", LABEL_NAMES, sentence_pairs)

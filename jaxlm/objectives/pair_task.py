@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from jaxlm.corruption.pairs import Pairs, at_source
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
+from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import Example, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -27,19 +28,18 @@ class PairTask:
         abbreviation: prefix of its terms and its head ("nsp").
         label_names: descriptions of the labels 0 and 1 for `jaxlm show`.
         make_pairs: corruption function, such as `sentence_pairs`.
-        label_field: field of `Pairs` that holds the labels.
     """
 
     name: str
     abbreviation: str
     label_names: tuple[str, str]
     make_pairs: Callable[..., Pairs]
-    label_field: str
 
     def init(self, model: Encoder, key: jax.Array) -> Params:
         """Return fresh parameters of the pooler and the head."""
         key_pooler, key_head = jax.random.split(key)
-        return {"pooler": model.init_pooler(key_pooler), f"{self.abbreviation}_head": self._head(model).init(key_head)}
+        head = self._head(model).init_params(key_head)
+        return {"pooler": model.init_pooler(key_pooler), f"{self.abbreviation}_head": head}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch, vocabulary: Vocabulary) -> Example:
         """Build rows of pairs, half of them with each label.
@@ -57,7 +57,7 @@ class PairTask:
             "input_ids": pairs.input_ids,
             "token_type_ids": pairs.token_type_ids,
             "attention_mask": pairs.attention_mask,
-            f"{self.name}_labels": getattr(pairs, self.label_field),
+            f"{self.name}_labels": pairs.label,
             f"{self.name}_weights": pairs.has_pair.astype(jnp.float32),
         }
 
@@ -77,7 +77,7 @@ class PairTask:
         self, model: Encoder, params: Params, hidden: Float[Array, "batch length hidden"]
     ) -> Float[Array, "batch 2"]:
         """Return the logits of the two labels."""
-        return self._head(model)(params[f"{self.abbreviation}_head"], model.pool(params, hidden))
+        return call(self._head(model), params[f"{self.abbreviation}_head"], model.pool(params, hidden))
 
     def flops(self, model: Encoder) -> float:
         """Return the FLOPs of pooler and classifier for one sequence."""

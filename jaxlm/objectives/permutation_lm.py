@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxlm.corruption.masking import max_predictions
+from jaxlm.corruption.masking import in_slots, max_predictions
 from jaxlm.corruption.pairs import sentence_starts
 from jaxlm.corruption.permutation import choose_spans, draw_order
 from jaxlm.corruption.streams import in_reading_order, reads_backward
@@ -19,8 +19,8 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlnet import Xlnet
-from jaxlm.objectives.base import Example, Line, Memory, Objective, Term, Terms
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.base import Example, Line, Memory, Objective, Terms
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -70,7 +70,6 @@ class PermutationLM(Objective):
             [batch, predictions]; `is_backward` int32 [batch].
         """
         v = self.vocabulary
-        assert v is not None, "bind the objective to a vocabulary first"
         key_rows, key_first, key_second, key_order = jax.random.split(key, 4)
         is_backward = reads_backward(batch)
         ids, types, is_text, is_added = self._segments(key_rows, batch)
@@ -88,14 +87,12 @@ class PermutationLM(Objective):
             )
         ], axis=1)
         order = draw_order(key_order, is_chosen, is_added, 2)
-        positions = jnp.where(is_chosen & is_text, jnp.arange(ids.shape[1]), ids.shape[1])
-        positions = jnp.sort(positions, axis=1)[:, :count]
-        weights = (positions < ids.shape[1]).astype(jnp.float32)
-        positions = jnp.where(weights > 0, positions, 0).astype(jnp.int32)
+        length = ids.shape[1]
+        positions, is_used = in_slots(jnp.where(is_chosen & is_text, jnp.arange(length), length), length, count)
         return {
             "input_ids": ids, "token_type_ids": types, "rank": order.rank, "limit": order.limit,
-            "positions": positions, "labels": jnp.take_along_axis(ids, positions, axis=1), "weights": weights,
-            "is_backward": is_backward,
+            "positions": positions, "labels": jnp.take_along_axis(ids, positions, axis=1),
+            "weights": is_used.astype(jnp.float32), "is_backward": is_backward,
         }
 
     def _segments(self, key: jax.Array, batch: TokenBatch) -> tuple[Array, Array, Array, Array]:
@@ -169,12 +166,7 @@ class PermutationLM(Objective):
             params, Inputs.of(example), memory=memory, key=key if train else None,
             **{name: example[name] for name in ("rank", "limit", "positions", "is_backward")},
         )
-        table, bias = self.model.output_matrix(params)
-        features = self.model.token_features(params, streams.query)
-        tokens = chunked_cross_entropy(features, table, example["labels"], weights, bias=bias)
-        terms = {
-            "plm_loss": Term(tokens.total, jnp.sum(weights), 1.0), "plm_accuracy": Term.of(tokens.correct, weights),
-        }
+        terms = token_losses(self.model, params, streams.query, example["labels"], weights).terms("plm", weights)
         if memory is None:
             return terms, None
         new = streams.entered[:, :, :half].swapaxes(0, 1)
@@ -186,7 +178,6 @@ class PermutationLM(Objective):
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Return the row, then the context of the first, middle and last prediction of its second half."""
         v = self.vocabulary
-        assert v is not None
         ids, rank, limit = (np.asarray(example[name][row]) for name in ("input_ids", "rank", "limit"))
         positions = np.asarray(example["positions"][row])[np.asarray(example["weights"][row]) > 0]
         if not len(positions):

@@ -10,7 +10,6 @@ from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxlm.corruption.masking import mask_tokens
 from jaxlm.corruption.pairs import sentence_pairs, shorten, single_segments
@@ -20,9 +19,11 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.electra import Electra
+from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.losses import binary_cross_entropy
+from jaxlm.objectives.masked_lm import masked_lines
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -91,7 +92,6 @@ class ReplacedTokens(Objective):
             length]; `masked_positions`, `masked_labels` int32 and `masked_weights`, `uniform` float32 [batch, slots].
         """
         v = self.vocabulary
-        assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_pairs, key_mask, key_draw = jax.random.split(key, 4)
         batch = shorten(key_short, batch, rate=self.short_rate, least=5)
         if self.two_segments:  # consecutive segments: no second segment is ever random
@@ -108,15 +108,11 @@ class ReplacedTokens(Objective):
             slots=max_replacements(ids.shape[1], self.mask_rate), mask_share=self.mask_share, random_share=0.0,
             random_ids=v.random_ids, with_replacement=self.with_replacement,
         )
-        return {
+        return masked._asdict() | {
             "original_ids": ids,
-            "input_ids": masked.input_ids,
             "token_type_ids": token_type_ids,
             "attention_mask": attention_mask,
-            "masked_positions": masked.positions,
-            "masked_labels": masked.labels,
-            "masked_weights": masked.weights,
-            "uniform": jax.random.uniform(key_draw, masked.positions.shape),
+            "uniform": jax.random.uniform(key_draw, masked.masked_positions.shape),
         }
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
@@ -127,10 +123,9 @@ class ReplacedTokens(Objective):
         generator_params = m.generator_params(params)
         inputs = Inputs.of(example)
         hidden = m.generator.hidden_states(generator_params, inputs, key=key_generator, at=positions)
-        table, bias = m.generator.output_matrix(generator_params)
-        generated = chunked_cross_entropy(
-            m.generator.token_features(generator_params, hidden), table, example["masked_labels"], weights, bias=bias,
-            uniform=example["uniform"], temperature=self.temperature,
+        generated = token_losses(
+            m.generator, generator_params, hidden, example["masked_labels"], weights, uniform=example["uniform"],
+            temperature=self.temperature,
         )
         # A sample that equals the original token counts as original, hence the comparison of ids.
         ids = write_tokens(example["original_ids"], positions, weights, generated.drawn)
@@ -138,15 +133,13 @@ class ReplacedTokens(Objective):
 
         discriminator_params = m.discriminator_params(params)
         hidden = m.discriminator.hidden_states(discriminator_params, inputs._replace(ids=ids), key=key_discriminator)
-        logits = m.replaced_head(params["rtd_head"], hidden)[..., 0]
+        logits = call(m.replaced_head, params["rtd_head"], hidden)[..., 0]
         token_weights = inputs.mask.astype(jnp.float32)
         if self.judge == "masked":
             judged = jnp.zeros_like(ids).at[jnp.arange(len(ids))[:, None], positions].max(weights.astype(ids.dtype))
             token_weights *= judged
         is_suspected = logits > 0
-        return {
-            "generator_loss": Term(generated.total, jnp.sum(weights), self.generator_weight),
-            "generator_accuracy": Term.of(generated.correct, weights),
+        return generated.terms("generator", weights, self.generator_weight) | {
             "discriminator_loss": Term.of(
                 binary_cross_entropy(logits, is_replaced), token_weights, self.discriminator_weight
             ),
@@ -159,20 +152,12 @@ class ReplacedTokens(Objective):
         return self.model.forward_flops(length, max_replacements(length, self.mask_rate))
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
-        assert self.vocabulary is not None
-        size = int(example["attention_mask"][row].sum())
-        original = [int(i) for i in example["original_ids"][row][:size]]
-        ids = [int(i) for i in example["input_ids"][row][:size]]
-        marks = ["special" if self.vocabulary.special[i] else "" for i in original]
-        used_slots = np.flatnonzero(np.asarray(example["masked_weights"][row]))
-        target_marks = ["" for _ in original]
-        for position in np.asarray(example["masked_positions"][row])[used_slots]:
-            marks[position] = "masked" if ids[position] == self.vocabulary.mask else "kept"
-            target_marks[position] = "target"
-        targets = [int(i) for i in np.asarray(example["masked_labels"][row])[used_slots]]
+        text, masked, targets = masked_lines(self.vocabulary, example, row)
         return [
-            Line("text", original, target_marks),
-            Line("generator sees", ids, marks),
-            Line(f"generator predicts {len(targets)}", targets, ["target"] * len(targets)),
-            Line(f"discriminator judges all {size} tokens, the generator's guesses in place of the targets", [], []),
+            text, masked._replace(title="generator sees"),
+            targets._replace(title=f"generator predicts {len(targets.ids)}"),
+            Line(
+                f"discriminator judges all {len(text.ids)} tokens, the generator's guesses in place of the targets",
+                [], [],
+            ),
         ]

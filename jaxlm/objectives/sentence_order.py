@@ -12,4 +12,4 @@ from jaxlm.corruption.pairs import ordered_pairs
 from jaxlm.objectives.pair_task import PairTask
 
 LABEL_NAMES = ("segments are IN ORDER (0)", "segments are SWAPPED (1)")
-SENTENCE_ORDER = PairTask("sentence_order", "sop", LABEL_NAMES, ordered_pairs, "is_swapped")
+SENTENCE_ORDER = PairTask("sentence_order", "sop", LABEL_NAMES, ordered_pairs)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
 from jaxlm.corruption.context import draw_noise, keep_probabilities, noise_table, sample_contexts, subsample
 from jaxlm.fields import field
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.objectives.base import Example, Line, Objective, Term, Terms
-from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
 
@@ -39,18 +36,11 @@ class SkipGram(Objective):
     """Exponent of the noise distribution over word counts."""
     threshold: float = field(1e-3, range="[0, inf)")
     """Subsampling threshold: words with a larger share of the text are dropped at random; 0 keeps all words."""
-    statistics: Any = field(None, bound=True)
-    """Set by `bind`: token counts of the corpus, uniform until they are known."""
 
     primary_metric = "noise_loss"
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
-        bound = super().bind(vocabulary, length, statistics)
-        return dataclasses.replace(bound, statistics=statistics)
-
     def _counts(self) -> np.ndarray:
         """Return counts, int64 [vocab]; 0 for special symbols and [UNK], which are neither words nor context."""
-        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         size = self.vocabulary.size
         counts = np.ones(size, np.int64) if self.statistics is None else self.statistics.token_counts[:size]
         is_word = ~self.vocabulary.special & (np.arange(size) != self.vocabulary.unk)
@@ -98,23 +88,12 @@ class SkipGram(Objective):
             "rank_accuracy": Term.of(positive > jnp.max(jnp.where(is_noise > 0, noise, -jnp.inf), axis=-1), weights),
         }
 
-    def neighbours(self, params: Params, word: int, count: int) -> tuple[list[int], Float[np.ndarray, " count"]]:
-        """Return the `count` nearest words by cosine similarity, and the similarities."""
-        vectors = np.asarray(self.model.vectors(params))
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        cosines = vectors @ vectors[word]
-        cosines[: len(self._counts())][self._counts() == 0] = -np.inf
-        order = np.argsort(-cosines, kind="stable")
-        order = order[order != word][:count]
-        return order.tolist(), cosines[order]
-
     def flops(self, length: int) -> float:
         predictions = length * (1 if self.bag_of_words else self.window + 1)  # the mean size of a context
         return 2.0 * predictions * (1 + self.negatives) * self.model.hidden_size
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         """Return the row, the row after subsampling, and three words with their contexts and noise."""
-        assert self.vocabulary is not None
         text = np.asarray(batch.tokens[row])[np.asarray(batch.segment_ids[row]) > 0].tolist()
         size = int(np.sum(example["attention_mask"][row]))
         words = np.asarray(example["words"][row])[:size].tolist()

@@ -13,13 +13,13 @@ from jaxtyping import Array, Float
 from jaxlm.corruption.pairs import shorten, single_segments
 from jaxlm.corruption.span_masks import mask_spans, span_budget
 from jaxlm.data.base import RowFormat
-from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import BoundaryHead
-from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
+from jaxlm.models.layers.stack import call
+from jaxlm.objectives.base import Example, Line, Objective, Terms, require_masking, require_shares
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.masked_lm import masked_lines
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -55,8 +55,6 @@ class SpanBoundary(Objective):
     """Width of the embedding of a token's offset in its span."""
     short_rate: float = field(0.0, range="[0, 1]")
     """Share of rows cut to a random shorter length, so that the model also sees short texts."""
-    statistics: Any = field(None, bound=True)
-    """Set by `bind`: token counts of the corpus, the distribution of random tokens; uniform without them."""
 
     primary_metric = "mlm_loss"
     token_losses = ("mlm_loss",)
@@ -64,14 +62,11 @@ class SpanBoundary(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask_share + self.random_share > 1.0:
-            raise UserError(
-                f"objective.mask_share {self.mask_share} and random_share {self.random_share} must sum to at most 1."
-            )
+        require_shares(self, "mask_share", "random_share")
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
-        return dataclasses.replace(super().bind(vocabulary, length, statistics), statistics=statistics)
+        return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("document", length - 2)
@@ -80,11 +75,11 @@ class SpanBoundary(Objective):
     def boundary_head(self) -> BoundaryHead:
         """Head of the span boundary objective, with parameters at `sbo_head`."""
         m = self.model
-        return BoundaryHead(m.stack, self.boundary_offsets, self.offset_size, m.embedding_width, m.vocab_size)
+        return BoundaryHead(m.stack, m.embedding_width, m.vocab_size, self.boundary_offsets, self.offset_size)
 
     def init(self, key: jax.Array) -> Params:
         key_model, key_head = jax.random.split(key)
-        return self.model.init(key_model) | {"sbo_head": self.boundary_head.init(key_head)}
+        return self.model.init(key_model) | {"sbo_head": self.boundary_head.init_params(key_head)}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Build rows of one segment and mask spans.
@@ -95,7 +90,6 @@ class SpanBoundary(Objective):
             predictions].
         """
         v = self.vocabulary
-        assert v is not None, "bind the objective to a vocabulary first"
         key_short, key_mask = jax.random.split(key)
         batch = shorten(key_short, batch, rate=self.short_rate, least=2)
         ids, attention_mask, _ = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
@@ -105,16 +99,10 @@ class SpanBoundary(Objective):
             success=self.span_success, longest=self.longest_span, mask_share=self.mask_share,
             random_share=self.random_share,
         )
-        return {
-            "input_ids": masked.input_ids,
+        return masked._asdict() | {
             "attention_mask": attention_mask,
-            "masked_positions": masked.positions,
-            "masked_labels": masked.labels,
-            "masked_weights": masked.weights,
-            "boundary_left": masked.left,
-            "boundary_right": masked.right,
-            "boundary_offsets": jnp.minimum(masked.offset, self.boundary_offsets - 1),
-            "boundary_weights": masked.bounded * (masked.offset < self.boundary_offsets),
+            "boundary_offsets": jnp.minimum(masked.boundary_offsets, self.boundary_offsets - 1),
+            "boundary_weights": masked.boundary_weights * (masked.boundary_offsets < self.boundary_offsets),
         }
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
@@ -128,14 +116,9 @@ class SpanBoundary(Objective):
         )
         table, bias = self.model.output_matrix(params)
         tokens = chunked_cross_entropy(self.model.token_features(params, masked), table, labels, weights, bias=bias)
-        features = self.boundary_head(params["sbo_head"], left, right, example["boundary_offsets"])
+        features = call(self.boundary_head, params["sbo_head"], left, right, example["boundary_offsets"])
         spans = chunked_cross_entropy(features, table, labels, boundary_weights, bias=params["sbo_head"]["bias"])
-        return {
-            "mlm_loss": Term(tokens.total, jnp.sum(weights), 1.0),
-            "mlm_accuracy": Term.of(tokens.correct, weights),
-            "sbo_loss": Term(spans.total, jnp.sum(boundary_weights), self.boundary_weight),
-            "sbo_accuracy": Term.of(spans.correct, boundary_weights),
-        }
+        return tokens.terms("mlm", weights) | spans.terms("sbo", boundary_weights, self.boundary_weight)
 
     def flops(self, length: int) -> float:
         m, slots = self.model, self._slots(length)
@@ -144,7 +127,6 @@ class SpanBoundary(Objective):
         return m.forward_flops(length, slots) + float(slots * head)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
-        assert self.vocabulary is not None
         lines = masked_lines(self.vocabulary, example, row)
         text = lines[0].ids
         values = [np.asarray(example[f"boundary_{name}"][row]) for name in ("left", "right", "weights")]
@@ -162,8 +144,7 @@ class SpanBoundary(Objective):
         return span_budget(self.row_format(length).length, self.mask_rate)
 
     def _token_share(self) -> Float[Array, " vocab"]:
-        """Return the cumulative distribution of ids in the corpus."""
-        assert self.vocabulary is not None
+        """Return the cumulative distribution of ids in the corpus; that of uniform text without a corpus."""
         size = self.vocabulary.size
         if self.statistics is None:
             first, end = self.vocabulary.random_ids

@@ -21,7 +21,7 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Example, Line, Objective, Term, Terms
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -73,7 +73,6 @@ class EncoderDecoderLM(Objective):
             `input_ids`, `attention_mask` int32 [batch, inputs]; `decoder_input_ids`, `labels` int32 and `weights`
             float32 [batch, targets]. `decoder_input_ids` are the labels shifted by one, after the decoder's start.
         """
-        assert self.vocabulary is not None, "bind the objective to a vocabulary first"
         pair = self.make_pair(key, batch)
         is_input = jnp.arange(pair.inputs.shape[1])[None, :] < pair.inputs_size[:, None]
         is_target = jnp.arange(pair.targets.shape[1])[None, :] < pair.targets_size[:, None]
@@ -94,10 +93,8 @@ class EncoderDecoderLM(Objective):
         memory = m.hidden_states(params, Inputs(example["input_ids"], mask=mask), key=key_encoder)
         hidden = m.decoder_states(params, example["decoder_input_ids"], memory, mask, key=key_decoder)
         weights = example["weights"]
-        table, bias = m.output_matrix(params)
-        losses = chunked_cross_entropy(
-            m.token_features(params, hidden), table, example["labels"], weights, chunk=self.loss_chunk or None,
-            bias=bias, z_loss=self.z_loss,
+        losses = token_losses(
+            m, params, hidden, example["labels"], weights, chunk=self.loss_chunk or None, z_loss=self.z_loss
         )
         loss = Term(losses.total, jnp.sum(weights), 1.0)
         terms = {self.primary_metric.replace("loss", "accuracy"): Term.of(losses.correct, weights)}
@@ -113,7 +110,6 @@ class EncoderDecoderLM(Objective):
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         v = self.vocabulary
-        assert v is not None
         inputs = np.asarray(example["input_ids"][row])[: int(np.sum(example["attention_mask"][row]))].tolist()
         targets = np.asarray(example["labels"][row])[: int(np.sum(example["weights"][row]))].tolist()
         if not inputs:

@@ -26,7 +26,7 @@ class Mismatch(NamedTuple):
     flags: str
 
 
-def load_teacher(
+def require_teacher(
     objective: Objective, load: Callable[[str], PretrainedModel], needed: tuple[str, ...],
     mismatches: Callable[[Objective], Iterator[Mismatch]],
 ) -> PretrainedModel:

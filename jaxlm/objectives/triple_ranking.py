@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, Self
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jaxlm.fields import field
 from jaxlm.models.transe import TransE
 from jaxlm.objectives.base import Example, Line, Objective, Term, Terms
 from jaxlm.tokenizers.graph import GraphSize
-from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TripleBatch
 
 CHUNK = 256
@@ -48,13 +47,8 @@ class TripleRanking(Objective):
     corruption: Literal["uniform", "bern"] = "uniform"
     """How often a head is replaced rather than a tail: for half of the corrupted triples, or by relation (Wang et al.
     2014, section 4.2): the more often, the more tails a head has and the fewer heads a tail has."""
-    statistics: Any = field(None, bound=True)
-    """Set by `bind`: `jaxlm.data.triples.TripleStatistics` of the graph; None without a graph, as in plans."""
 
     primary_metric = "ranking_loss"
-
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        return dataclasses.replace(super().bind(vocabulary, length), statistics=statistics)
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat(GraphSize(self.model.num_entities, self.model.num_relations), length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Self
 
@@ -14,6 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
+from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_fit, text_mismatches
@@ -60,8 +62,8 @@ class DistilledClassification(Classification):
 
     def init(self, key: jax.Array) -> Params:
         key_task, key_projection = jax.random.split(key)
-        params, projection = super().init(key_task), {"projection_to_teacher": self._projection.init(key_projection)}
-        return params | projection if self.layer_weight else params
+        params, projection = super().init(key_task), self._projection.init_params(key_projection)
+        return params | {"projection_to_teacher": projection} if self.layer_weight else params
 
     def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         if not self.teacher:
@@ -114,7 +116,8 @@ class DistilledClassification(Classification):
         if self.layer_weight:
             hidden = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
             mask = inputs.mask * (weights[:, None] > 0)
-            errors = layer_terms(states, hidden, lambda x: self._projection(params["projection_to_teacher"], x), mask)
+            projection = functools.partial(call, self._projection, params["projection_to_teacher"])
+            errors = layer_terms(states, hidden, projection, mask)
             terms |= {name: term._replace(coefficient=self.layer_weight) for name, term in errors.items()}
         return terms
 

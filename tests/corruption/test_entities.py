@@ -31,7 +31,7 @@ def test_the_law_over_a_hundred_thousand_entities():
         kinds += [is_other.sum(), (read == NONE).sum(), (read == entities[:, 1::2]).sum()]
         drawn += np.bincount((read[is_other] - 1000) // 7, minlength=count)
         total += read.size
-        assert (found.entities[:, ::2] == NONE).all() and found.weights.sum() == read.size
+        assert (found.entities[:, ::2] == NONE).all() and found.entity_weights.sum() == read.size
     assert total > 100_000
     other = 0.05 * (1 - 1 / count)
     assert scipy.stats.chisquare(kinds, total * np.array([other, 0.15, 0.8 + 0.05 / count])).pvalue > 1e-4
@@ -53,12 +53,12 @@ def test_labels_are_the_original_entities_of_the_first_slots():
         [-1, 9, -1, 4, 9, -1, 7], [-1, -1, -1, -1, -1, -1, -1], [3, -1, -1, -1, -1, -1, 0], [5, 5, 6, 2, 2, 2, 2],
     ], np.int32)
     found = jax.device_get(corrupt(jax.random.key(1), entities, slots=3))
-    assert found.positions.tolist() == [[1, 3, 4], [0, 0, 0], [0, 6, 0], [0, 1, 2]]
-    assert found.weights.tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert found.entity_positions.tolist() == [[1, 3, 4], [0, 0, 0], [0, 6, 0], [0, 1, 2]]
+    assert found.entity_weights.tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [1, 1, 1]]
     # 7 and 2 have no slot: they are read by nobody and are no candidates.
     assert found.candidates.tolist() == [NONE, 0, 3, 4, 5, 6, 9] + [UNUSED] * 6
-    original = found.candidates[found.labels]
-    np.testing.assert_array_equal(np.where(found.weights > 0, original, -9), [
+    original = found.candidates[found.entity_labels]
+    np.testing.assert_array_equal(np.where(found.entity_weights > 0, original, -9), [
         [9, 4, 9], [-9, -9, -9], [3, 0, -9], [5, 5, 6],
     ])
     assert (found.entities[0, 5:] == NONE).all() and (found.entities[3, 3:] == NONE).all()
@@ -67,5 +67,5 @@ def test_labels_are_the_original_entities_of_the_first_slots():
 
 def test_a_batch_without_entities():
     found = jax.device_get(corrupt(jax.random.key(0), np.full((2, 6), NONE, np.int32), slots=2))
-    assert not found.weights.any() and (found.entities == NONE).all()
+    assert not found.entity_weights.any() and (found.entities == NONE).all()
     assert found.candidates.tolist() == [NONE] + [UNUSED] * 4

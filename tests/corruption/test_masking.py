@@ -57,13 +57,13 @@ def test_labels_restore_the_original_and_nothing_else_changes():
     m = run(1, ids, mask)
     restored = m.input_ids.copy()
     for row in range(16):
-        used = m.weights[row] > 0
-        positions = m.positions[row][used]
+        used = m.masked_weights[row] > 0
+        positions = m.masked_positions[row][used]
         assert len(set(positions)) == used.sum() == max(1, round(0.15 * mask[row].sum()))
         assert (np.diff(positions) > 0).all()
         assert not SPECIAL[ids[row, positions]].any()
-        assert (m.labels[row][used] == ids[row, positions]).all()
-        restored[row, positions] = m.labels[row][used]
+        assert (m.masked_labels[row][used] == ids[row, positions]).all()
+        restored[row, positions] = m.masked_labels[row][used]
         untouched = np.setdiff1d(np.arange(64), positions)
         assert (m.input_ids[row, untouched] == ids[row, untouched]).all()
     assert (restored == ids).all()
@@ -77,15 +77,15 @@ def test_shares_and_positions_over_many_keys():
     random_ids = np.zeros(V)
     for seed in range(60):
         m = run(seed, ids, mask)
-        used = m.weights > 0
-        new = np.take_along_axis(m.input_ids, m.positions, 1)[used]
-        old = m.labels[used]
+        used = m.masked_weights > 0
+        new = np.take_along_axis(m.input_ids, m.masked_positions, 1)[used]
+        old = m.masked_labels[used]
         total += used.sum()
         masked += (new == MASK).sum()
         kept += (new == old).sum()
         other += ((new != old) & (new != MASK)).sum()
         np.add.at(random_ids, new[(new != old) & (new != MASK)], 1)
-        np.add.at(hits, m.positions[0][used[0]], 1)
+        np.add.at(hits, m.masked_positions[0][used[0]], 1)
     # A random token equals the original with probability 1/V and [MASK] with probability 1/V.
     for seen, expected in ((masked, 0.8 + 0.1 / V), (kept, 0.1 + 0.1 / V), (other, 0.1 * (1 - 2 / V))):
         assert abs(seen / total - expected) < 5 * np.sqrt(expected * (1 - expected) / total)
@@ -158,13 +158,13 @@ def test_a_word_piece_after_sep_begins_a_group():
         random_ids=(0, V), word_start=starts,
     ))
     m = jax.device_get(choose(jax.random.key(0)))
-    assert {tuple(row) for row in m.labels.tolist()} == {(10, 11), (12, 13)}
+    assert {tuple(row) for row in m.masked_labels.tolist()} == {(10, 11), (12, 13)}
 
 
 def test_empty_rows_ask_nothing():
     ids, mask = rows(0, 4, 32)
     ids[2], mask[2] = PAD, 0
     m = run(0, ids, mask)
-    assert m.weights[2].sum() == 0
+    assert m.masked_weights[2].sum() == 0
     assert (m.input_ids[2] == PAD).all()
-    assert m.weights[[0, 1, 3]].sum(1).min() >= 1
+    assert m.masked_weights[[0, 1, 3]].sum(1).min() >= 1

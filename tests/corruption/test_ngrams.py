@@ -135,15 +135,15 @@ def test_masking_by_ngrams_restores_and_replaces_by_token():
         key, ids, jnp.arange(500) < 5, mask=4, attention_mask=jnp.ones_like(ids), slots=10, random_ids=(0, 500),
         word_start=jnp.arange(500) % 3 > 0, longest_ngram=LONGEST,
     ))(jax.random.key(4)))
-    used = m.weights > 0
+    used = m.masked_weights > 0
     restored = m.input_ids.copy()
-    rows = np.broadcast_to(np.arange(256)[:, None], m.positions.shape)[used]
-    restored[rows, m.positions[used]] = m.labels[used]
+    rows = np.broadcast_to(np.arange(256)[:, None], m.masked_positions.shape)[used]
+    restored[rows, m.masked_positions[used]] = m.masked_labels[used]
     assert (restored == ids).all() and used.sum() > 2500
-    new = m.input_ids[rows, m.positions[used]]
-    assert abs((new == 4).mean() - 0.8) < 0.04 and abs((new == m.labels[used]).mean() - 0.1) < 0.03
+    new = m.input_ids[rows, m.masked_positions[used]]
+    assert abs((new == 4).mean() - 0.8) < 0.04 and abs((new == m.masked_labels[used]).mean() - 0.1) < 0.03
     # Neighbours are replaced independently of one another.
-    beside = np.flatnonzero((np.diff(m.positions[used]) == 1) & (np.diff(rows) == 0))
+    beside = np.flatnonzero((np.diff(m.masked_positions[used]) == 1) & (np.diff(rows) == 0))
     assert 0.5 < ((new == 4)[beside] & (new == 4)[beside + 1]).mean() < 0.75
 
 
@@ -168,7 +168,7 @@ def pairs(seed: int = 0):
 
 def test_half_of_the_pairs_change_places():
     sizes, batch, p = pairs()
-    assert not p.is_random.any() and not p.is_swapped[sizes < 2].any() and (p.has_pair == (sizes >= 2)).all()
+    assert not p.label[sizes < 2].any() and (p.has_pair == (sizes >= 2)).all()
     for row in np.flatnonzero(sizes >= 2):
         ids = p.input_ids[row][: p.attention_mask[row].sum()].tolist()
         middle = ids.index(2)
@@ -176,7 +176,7 @@ def test_half_of_the_pairs_change_places():
         source = p.source[row][: len(ids)]
         assert [int(batch.tokens.reshape(-1)[place]) if place >= 0 else 2 for place in source[1:]] == ids[1:]
         assert source[0] == -1 and set(source[source >= 0] // 40) == {row} and (p.source[row][len(ids) :] == -1).all()
-        text, found = batch.tokens[row][: sizes[row]].tolist(), b + a if p.is_swapped[row] else a + b
+        text, found = batch.tokens[row][: sizes[row]].tolist(), b + a if p.label[row] else a + b
         assert found == list(range(found[0], found[-1] + 1)) and set(found) <= set(text) and a and b
         assert p.token_type_ids[row].tolist() == [0] * (middle + 1) + [1] * (len(b) + 1) + [0] * (43 - len(ids))
         # Whole sentences, without those that begin or end outside the row, or whole words.
@@ -186,7 +186,7 @@ def test_half_of_the_pairs_change_places():
             assert all(part[0] % EVERY == 1 and part[-1] % EVERY == 0 for part in (a, b))
         else:
             assert found in (text, text[:-1]) and abs(len(a) - len(b)) <= 1  # the last word may not be whole
-    share = p.is_swapped[sizes >= 2].mean()
+    share = p.label[sizes >= 2].mean()
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt((sizes >= 2).sum())
 
 
@@ -199,7 +199,7 @@ def test_the_ends_of_segments_do_not_tell_the_order():
         middle = ids.index(2)
         longer = np.sign(2 * middle + 1 - len(ids))
         ends = (ids[middle - 1] % EVERY == 0, ids[-2] % EVERY == 0, ids[1] % EVERY == 1, longer)
-        seen[int(p.is_swapped[row])].append(ends)
+        seen[int(p.label[row])].append(ends)
     shares = [np.mean(seen[label], axis=0) for label in (0, 1)]
     assert (np.abs(shares[0] - shares[1]) < 0.2).all()  # 4 standard errors; cut without care, the first differ by 0.6
     assert shares[0][0] > 0.4

@@ -56,7 +56,7 @@ def test_rows_are_cut_where_a_sentence_ends():
     b, cuts = batch(sizes, 112), {row: [] for row in range(len(sizes))}
     for seed in range(150):
         p = pairs(seed, b, rate=0.0)
-        assert not p.is_random.any() and p.has_pair.tolist() == [1, 1, 1, 1, 1, 1, 0, 1]
+        assert not p.label.any() and p.has_pair.tolist() == [1, 1, 1, 1, 1, 1, 0, 1]
         for row, size in enumerate(sizes):
             first, second = split(p, row)
             assert first + second == b.tokens[row][:size].tolist()  # nothing is lost
@@ -78,7 +78,7 @@ def test_what_belongs_to_a_token_goes_where_the_token_goes(single):
         copied = np.asarray(at_source(jnp.asarray(b.tokens), jnp.asarray(p.source), -1))
         is_text = ~np.isin(p.input_ids, [CLS, SEP, PAD])
         np.testing.assert_array_equal(copied, np.where(is_text, p.input_ids, -1))
-        swapped += p.is_random.sum()
+        swapped += p.label.sum()
     assert swapped > 20
 
 
@@ -115,7 +115,7 @@ def test_the_second_part_is_of_another_row():
             assert first == text[: len(first)]
             other = second[0] // 1000 - 1 if second else row
             swaps[row].add(other)
-            assert p.is_random[row] == (other != row)
+            assert p.label[row] == (other != row)
             if other == row:  # its own part, cut to the size of its partner's
                 assert second == text[len(first) :][: len(second)]
             else:  # the text after the partner's cut
@@ -132,7 +132,7 @@ def test_rows_without_a_sentence_end_swap_among_themselves():
     ends[16_500:] = False  # rows from the 17th on
     for seed in range(20):
         p = pairs(seed, b, 1.0, sentence_end=ends)
-        assert p.is_random.all()
+        assert p.label.all()
         other = np.array([split(p, row)[1][0] // 1000 - 1 for row in range(32)])
         assert ((other >= 16) == (np.arange(32) >= 16)).all()
 
@@ -152,13 +152,13 @@ def test_the_second_part_is_never_of_the_same_document():
     swapped, labelled = 0, 0
     for seed in range(40):
         p = pairs(seed, b)
-        for row in np.flatnonzero(p.is_random):
+        for row in np.flatnonzero(p.label):
             assert documents[split(p, row)[1][0] // 1000 - 1] != documents[row]
-        swapped += p.is_random.sum()
+        swapped += p.label.sum()
         labelled += p.has_pair.sum()
     assert labelled > 0.9 * 40 * 64 and abs(swapped / labelled - 0.5) < 5 * np.sqrt(0.25 / labelled)
     alone = pairs(0, batch([30] * 8, 30, [3] * 8), rate=1.0)
-    assert not alone.is_random.any() and not alone.has_pair.any()  # the label would be constant
+    assert not alone.label.any() and not alone.has_pair.any()  # the label would be constant
 
 
 @pytest.mark.parametrize("num_documents", [2, 4, 16, 64])
@@ -178,7 +178,7 @@ def test_length_and_position_do_not_tell_the_label(num_documents):
         is_whole = last % 1000 == sizes[last // 1000 - 1] - 1
         cut = p.token_type_ids.sum(1)
         shapes = [size, cut, rows, is_whole, sizes, documents]
-        found.append(np.stack([p.is_random, *shapes])[:, p.has_pair > 0])
+        found.append(np.stack([p.label, *shapes])[:, p.has_pair > 0])
     label, *features = np.concatenate(found, axis=1)
     assert len(label) > 0.5 * 120 * 64
     for feature in features:
@@ -191,22 +191,22 @@ def test_sizes_do_not_tell_what_was_swapped():
     b = batch(np.random.default_rng(0).integers(0, 31, 33).tolist(), 30)
     for seed in range(20):
         none, every = pairs(seed, b, rate=1e-9), pairs(seed, b, rate=1.0)
-        assert none.is_random.sum() == 0 and every.is_random.sum() >= every.has_pair.sum() - 4
+        assert none.label.sum() == 0 and every.label.sum() >= every.has_pair.sum() - 4
         np.testing.assert_array_equal(none.attention_mask, every.attention_mask)
         np.testing.assert_array_equal(none.token_type_ids, every.token_type_ids)
 
 
 def test_half_of_the_rows_are_swapped():
     b = batch([30] * 64, 30)
-    share = np.mean([pairs(seed, b).is_random.mean() for seed in range(60)])
+    share = np.mean([pairs(seed, b).label.mean() for seed in range(60)])
     assert abs(share - 0.5) < 5 * np.sqrt(0.25 / (60 * 64))
-    assert pairs(0, b, rate=0.0).is_random.sum() == 0
-    assert pairs(0, b, rate=1.0).is_random.sum() == 64
+    assert pairs(0, b, rate=0.0).label.sum() == 0
+    assert pairs(0, b, rate=1.0).label.sum() == 64
 
 
 def test_a_batch_of_one_row_has_no_partner():
     p = pairs(0, batch([20], 20), rate=1.0)
-    assert p.is_random.tolist() == [0]
+    assert p.label.tolist() == [0]
     assert [*split(p, 0)[0], *split(p, 0)[1]] == list(range(1000, 1020))
 
 

@@ -158,9 +158,9 @@ def test_repeated_positions_are_masked_if_any_of_their_draws_is():
             rate=0.5, slots=4, mask_share=0.5, random_share=0.0, random_ids=(0, 20), with_replacement=True,
         )
     )
-    assert (masked.labels == 9).all() and set(np.unique(masked.input_ids)) == {mask, 9}
+    assert (masked.masked_labels == 9).all() and set(np.unique(masked.input_ids)) == {mask, 9}
     hits = np.zeros((rows, length), int)
-    np.add.at(hits, (np.arange(rows)[:, None], masked.positions), 1)
+    np.add.at(hits, (np.arange(rows)[:, None], masked.masked_positions), 1)
     assert (masked.input_ids[hits == 0] == 9).all()
     for times in (1, 2, 3):  # 1 - P(every draw keeps)
         group = masked.input_ids[hits == times] == mask

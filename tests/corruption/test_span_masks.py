@@ -112,12 +112,12 @@ def masked():
 
 def test_as_many_as_the_original_masks_and_nothing_else_changes():
     ids, sizes, m = masked()
-    used = m.weights > 0
+    used = m.masked_weights > 0
     assert (used.sum(1) == np.ceil(0.15 * sizes)).all()
     restored = m.input_ids.copy()
     rows = np.broadcast_to(np.arange(len(ids))[:, None], used.shape)[used]
-    assert (ids[rows, m.positions[used]] >= 5).all()  # neither [CLS] nor [SEP]
-    restored[rows, m.positions[used]] = m.labels[used]
+    assert (ids[rows, m.masked_positions[used]] >= 5).all()  # neither [CLS] nor [SEP]
+    restored[rows, m.masked_positions[used]] = m.masked_labels[used]
     assert (restored == ids).all()
 
 
@@ -126,7 +126,7 @@ def test_one_draw_a_span():
     ids, sizes, m = masked()
     kinds = []
     for row in range(len(ids)):
-        used = m.positions[row][m.weights[row] > 0]
+        used = m.masked_positions[row][m.masked_weights[row] > 0]
         for span in np.split(used, np.flatnonzero(np.diff(used) > 1) + 1):
             if len(span) == 0:
                 continue
@@ -135,11 +135,12 @@ def test_one_draw_a_span():
             assert kind != "random" or ((new != MASK) & (new >= 5) & (new % 3 > 0)).all()
             kinds.append(kind)
             # The boundaries of each span, and the offset of each token in it.
-            slots = np.isin(m.positions[row], span) & (m.weights[row] > 0)
-            assert set(m.left[row][slots]) == {span[0] - 1} and set(m.right[row][slots]) == {span[-1] + 1}
-            assert m.offset[row][slots].tolist() == list(range(len(span)))
+            slots = np.isin(m.masked_positions[row], span) & (m.masked_weights[row] > 0)
+            assert set(m.boundary_left[row][slots]) == {span[0] - 1}
+            assert set(m.boundary_right[row][slots]) == {span[-1] + 1}
+            assert m.boundary_offsets[row][slots].tolist() == list(range(len(span)))
             inside = span[0] > 1 and span[-1] < sizes[row]
-            assert set(m.bounded[row][slots]) == {float(inside)}
+            assert set(m.boundary_weights[row][slots]) == {float(inside)}
     shares = [kinds.count(kind) / len(kinds) for kind in ("mask", "random", "kept")]
     np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=5 * np.sqrt(0.16 / len(kinds)))
-    assert not m.bounded[m.weights == 0].any()
+    assert not m.boundary_weights[m.masked_weights == 0].any()

@@ -19,6 +19,7 @@ from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models import electra
 from jaxlm.models.base import Inputs
 from jaxlm.models.electra import Electra
+from jaxlm.models.layers.stack import call
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch, torch_outputs
 
@@ -79,7 +80,7 @@ def logits(model, network, params, inputs):
     hidden = encoder.hidden_states(own, Inputs.of(inputs))
     if network == "generator":
         return encoder.predict_tokens(own, hidden)
-    return model.replaced_head(params["rtd_head"], hidden)[..., 0]
+    return call(model.replaced_head, params["rtd_head"], hidden)[..., 0]
 
 
 def check(objective: ReplacedTokens, params, network: str, theirs: torch.nn.Module) -> None:

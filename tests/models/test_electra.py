@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.electra import Electra
+from jaxlm.models.layers.stack import call
 
 SMALL = Electra(
     vocab_size=90, embedding_size=12, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
@@ -94,7 +96,7 @@ def test_logits_are_float32_in_bfloat16():
     assert jax.eval_shape(model.generator.predict_tokens, own, hidden).dtype == jnp.float32
     hidden = jax.eval_shape(model.hidden_states, params, Inputs(ids))
     assert hidden.dtype == jnp.bfloat16
-    assert jax.eval_shape(model.replaced_head.__call__, params["rtd_head"], hidden).dtype == jnp.float32
+    assert jax.eval_shape(functools.partial(call, model.replaced_head), params["rtd_head"], hidden).dtype == jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 

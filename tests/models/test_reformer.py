@@ -17,7 +17,7 @@ from jaxlm.errors import UserError
 from jaxlm.models import reformer
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers import stack
-from jaxlm.models.layers.chunked import LshAttention, Rows, permute, previous_chunks, torch_normal
+from jaxlm.models.layers.chunked import LshAttention, RowLayout, permute, previous_chunks, torch_normal
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -69,7 +69,7 @@ def slow_lsh(shared, value, rotations, buckets, chunk):
 def test_lsh_attention_equals_the_slow_version(hashes, buckets):
     config = dataclasses.replace(SMALL, num_hashes=hashes, buckets=buckets, hash_seed=3).stack
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 36, 16)), jnp.float32)
-    rows, module = Rows(jnp.ones((2, 36), jnp.int32)), LshAttention(config)
+    rows, module = RowLayout(jnp.ones((2, 36), jnp.int32)), LshAttention(config)
     variables = module.init(jax.random.key(0), x, rows, None)
     out, found = jax.jit(module.apply)(variables, x, rows, None)
     own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables["params"])
@@ -108,8 +108,8 @@ def test_later_tokens_and_other_documents_have_no_gradient(params):
     assert (influence[allowed & real[:, None]] > 1e-4).mean() > 0.8
 
 
-def plain(layers, params, state, inputs, shared, *, repeats, loop=False):
-    return stack.reversible_forward(tuple(layers), repeats, loop, tuple(params), state, tuple(inputs), shared)[0]
+def plain(layers, repeats, loop, params, state, inputs, shared):
+    return stack.reversible_forward(layers, repeats, loop, params, state, inputs, shared)[0]
 
 
 @pytest.mark.parametrize("loop", [False, True])

@@ -16,6 +16,7 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.electra import Electra
+from jaxlm.models.layers.stack import call
 from jaxlm.objectives import chunked_loss
 from jaxlm.objectives import replaced_tokens as module
 from jaxlm.objectives.base import total_loss
@@ -73,7 +74,7 @@ def scores(objective: ReplacedTokens, params, example) -> np.ndarray:
     def run(params, ids, types, mask):
         m = objective.model
         hidden = m.discriminator.hidden_states(m.discriminator_params(params), Inputs(ids, types, mask))
-        return m.replaced_head(params["rtd_head"], hidden)[..., 0]
+        return call(m.replaced_head, params["rtd_head"], hidden)[..., 0]
 
     return np.asarray(run(params, example["original_ids"], example["token_type_ids"], example["attention_mask"]))
 

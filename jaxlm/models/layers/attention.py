@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.models.layers.kernel_tools import HIDDEN
-from jaxlm.models.layers.row_attention import Options, Rows, fits, row_attention
+from jaxlm.models.layers.row_attention import AttentionInputs, Options, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -66,27 +66,14 @@ def attend(
         dropout_key: Dropout key; None turns dropout off.
         kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
     """
-    if band is not None and not causal:
-        raise ValueError("a band needs causal attention")
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
         return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key)
     if kernel == "splash":
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
-    visible = lengths = None
-    if kernel == "cudnn" and query_segments is None and mask is None and band is None:
-        lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
-    else:
-        visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     if kernel == "cudnn":
-        bias = None if bias is None else bias.astype(query.dtype)
-        if visible is not None:
-            # cuDNN takes the mask of packed documents as a bias, one number for each query and key.
-            visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
-        return jax.nn.dot_product_attention(
-            query, key, value, bias, visible, scale=scale, is_causal=causal and visible is None,
-            key_value_seq_lengths=lengths, implementation="cudnn",
-        )
+        return _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale)
+    visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     bits = None
     if dropout_key is not None and dropout_rate > 0.0:
         # The queries come last, as in the compiler's layout of the scores.
@@ -156,12 +143,27 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
     return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
 
 
+def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale):
+    """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
+    visible = lengths = None
+    if query_segments is None and mask is None and band is None:
+        lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
+    else:
+        visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
+    if visible is not None:
+        visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
+    return jax.nn.dot_product_attention(
+        query, key, value, None if bias is None else bias.astype(query.dtype), visible, scale=scale,
+        is_causal=causal and visible is None, key_value_seq_lengths=lengths, implementation="cudnn",
+    )
+
+
 def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
     """Return attention by the TPU's kernel for short rows (`row_attention`)."""
     (batch, _, heads, _), seeds = query.shape, None
     if options.dropout_rate:
         seeds = dropout_seeds(dropout_key, batch, heads)
-    rows = Rows(
+    rows = AttentionInputs(
         *(x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value)),
         bias=None if bias is None else bias[0].astype(jnp.float32),
         query_segments=None if query_segments is None else query_segments[:, None],
@@ -170,7 +172,8 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     )
     over_rows, over_heads = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split, row = PartitionSpec(over_rows, None, over_heads), PartitionSpec(over_rows)
-    specs = Rows(split, split, split, PartitionSpec(over_heads), row, row, PartitionSpec(over_rows, over_heads))
+    seed = PartitionSpec(over_rows, over_heads)
+    specs = AttentionInputs(split, split, split, PartitionSpec(over_heads), row, row, seed)
     run = on_each_device(functools.partial(row_attention, options=options), (specs,), split)
     return run(rows).reshape(query.shape)
 

@@ -42,7 +42,7 @@ class ChunkedConfig(StackConfig):
 Buckets = Int[Array, "batch heads rounds length"]
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """Documents and padding of the rows."""
 
     segments: Int[Array, "batch length"]
@@ -115,7 +115,7 @@ class LocalAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "batch length hidden"], rows: Rows, buckets: None = None
+        self, x: Float[Array, "batch length hidden"], rows: RowLayout, buckets: None = None
     ) -> tuple[Float[Array, "batch length hidden"], None]:
         c, length = self.config, x.shape[1]
         query, key, value = (project(c, name, x) for name in ("query", "key", "value"))
@@ -140,7 +140,7 @@ class LshAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "batch length hidden"], rows: Rows, buckets: Buckets | None
+        self, x: Float[Array, "batch length hidden"], rows: RowLayout, buckets: Buckets | None
     ) -> tuple[Float[Array, "batch length hidden"], Buckets | None]:
         """Return the output and the buckets, which are computed unless they are given."""
         c, length = self.config, x.shape[1]

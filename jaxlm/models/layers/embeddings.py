@@ -12,7 +12,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.norm import Norm
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """Embedding table [rows, width] in float32, looked up in the compute type.
 
     It casts the result; flax's Embed casts the table, which is many times larger.
@@ -47,10 +47,10 @@ class Embeddings(nn.Module):
     dtype: DType
 
     def setup(self) -> None:
-        self.word = Table(self.vocab_size, self.width, self.word_init, self.dtype)
-        self.position = Table(self.num_positions, self.width, self.position_init, self.dtype)
+        self.word = EmbeddingTable(self.vocab_size, self.width, self.word_init, self.dtype)
+        self.position = EmbeddingTable(self.num_positions, self.width, self.position_init, self.dtype)
         if self.type_vocab_size:
-            self.token_type = Table(self.type_vocab_size, self.width, self.word_init, self.dtype)
+            self.token_type = EmbeddingTable(self.type_vocab_size, self.width, self.word_init, self.dtype)
         if self.norm_eps is not None:
             self.norm = Norm("layer", self.norm_eps, self.dtype)
 

@@ -27,7 +27,7 @@ class Visibility(NamedTuple):
     bias: Float[Array, "#batch #heads queries keys"] | None = None
 
 
-EVERYTHING = Visibility()
+FULL_VISIBILITY = Visibility()
 
 
 class MultiHeadAttention(nn.Module):
@@ -45,7 +45,7 @@ class MultiHeadAttention(nn.Module):
         x: Float[Array, "batch queries hidden"],
         source: Float[Array, "batch keys hidden"] | None = None,
         *,
-        visibility: Visibility = EVERYTHING,
+        visibility: Visibility = FULL_VISIBILITY,
         causal: bool = False,
         cache: Cache | None = None,
         index: Any = None,

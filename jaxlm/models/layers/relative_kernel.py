@@ -37,7 +37,7 @@ def fits(length: int, keys: int, head_dim: int, dtype: str) -> bool:
     return aligned and dtype == "bfloat16" and length + keys <= MOST_DISTANCES
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(10, 11, 12))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(10, 11))
 def relative_attention(
     content_query: Float[Array, "batch width queries"],
     distance_query: Float[Array, "batch width queries"],
@@ -51,7 +51,6 @@ def relative_attention(
     seeds: Int[Array, "batch heads"],
     rate: float,
     is_content: bool,
-    interpret: bool = False,
 ) -> Float[Array, "batch width queries"]:
     """Return softmax(content score + distance score + segment score) v, with the softmax in float32.
 
@@ -73,25 +72,24 @@ def relative_attention(
         seeds: int32, seeds of dropout.
         rate: Dropout rate of the probabilities.
         is_content: Whether the queries are the tokens of the text, in order. Each of them also attends to itself.
-        interpret: Whether to run in Pallas's interpreter.
     """
     arguments = (content_query, distance_query, key, value, distance, segment_scores, query_vectors, key_vectors)
-    return _forward(*arguments, is_backward, seeds, rate, is_content, interpret)[0]
+    return _forward(*arguments, is_backward, seeds, rate, is_content)[0]
 
 
 def _forward(*arguments):
-    *arrays, is_backward, seeds, rate, is_content, interpret = arguments
+    *arrays, is_backward, seeds, rate, is_content = arguments
     query, by_row = arrays[0], jax.ShapeDtypeStruct((*seeds.shape, 1, arrays[0].shape[2]), jnp.float32)
     specs = _specs(arrays)
     output, normalizer = _call(
-        _forward_kernel, (2, 1), specs, [specs[0], _by_head(by_row)], (query, by_row), [], rate, is_content, interpret,
-        seeds, is_backward, *arrays,
+        _forward_kernel, (2, 1), specs, [specs[0], _by_head(by_row)], (query, by_row), [], rate, is_content, seeds,
+        is_backward, *arrays,
     )
     output, normalizer = (checkpoint_name(x, "attention") for x in (output, normalizer))
     return output, (*arrays, is_backward, seeds, output, normalizer)
 
 
-def _backward(rate, is_content, interpret, saved, gradient):
+def _backward(rate, is_content, saved, gradient):
     *arrays, is_backward, seeds, output, normalizer = saved
     query, _, key, _, distance, segment_scores, *_ = arrays
     specs = _specs(arrays)
@@ -101,7 +99,7 @@ def _backward(rate, is_content, interpret, saved, gradient):
     *gradients, d_distance, d_segment = _call(
         _backward_kernel, (5, 3), [*specs, specs[0], _by_head(normalizer), specs[0]], [*specs[:4], both, specs[5]],
         (query, query, key, key, jax.ShapeDtypeStruct(distance.shape, jnp.float32), segment_scores), [sums, sums],
-        rate, is_content, interpret, seeds, is_backward, *arrays, output, normalizer, gradient,
+        rate, is_content, seeds, is_backward, *arrays, output, normalizer, gradient,
     )
     return *gradients, d_distance.astype(distance.dtype), d_segment, None, None, None, None
 
@@ -125,7 +123,7 @@ def _by_head(x: Any) -> pl.BlockSpec:
     return pl.BlockSpec((1, 1, *x.shape[2:]), lambda head, row, *_: (row, head, 0, 0))
 
 
-def _call(kernel, products, in_specs, out_specs, shapes, scratch, rate, is_content, interpret, seeds, *arrays):
+def _call(kernel, products, in_specs, out_specs, shapes, scratch, rate, is_content, seeds, *arrays):
     """Run a kernel whose numbers of products with keys and with distances are `products`, for its cost estimate."""
     batch, heads = seeds.shape
     _, query, _, key, _, distance = arrays[:6]
@@ -144,7 +142,6 @@ def _call(kernel, products, in_specs, out_specs, shapes, scratch, rate, is_conte
             flops=flops, transcendentals=batch * heads * query.shape[2] * keys,
             bytes_accessed=sum(x.nbytes for x in arrays) + sum(x.size * x.dtype.itemsize for x in shapes),
         ),
-        interpret=interpret,
         name=f"relative_attention{kernel.__name__.removesuffix('_kernel')}",
     )(seeds, *arrays)
 

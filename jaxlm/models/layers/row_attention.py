@@ -43,7 +43,6 @@ class Options(NamedTuple):
     band: int | None = None
     """Number of keys, up to its own position, that a query attends to, with `causal`; None for all."""
     dropout_rate: float = 0.0
-    interpret: bool = False
 
     @property
     def heads(self) -> int:
@@ -51,7 +50,7 @@ class Options(NamedTuple):
         return LANES // self.head_dim
 
 
-class Rows(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Inputs of attention. `width` is heads · head_dim of this device; queries are scaled."""
 
     query: Float[Array, "batch queries width"]
@@ -77,7 +76,7 @@ def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def row_attention(rows: Rows, options: Options) -> Float[Array, "batch queries width"]:
+def row_attention(rows: AttentionInputs, options: Options) -> Float[Array, "batch queries width"]:
     """Return softmax(q kᵀ + bias) v, with the softmax in float32 and dropout of its probabilities.
 
     Another generation of TPUs, and attention with the scores in memory, draw other bits from the same key. A query
@@ -102,7 +101,7 @@ def _backward(options, saved, d_output):
     sums = [pltpu.VMEM((rows.key.shape[1], LANES), jnp.float32)] * 2
     inputs = {**rows._asdict(), **found, "d_output": d_output}
     gradients = _call(_backward_kernel, 5, options, inputs, shapes, sums)
-    return (Rows(**{name: gradients.get(name) for name in Rows._fields}),)
+    return (AttentionInputs(**{name: gradients.get(name) for name in AttentionInputs._fields}),)
 
 
 row_attention.defvjp(_forward, _backward)
@@ -148,7 +147,6 @@ def _call(
             flops=products * 2 * batch * width * scores, transcendentals=batch * width // options.head_dim * scores,
             bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
         ),
-        interpret=options.interpret,
         name=f"row_attention{kernel.__name__.removesuffix('_kernel')}",
     )(inputs)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
@@ -127,9 +127,10 @@ class Coupling(NamedTuple):
     """(params, y1, layer inputs, shared inputs) -> change."""
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def run_reversible(
-    layers: Sequence[Coupling], params: Sequence[Any], state: tuple[jax.Array, jax.Array], inputs: Sequence[Any],
-    shared: Any, *, repeats: int, loop: bool = False,
+    layers: tuple[Coupling, ...], repeats: int, loop: bool, params: tuple[Any, ...],
+    state: tuple[jax.Array, jax.Array], inputs: tuple[Any, ...], shared: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Run a sequence of couplings `repeats` times over two streams.
 
@@ -138,18 +139,13 @@ def run_reversible(
 
     Args:
         layers: The couplings.
+        repeats: Number of repeats.
+        loop: As in `run_layers`.
         params: For each coupling, the stacked parameters of its repeats.
         state: The two streams.
         inputs: For each coupling, the stacked inputs of its repeats. They have no gradients.
         shared: Inputs of all layers. They have no gradients.
-        repeats: Number of repeats.
-        loop: As in `run_layers`.
     """
-    return _reversible(tuple(layers), repeats, loop, tuple(params), state, tuple(inputs), shared)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _reversible(layers, repeats, loop, params, state, inputs, shared):
     return reversible_forward(layers, repeats, loop, params, state, inputs, shared)[0]
 
 
@@ -197,7 +193,7 @@ def _reversible_backward(layers, repeats, loop, saved, gradient):
     return flip(d_params), gradient, None, None
 
 
-_reversible.defvjp(reversible_forward, _reversible_backward)
+run_reversible.defvjp(reversible_forward, _reversible_backward)
 
 
 class LayerInputs(NamedTuple):
@@ -213,7 +209,7 @@ class LayerInputs(NamedTuple):
     """Slot of the next token in the caches."""
 
 
-NOTHING = LayerInputs()
+NO_INPUTS = LayerInputs()
 
 
 class Block(nn.Module):
@@ -227,7 +223,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "batch length hidden"], inputs: LayerInputs = NOTHING,
+        self, x: Float[Array, "batch length hidden"], inputs: LayerInputs = NO_INPUTS,
         cache: dict[str, Cache] | None = None, positions: Int[Array, "batch selected"] | None = None,
         with_scores: bool = False,
     ) -> tuple[Float[Array, "batch length_or_selected hidden"], Any]:
@@ -284,7 +280,7 @@ def init_stack(config: StackConfig, key: jax.Array) -> Params:
 
 
 def run_stack(
-    config: StackConfig, params: Params, x: Float[Array, "batch length hidden"], inputs: LayerInputs = NOTHING, *,
+    config: StackConfig, params: Params, x: Float[Array, "batch length hidden"], inputs: LayerInputs = NO_INPUTS, *,
     key: jax.Array | None = None, caches: list[dict[str, Cache]] | None = None,
     positions: Int[Array, "batch selected"] | None = None, collect: bool = False,
 ) -> tuple[Float[Array, "batch length_or_selected hidden"], Any]:

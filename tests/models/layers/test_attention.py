@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.experimental import pallas as pl
 
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
@@ -166,7 +167,7 @@ def use(kernel: str, monkeypatch) -> None:
     """Make models choose a kernel; the TPU's run in Pallas's interpreter."""
     interpreted = functools.partial(attention.make_splash_mha, interpret=True)
     monkeypatch.setattr(attention, "make_splash_mha", interpreted)
-    monkeypatch.setattr(attention, "Options", functools.partial(attention.Options, interpret=True))
+    monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
     monkeypatch.setattr(multi_head, "choose_kernel", lambda *_, **__: kernel)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxlm.models.layers import attention, relative
@@ -69,7 +70,7 @@ def use_kernel(patch) -> None:
     """Make RelativeAttention use the kernel, in the interpreter, whose own generator gives zeros."""
     seeds = []
     patch.setattr(relative, "_has_kernel", lambda *_: True)
-    patch.setattr(relative, "relative_attention", functools.partial(relative_attention, interpret=True))
+    patch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
     patch.setattr(pltpu, "prng_seed", lambda *given: seeds.__setitem__(slice(None), given))
     patch.setattr(pltpu, "prng_random_bits", lambda shape: words(shape, *seeds))
 
@@ -163,7 +164,7 @@ def kept(seeds: np.ndarray, rate: float) -> np.ndarray:
     value = np.tile(np.eye(LENGTH).reshape(rows, HEAD_DIM, LENGTH), (1, HEADS, 1))
     zero, seeds = jnp.zeros_like(key), jnp.tile(seeds, (rows, 1))
     arguments = zero, zero, key, jnp.asarray(value, jnp.float32), *rest
-    y = relative_attention(*arguments[:5], 0 * arguments[5], *arguments[6:], seeds, rate, True, True)
+    y = relative_attention(*arguments[:5], 0 * arguments[5], *arguments[6:], seeds, rate, True)
     shares = np.asarray(y).reshape(rows, HEADS, HEAD_DIM, LENGTH).transpose(1, 3, 0, 2).reshape(HEADS, LENGTH, LENGTH)
     count, threshold = 2 ** jnp.iinfo(resolution(rate)[0]).bits, resolution(rate)[1]
     np.testing.assert_allclose(shares[shares > 0], count / (count - threshold) / LENGTH, rtol=1e-5)
@@ -198,7 +199,7 @@ def test_dropout(rate, monkeypatch):
         return jnp.einsum("bhqk,bhdk->bhdq", probabilities, split(value)).reshape(content.shape)
 
     def kernel(*arrays):
-        return relative_attention(*arrays, *arguments[6:], seeds, rate, True, True)
+        return relative_attention(*arrays, *arguments[6:], seeds, rate, True)
 
     cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(arguments[0].shape), jnp.float32)
     results = []

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers import attention, kernel_tools, row_attention
+from jaxlm.models.layers import kernel_tools, row_attention
 from jaxlm.models.layers.attention import attend
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 
@@ -47,7 +47,7 @@ def use_generator(replace) -> Generator:
     generator = Generator()
     replace(kernel_tools.pltpu, "prng_seed", generator.seed)
     replace(kernel_tools.pltpu, "prng_random_bits", generator.words)
-    replace(attention, "Options", functools.partial(row_attention.Options, interpret=True))
+    replace(row_attention.pl, "pallas_call", functools.partial(row_attention.pl.pallas_call, interpret=True))
     return generator
 
 
