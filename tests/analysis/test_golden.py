@@ -41,7 +41,7 @@ def compiled(preset: str) -> dict[str, Any]:
         experiment, mesh=MeshConfig(data=2, fsdp=2), train=dataclasses.replace(experiment.train, batch_size=16),
         objective=dataclasses.replace(experiment.objective, model=dataclasses.replace(model, **layers)),
     )
-    found = plan(open_stand_in(experiment), "v5e:2x2")
+    found = plan(open_stand_in(experiment), "v5e:2x2").to_json()
     moved = {kind: {name: item[name] for name in ("count", "bytes")} for kind, item in found["collectives"].items()}
     return versions() | {name: found[name] for name in FIGURES} | {"collectives": moved}
 
