@@ -26,7 +26,7 @@ from typing import Any
 
 from bundles import Work, count
 
-from jaxlm.analysis.compilation import prepare_environment, require_compiler, topology_devices
+from jaxlm.analysis.compilation import prepare_environment, topology_devices
 from jaxlm.analysis.extrapolate import stack_depths
 from jaxlm.analysis.hlo import Instruction, Module, array_shapes, operand_shapes, parse
 from jaxlm.analysis.kernels import RECORD, Count, head_padding, kernel_key, num_rows, recorded_counts, stated_flops
@@ -48,7 +48,6 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=16, help="rows of the batch")
     parser.add_argument("--again", action="store_true", help="count recorded kernels again")
     options, flags = parser.parse_known_args()
-    require_compiler()
     prepare_environment()
     device = topology_devices(options.topology)[0]
     for preset in options.presets:

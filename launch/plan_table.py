@@ -48,7 +48,6 @@ def main() -> int:
     if options.plan:
         from jaxlm.analysis import compilation
 
-        compilation.require_compiler()
         compilation.prepare_environment()
         for name in names:
             row = plans.get(name)

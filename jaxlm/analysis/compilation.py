@@ -1,7 +1,8 @@
-"""Compilation of a train step by libtpu for a TPU topology, on a machine without TPUs."""
+"""Compilation of a train step for TPUs or GPUs, on a machine without them."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -13,8 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import topologies
 
 from jaxlm.analysis.estimate import estimate
+from jaxlm.analysis.gpu import COMPILER_OPTIONS as GPU_OPTIONS
+from jaxlm.analysis.gpu import as_if_attached, gpu_devices, is_gpu_topology, memory_limit, roofline
 from jaxlm.analysis.hlo import traffic
 from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.step import Batch, CompiledStep, input_bytes, mesh_text, read_compiled
@@ -22,7 +26,7 @@ from jaxlm.errors import UserError
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
-EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v5litepod-16 or, for two slices, 2xv5e:16x16"
+EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v5litepod-16, h100:8 or, for two slices, 2xv5e:16x16"
 
 ENVIRONMENT = {
     # Without a chip there is nothing to lock, and no metadata server to query.
@@ -43,14 +47,6 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def require_compiler() -> None:
-    """Raise UserError if libtpu is not installed."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            "`jaxlm plan` needs the TPU compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`."
-        )
-
-
 def compile_step(
     program: Program, batch: Batch, topology: str, hlo: Path | None = None, report: Report = print
 ) -> CompiledStep:
@@ -69,10 +65,10 @@ def compile_step(
     devices = program.mesh.devices.flatten().tolist()
     report(f"Tracing the step for {topology}, mesh {mesh_text(program.mesh.shape)} …")
     start = time.perf_counter()
-    lowered = program.lower(batch)
-    report("Compiling it, which takes minutes for many layers …")
     try:
-        compiled = lowered.compile()
+        compiled = _compile(program, batch, devices[0], report)
+    except UserError:
+        raise
     except Exception as error:  # the compiler raises errors of several types
         message, by_kind = str(error), input_bytes(program, batch)
         used = _used_bytes(message)
@@ -80,30 +76,43 @@ def compile_step(
             raise UserError(refusal(topology, message)) from error
         # The message about temporaries does not count the step's inputs.
         used += sum(by_kind.values()) if "temporaries" in message else 0
-        return CompiledStep(by_kind, used, None, {}, time.perf_counter() - start, _first_line(message))
+        return CompiledStep(by_kind, used, None, {}, time.perf_counter() - start, message=_first_line(message))
     seconds = time.perf_counter() - start
     report("Counting the work of the compiled step …")
     module, by_kind = read_compiled(compiled, program, batch, hlo)
+    time_of = roofline if devices[0].platform == "gpu" else estimate
     totals = traffic(module, collective_timer(devices))
-    return CompiledStep(by_kind, sum(by_kind.values()), estimate(module, devices[0]), totals, seconds)
+    used = sum(by_kind.values())
+    return CompiledStep(by_kind, used, time_of(module, devices[0]), totals, seconds, module.kernels())
+
+
+def _compile(program: Program, batch: Batch, device: Any, report: Report) -> Any:
+    is_gpu = device.platform == "gpu"
+    with as_if_attached(device) if is_gpu else contextlib.nullcontext():
+        lowered = program.lower(batch)
+        report("Compiling it, which takes minutes for many layers …")
+        return lowered.compile(compiler_options=GPU_OPTIONS if is_gpu else None)
 
 
 def topology_devices(name: str) -> Sequence[Any]:
     """Return the abstract devices of a topology "[SLICESx]GENERATION:AxB[xC]" (chips along each axis).
 
-    "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice.
+    "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice, and
+    "[HOSTSx]MODEL:GPUS" that of GPUs.
 
     Raises:
-        UserError: The topology does not exist.
+        UserError: The topology does not exist, or its compiler is not installed.
     """
-    from jax.experimental import topologies
-
+    if is_gpu_topology(name):
+        return gpu_devices(name)
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("plans for TPUs need their compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`.")
     match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*)(?:-(\d+)|:(\d+(?:x\d+){1,2}))", name.strip().lower())
     slices, generation, count, chips = match.groups() if match else [None] * 4
     generation = "v5e" if generation == "v5litepod" else generation
     chips = slice_shape(generation, int(count)) if count else chips
     if not chips:
-        raise UserError(f"{name!r} is not a TPU topology; write the generation and its chips, such as {EXAMPLES}.")
+        raise UserError(f"{name!r} is not a topology; write the generation and its chips, such as {EXAMPLES}.")
     options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
     if generation == "v7x":
         generation = "tpu7x"
@@ -136,7 +145,9 @@ def slice_shape(generation: str, count: int) -> str | None:
 
 
 def hbm_limit(device: Any) -> int:
-    """Return the HBM of a device in bytes, from the compiler's message about a program that is too large."""
+    """Return the memory of a device in bytes: of a TPU from the compiler's message about a too large program."""
+    if device.platform == "gpu":
+        return memory_limit(device)
     sharding = jax.sharding.SingleDeviceSharding(device)
     huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
     try:

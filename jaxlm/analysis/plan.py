@@ -14,7 +14,7 @@ from jaxlm.analysis.kernels import KERNEL_PEAK_SHARE
 from jaxlm.analysis.links import Prediction, predict
 from jaxlm.analysis.step import CompiledStep, batch_shapes, describe_vocabulary
 from jaxlm.parallel.mesh import make_mesh
-from jaxlm.parallel.peaks import peak_flops, tpu_generation
+from jaxlm.parallel.peaks import memory_bandwidth, peak_flops
 from jaxlm.runs.session import Session
 from jaxlm.training.program import Program
 from jaxlm.types import Report
@@ -81,12 +81,11 @@ class Plan:
         """
         mesh, t, length = program.mesh, session.experiment.train, session.experiment.data.length
         device = mesh.devices.flat[0]
-        chip = tpu_generation(device)
         return cls(
             devices=mesh.size, device_kind=device.device_kind, mesh=dict(mesh.shape), batch_size=t.batch_size,
             length=length, steps=t.steps, vocabulary=describe_vocabulary(session), parameters=program.num_params,
             flops_per_step=program.step_flops(length, t.batch_size), peak_flops_per_chip=peak_flops(device),
-            bandwidth_per_chip=chip.hbm_bandwidth if chip else 0.0, hbm_limit_bytes=hbm_limit_bytes, step=step,
+            bandwidth_per_chip=memory_bandwidth(device), hbm_limit_bytes=hbm_limit_bytes, step=step,
             **{"topology": None, **fields},
         )
 
@@ -122,8 +121,10 @@ class Plan:
 
     @property
     def roofline_seconds(self) -> float | None:
-        """Time of the formula's FLOPs at the peak or of the memory traffic at the bandwidth, whichever is longer."""
+        """Time by the roofline: on GPUs of each operation, else of the formula's FLOPs and all memory traffic."""
         e, flops = self.step.estimate, self.flops_per_step / self.devices
+        if e and e.is_roofline:
+            return e.seconds
         return e and max(flops / self.peak_flops_per_chip, e.bytes_accessed / self.bandwidth_per_chip)
 
     def mfu(self, seconds: float, flops: float | None = None) -> float:
@@ -143,20 +144,21 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `jaxlm plan --json` prints."""
         step, e, p, measured = self.step, self.step.estimate, self.prediction, self.measured_step_seconds
+        estimated = e.seconds if e and not e.is_roofline else None
         facts = {name: value for name, value in vars(self).items() if name in _FACTS}
         return facts | {
             "fits": self.fits, "hbm_bytes_per_chip": step.hbm_bytes, "hbm_by_kind": step.hbm_by_kind,
             "headroom_bytes": max(self.hbm_limit_bytes - step.hbm_bytes, 0),
             "bytes_over": max(step.hbm_bytes - self.hbm_limit_bytes, 0),
             "flops_per_step_per_chip": self.flops_per_step / self.devices,
-            "estimated_step_seconds": e and e.seconds, "estimated_mfu": e and self.mfu(e.seconds),
+            "estimated_step_seconds": estimated, "estimated_mfu": estimated and self.mfu(estimated),
             "executed_flops_per_chip": e and e.executed_flops,
-            "estimated_executed_mfu": e and self.mfu(e.seconds, e.executed_flops),
+            "estimated_executed_mfu": estimated and self.mfu(estimated, e.executed_flops),
             "predicted_step_seconds": p and p.seconds, "predicted_mfu": p and self.mfu(p.seconds),
             "predicted_bound": p and p.bound, "exposed_collective_seconds": p and p.collective_seconds,
             "tokens_per_day": self.seconds and DAY * self.tokens_per_second, "days": self.days,
             "chip_hours": self.chip_hours, "cost": self.price * self.chip_hours if self.price and self.days else None,
-            "estimated_kernel_seconds": e and e.kernels and e.kernels.seconds,
+            "kernels": dict(step.kernels), "estimated_kernel_seconds": e and e.kernels and e.kernels.seconds,
             "counted_kernels": e and e.kernels and e.kernels.counted,
             "charged_kernels": e and e.kernels and e.kernels.charged, "kernel_peak_share": KERNEL_PEAK_SHARE,
             "roofline_seconds": self.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,

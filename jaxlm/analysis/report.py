@@ -11,8 +11,8 @@ from jaxlm.analysis.step import describe_vocabulary, mesh_text
 from jaxlm.runs.session import Session
 
 CAVEAT = (
-    "ms, MFU and tokens/s are a prediction: compute by the TPU compiler's cycles, collectives by the links' published "
-    "bandwidths."
+    "ms, MFU and tokens/s are a prediction: compute by the TPU compiler's cycles, on GPUs by a roofline, collectives "
+    "by the links' published bandwidths."
 )
 
 
@@ -68,8 +68,8 @@ def _time_lines(plan: Plan) -> list[str]:
     if e is None:
         return [f"No estimate of its time: the clock of {plan.device_kind} is not known."] if plan.fits else []
     lines = [
-        f"Predicted: {p.seconds * 1e3:,.2f} ms a step, MFU {plan.mfu(p.seconds):.1%}, bound by {p.bound}; collectives "
-        f"make {p.collective_seconds * 1e3:,.2f} ms of it."
+        f"{'Roofline' if e.is_roofline else 'Predicted'}: {p.seconds * 1e3:,.2f} ms a step, MFU "
+        f"{plan.mfu(p.seconds):.1%}, bound by {p.bound}; collectives make {p.collective_seconds * 1e3:,.2f} ms of it."
     ]
     if measured := plan.measured_step_seconds:
         error = p.seconds / measured - 1
@@ -77,15 +77,20 @@ def _time_lines(plan: Plan) -> list[str]:
                      f"{abs(error):.0%} too {'long' if error > 0 else 'short'}.")
     run = f"; {plan.steps:,} steps take {plan.days:,.2f} days, {plan.chip_hours:,.0f} chip-hours" if plan.days else ""
     cost = f", {plan.price * plan.chip_hours:,.0f} USD" if plan.days and plan.price else ""
+    lines.append(f"{si(DAY * plan.tokens_per_second)}tokens a day{run}{cost}.")
     flops_seconds = plan.flops_per_step / plan.devices / plan.peak_flops_per_chip
     lines += [
-        f"{si(DAY * plan.tokens_per_second)}tokens a day{run}{cost}.",
+        f"It takes {e.method} of {si(plan.peak_flops_per_chip)}FLOP/s and {si(plan.bandwidth_per_chip)}B/s; a GPU "
+        f"executes {si(e.executed_flops)}FLOPs and moves {gib(e.bytes_accessed)}. No GPU has confirmed it."
+    ] if e.is_roofline else [
         f"Estimated by {e.method}, without collectives: {e.seconds * 1e3:,.2f} ms a step, MFU "
         f"{plan.mfu(e.seconds):.1%} of {si(plan.peak_flops_per_chip)}FLOP/s "
         f"({plan.mfu(e.seconds, e.executed_flops):.1%} by the {si(e.executed_flops)}FLOPs that a chip executes).",
         f"Roofline: {plan.roofline_seconds * 1e3:,.2f} ms (by FLOPs {flops_seconds * 1e3:,.2f} ms; "
         f"{gib(e.bytes_accessed)} of memory traffic at {si(plan.bandwidth_per_chip)}B/s).",
     ]
+    if step_kernels := plan.step.kernels:
+        lines.append("Kernels: " + ", ".join(f"{times} x {name}" for name, times in step_kernels.items()) + ".")
     if e.kernels and e.kernels.seconds:
         lines.append(
             f"Pallas kernels take {e.kernels.seconds * 1e3:,.2f} ms of it: {e.kernels.counted} counted by the "

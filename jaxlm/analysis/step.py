@@ -107,6 +107,7 @@ class Estimate(NamedTuple):
         method: By what the time is estimated.
         kernels: Mosaic kernels; None where the estimate does not tell them apart.
         operations: Operations by name (digits replaced by #), where the time is a sum over them.
+        is_roofline: Whether it follows from assumed shares of the peak and the bandwidth.
     """
 
     seconds: float
@@ -115,6 +116,7 @@ class Estimate(NamedTuple):
     method: str
     kernels: Kernels | None = None
     operations: Mapping[str, Operation] = MappingProxyType({})
+    is_roofline: bool = False
 
 
 class CompiledStep(NamedTuple):
@@ -126,6 +128,7 @@ class CompiledStep(NamedTuple):
         estimate: Time without collectives; None if it is not known.
         collectives: Totals by kind.
         compile_seconds: Time of lowering and compilation.
+        kernels: Number of executions of each kernel: Pallas kernels and library calls, by name.
         message: The compiler's message for a step that does not fit, else "".
     """
 
@@ -134,6 +137,7 @@ class CompiledStep(NamedTuple):
     estimate: Estimate | None
     collectives: dict[str, Traffic]
     compile_seconds: float
+    kernels: Mapping[str, int] = MappingProxyType({})
     message: str = ""
 
 

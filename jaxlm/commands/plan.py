@@ -53,7 +53,6 @@ def main(arguments: list[str]) -> int:
     from jaxlm.runs.load import teacher_arrays, teacher_shapes
 
     if topologies:
-        compilation.require_compiler()
         compilation.prepare_environment()
     else:
         start_jax()
