@@ -91,6 +91,7 @@ def extrapolate(small: CompiledStep, large: CompiledStep, layers: int) -> Compil
         },
         estimate=small.estimate and large.estimate and _estimate(small.estimate, large.estimate, line),
         compile_seconds=small.compile_seconds + large.compile_seconds,
+        kernels={name: round(line(small.kernels.get(name, 0), times)) for name, times in large.kernels.items()},
     )
 
 
@@ -111,9 +112,9 @@ def _traffic(*figures: float) -> Traffic:
 
 def _estimate(small: Estimate, large: Estimate, line: Callable[[float, float], float]) -> Estimate:
     none = Operation()
-    return Estimate(
-        *map(line, small[:3], large[:3]),
-        method=large.method,
+    seconds, flops, size = map(line, small[:3], large[:3])
+    return large._replace(
+        seconds=seconds, executed_flops=flops, bytes_accessed=size,
         kernels=large.kernels and Kernels(line(small.kernels.seconds, large.kernels.seconds), *large.kernels[1:]),
         operations={
             name: Operation(*map(line, small.operations.get(name, none), large.operations.get(name, none)))

@@ -75,7 +75,7 @@ def _time_lines(plan: Plan) -> list[str]:
         error = p.seconds / measured - 1
         lines.append(f"Measured: {measured * 1e3:,.2f} ms, MFU {plan.mfu(measured):.1%}; the prediction is "
                      f"{abs(error):.0%} too {'long' if error > 0 else 'short'}.")
-    run = f"; {plan.steps:,} steps take {plan.days:,.2f} days, {plan.chip_hours:,.0f} chip-hours" if plan.days else ""
+    run = f"; {plan.steps:,} steps take {_duration(plan.days)}, {plan.chip_hours:,.0f} chip-hours" if plan.days else ""
     cost = f", {plan.price * plan.chip_hours:,.0f} USD" if plan.days and plan.price else ""
     lines.append(f"{si(DAY * plan.tokens_per_second)}tokens a day{run}{cost}.")
     flops_seconds = plan.flops_per_step / plan.devices / plan.peak_flops_per_chip
@@ -129,6 +129,11 @@ def short_rows(session: Session) -> str:
         f"{t.short_length}."
         if t.short_steps else ""
     )
+
+
+def _duration(days: float) -> str:
+    """Return a time as text, in hours below a day: "5.3 hours"."""
+    return f"{days:,.1f} days" if days >= 1 else f"{24 * days:,.1f} hours"
 
 
 def gib(size: float) -> str:
