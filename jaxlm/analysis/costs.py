@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from jaxlm.analysis.hlo import (
+    BITS,
     CONTROL_FLOW,
     KINDS,
     Instruction,
     Module,
     array_shapes,
-    element_bits,
     elements,
     operand_shapes,
 )
@@ -104,15 +106,8 @@ def _pairs(lhs: int, rhs: int, output: int, stride: int, pad: int, lhs_dilation:
 
     The TPU compiler writes products with batch dimensions as convolutions in which most pairs multiply nothing.
     """
-    total = 0
-    for position in range(rhs):
-        start = position * rhs_dilation - pad
-        # Outputs o with 0 <= start + o * stride < lhs * lhs_dilation that are multiples of the dilation.
-        total += sum(
-            0 <= at < lhs * lhs_dilation and at % lhs_dilation == 0
-            for at in range(start, start + output * stride, stride)
-        )
-    return total
+    at = np.arange(rhs)[:, None] * rhs_dilation - pad + np.arange(output) * stride
+    return int(np.sum((at >= 0) & (at < lhs * lhs_dilation) & (at % lhs_dilation == 0)))
 
 
 def hbm_bytes(module: Module) -> float:
@@ -245,4 +240,4 @@ def _tiled_bytes(dtype: str, dims: str, order: str, layout: str) -> int:
     tile = re.search(r"T\((\d+(?:,\d+)*)\)", layout)
     for dimension, step in zip(minor, [int(n) for n in tile[1].split(",")][::-1] if tile else [], strict=False):
         sizes[dimension] = -(-sizes[dimension] // step) * step
-    return math.prod(sizes) * element_bits(dtype) // 8
+    return math.prod(sizes) * BITS.get(dtype, 0) // 8  # tokens have no size

@@ -95,19 +95,15 @@ def extrapolate(small: CompiledStep, large: CompiledStep, layers: int) -> Compil
     )
 
 
-def _traffic(*figures: float) -> Traffic:
-    """Return extrapolated figures, where what overlaps with compute and what does not are each no less than nothing."""
-
-    def parts(total: float, hidden: float) -> tuple[float, float]:
-        shown = max(hidden, 0)
-        return shown + max(total - hidden, 0), shown
-
-    found = Traffic(*figures)
-    (count, hidden_count), (size, hidden_size), seconds = (
-        parts(found.count, found.asynchronous_count), parts(found.bytes, found.asynchronous_bytes),
-        parts(found.seconds, found.asynchronous_seconds),
+def _traffic(
+    count: float, size: float, hidden_count: float, hidden_size: float, seconds: float, hidden_seconds: float
+) -> Traffic:
+    """Return extrapolated figures, of which no less than nothing and no more than all overlap with compute."""
+    hidden_count, hidden_size, hidden_seconds = (max(one, 0) for one in (hidden_count, hidden_size, hidden_seconds))
+    return Traffic(
+        round(max(count, hidden_count)), round(max(size, hidden_size)), round(hidden_count), round(hidden_size),
+        max(seconds, hidden_seconds), hidden_seconds,
     )
-    return Traffic(round(count), round(size), round(hidden_count), round(hidden_size), *seconds)
 
 
 def _estimate(small: Estimate, large: Estimate, line: Callable[[float, float], float]) -> Estimate:

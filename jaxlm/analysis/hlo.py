@@ -18,10 +18,11 @@ BETWEEN_SLICES = " between slices"
 CONTROL_FLOW = ("while", "call", "conditional", "async-start")
 """Opcodes whose called computations are scheduled instruction by instruction, like the entry computation."""
 
-_BITS = {
+BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
     "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
 }
+"""Bits of an element by HLO type."""
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COMPUTATION_END = re.compile(r"^\}(?:$| //|, execution_thread)")
 _INSTRUCTION_START = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ")
@@ -183,18 +184,13 @@ def array_shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     """Return (dtype, dimensions) of each array in an HLO shape or tuple of shapes."""
     return [
         (dtype, tuple(int(n) for n in dims.split(",") if n))
-        for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", shape)) if dtype in _BITS
+        for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", shape)) if dtype in BITS
     ]
-
-
-def element_bits(dtype: str) -> int:
-    """Return the bits of an element of an HLO type; 0 for tokens and other types without a size."""
-    return _BITS.get(dtype, 0)
 
 
 def array_bytes(shape: str) -> list[int]:
     """Return the bytes, without padding, of each array in an HLO shape or tuple of shapes."""
-    return [math.prod(dims) * _BITS[dtype] // 8 for dtype, dims in array_shapes(shape)]
+    return [math.prod(dims) * BITS[dtype] // 8 for dtype, dims in array_shapes(shape)]
 
 
 def operand_shapes(kernel: Instruction) -> str:

@@ -43,11 +43,16 @@ class Count(NamedTuple):
         rows: Number of rows of the batch, to which the work is proportional.
         cycles: Instruction bundles, one a cycle, but no fewer than the matrix products take at the peak.
         flops: FLOPs of the matrix products, without the padding of narrow attention heads.
+        conditional_cycles: Further cycles behind branches that depend on data, such as the blocks that an attention
+            mask skips, as if none were skipped.
+        conditional_flops: FLOPs of those.
     """
 
     rows: int
     cycles: float
     flops: float
+    conditional_cycles: float = 0.0
+    conditional_flops: float = 0.0
 
 
 @functools.cache
@@ -90,11 +95,32 @@ def kernel_cost(kernel: Instruction, computation: list[Instruction], device: Any
     operands = [one.shape for one in computation if one.name in kernel.operand_names]
     transfer = sum(map(placed_bytes, [kernel.shape, *operands])) / chip.hbm_bandwidth
     if count := recorded_counts().get(device.device_kind, {}).get(kernel_key(kernel)):
-        scale = num_rows(kernel) / count.rows
-        return KernelCost(max(scale * count.cycles / chip.clock, transfer), scale * count.flops, True)
+        scale, share = num_rows(kernel) / count.rows, computed_share(kernel, computation)
+        cycles = scale * (count.cycles + share * count.conditional_cycles)
+        flops = scale * (count.flops + share * count.conditional_flops)
+        return KernelCost(max(cycles / chip.clock, transfer), flops, True)
     flops = kernel_flops(kernel)
     padded = flops * head_padding(kernel, chip.mxu_width)
     return KernelCost(max(padded / (KERNEL_PEAK_SHARE * peak_flops(device)), transfer), flops, False)
+
+
+def computed_share(kernel: Instruction, computation: list[Instruction]) -> float:
+    """Return the share of a kernel's conditional work that runs.
+
+    Splash attention skips the blocks that its mask (operand 1) has as 0. If the mask is not in the module's text, it is
+    assumed causal in a name scope with "causal", and full otherwise. Other kernels count all conditional work.
+    """
+    if "splash" not in kernel.name:
+        return 1.0
+    definitions = {one.name: one for one in computation}
+    mask = definitions.get(kernel.operand_names[1])
+    while mask is not None and mask.opcode in ("bitcast", "copy", "copy-start", "copy-done", "broadcast"):
+        mask = definitions.get(mask.operand_names[0])
+    blocks = re.findall(r"\d+", mask.operands) if mask is not None and mask.opcode == "constant" else []
+    if blocks:
+        return sum(block != "0" for block in blocks) / len(blocks)
+    rows, columns = array_shapes(operand_shapes(kernel))[1][1][-2:]
+    return (rows + 1) / (2 * rows) if "causal" in kernel.op_name and rows == columns else 1.0
 
 
 def head_padding(kernel: Instruction, mxu_width: int) -> float:

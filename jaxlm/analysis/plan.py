@@ -10,7 +10,6 @@ from typing import Any, Self
 from jaxlm.analysis.compilation import compile_step, hbm_limit, topology_devices
 from jaxlm.analysis.extrapolate import compile_extrapolated
 from jaxlm.analysis.hlo import asynchronous_share
-from jaxlm.analysis.kernels import KERNEL_PEAK_SHARE
 from jaxlm.analysis.links import Prediction, predict
 from jaxlm.analysis.step import CompiledStep, batch_shapes, describe_vocabulary
 from jaxlm.parallel.mesh import make_mesh
@@ -160,7 +159,7 @@ class Plan:
             "chip_hours": self.chip_hours, "cost": self.price * self.chip_hours if self.price and self.days else None,
             "kernels": dict(step.kernels), "estimated_kernel_seconds": e and e.kernels and e.kernels.seconds,
             "counted_kernels": e and e.kernels and e.kernels.counted,
-            "charged_kernels": e and e.kernels and e.kernels.charged, "kernel_peak_share": KERNEL_PEAK_SHARE,
+            "charged_kernels": e and e.kernels and e.kernels.charged,
             "roofline_seconds": self.roofline_seconds, "bytes_accessed_per_chip": e and e.bytes_accessed,
             "top_operations": self.top_operations(),
             "collectives": {kind: item._asdict() for kind, item in step.collectives.items()},

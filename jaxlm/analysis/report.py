@@ -92,11 +92,10 @@ def _time_lines(plan: Plan) -> list[str]:
     if step_kernels := plan.step.kernels:
         lines.append("Kernels: " + ", ".join(f"{times} x {name}" for name, times in step_kernels.items()) + ".")
     if e.kernels and e.kernels.seconds:
-        lines.append(
-            f"Pallas kernels take {e.kernels.seconds * 1e3:,.2f} ms of it: {e.kernels.counted} counted by the "
-            f"compiler's schedule, {e.kernels.charged} charged by their FLOPs at {KERNEL_PEAK_SHARE:.0%} of the peak "
-            "(launch/count_kernels.py counts them)."
-        )
+        charged = f", {e.kernels.charged} charged by their FLOPs at {KERNEL_PEAK_SHARE:.0%} of the peak until " \
+                  "launch/count_kernels.py counts them" if e.kernels.charged else ""
+        lines.append(f"Pallas kernels take {e.kernels.seconds * 1e3:,.2f} ms of it: {e.kernels.counted} counted by the "
+                     f"compiler's schedule{charged}.")
     top = plan.top_operations()
     return lines + (["", f"{'ms':>10}{'share':>8}{'times':>7}  operation"] if top else []) + [
         f"{one['seconds'] * 1e3:>10,.2f}{one['share']:>8.1%}{one['executions']:>7}  {one['name']}" for one in top

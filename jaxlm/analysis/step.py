@@ -61,19 +61,18 @@ def batch_shapes(session: Session) -> Batch:
 def input_bytes(program: Program, batch: Batch) -> dict[str, int]:
     """Return the bytes of the step's inputs on one device, by kind."""
 
-    def bytes_per_device(shapes: Any, placement: Any) -> int:
-        def share(leaf: Any, sharding: Any) -> int:
-            return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
+    def bytes_per_device(leaf: Any, sharding: Any) -> int:
+        return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
 
-        return sum(jax.tree.leaves(jax.tree.map(share, shapes, placement)))
-
-    return {
-        "parameters": bytes_per_device(program.shapes.params, program.shardings.params),
-        "optimizer_state": bytes_per_device(program.shapes.opt_state, program.shardings.opt_state),
-        "recurrence_memory": bytes_per_device(program.shapes.memory, program.shardings.memory),
-        "constants": bytes_per_device(program.constants, shardings(program.constants, program.mesh)),
-        "batch": bytes_per_device(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
+    state, placement = program.shapes, program.shardings
+    inputs = {
+        "parameters": (state.params, placement.params),
+        "optimizer_state": (state.opt_state, placement.opt_state),
+        "recurrence_memory": (state.memory, placement.memory),
+        "constants": (program.constants, shardings(program.constants, program.mesh)),
+        "batch": (batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
     }
+    return {kind: sum(jax.tree.leaves(jax.tree.map(bytes_per_device, *trees))) for kind, trees in inputs.items()}
 
 
 class Operation(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from jaxlm.analysis import kernels
 from jaxlm.analysis.estimate import estimate
 from jaxlm.analysis.hlo import Instruction, Module
-from jaxlm.analysis.kernels import KERNEL_PEAK_SHARE, Count, kernel_cost, kernel_flops, kernel_key
+from jaxlm.analysis.kernels import KERNEL_PEAK_SHARE, Count, computed_share, kernel_cost, kernel_flops, kernel_key
 
 V5E = types.SimpleNamespace(device_kind="TPU v5 lite")
 PEAK = 197e12
@@ -71,6 +71,33 @@ def test_a_recorded_kernel_takes_its_cycles_for_any_number_of_rows(monkeypatch, 
         "kernel (custom-call)": 2, "kernel (custom-call) (charged)": 1
     }
     kernels.recorded_counts.cache_clear()
+
+
+def mask(text: str) -> list[Instruction]:
+    """The mask that splash attention takes as its second operand, as a copy."""
+    return [
+        Instruction("made", "s8[1,4,4]{2,1,0}", text.partition("(")[0], text.partition("(")[2].rstrip(")"), ""),
+        Instruction("start", "(s8[1,4,4]{2,1,0}, s8[1,4,4]{2,1,0}, u32[])", "copy-start", "%made", ""),
+        Instruction("q", "s8[1,4,4]{2,1,0}", "copy-done", "%start", ""),
+    ]
+
+
+@pytest.mark.parametrize(("name", "scope", "text", "share"), [
+    ("splash_mha_fwd.1", "full_attention", "constant({ { {1, 0, 0, 0}, {2, 1, 0, 0} } })", 3 / 8),
+    ("splash_mha_fwd.1", "causal_attention", "constant({...})", 10 / 16),
+    ("splash_mha_fwd.1", "full_attention", "constant({...})", 1),
+    ("splash_mha_fwd.1", "causal_attention", "get-tuple-element(%loop)", 10 / 16),
+    ("other_kernel.1", "causal_attention", "constant({ { {1, 0, 0, 0}, {2, 1, 0, 0} } })", 1),
+])
+def test_the_share_of_blocks_that_splash_attention_computes(name, scope, text, share, monkeypatch):
+    one = dataclasses.replace(
+        kernel(name, scope), operands="%next, %q, %queries",
+        attributes=kernel(name, scope).attributes.replace("s8[1,4,4]{2,1,0}, ", "s8[1,4,4]{2,1,0}, " * 2),
+    )
+    assert computed_share(one, mask(text)) == share
+    count = Count(4, 3e6, 0.0, 6e6, 4e9)
+    monkeypatch.setattr(kernels, "recorded_counts", lambda: {"TPU v5 lite": {kernel_key(one): count}})
+    assert kernel_cost(one, mask(text), V5E) == (pytest.approx((3 + 6 * share) * 1e6 / 1.5e9), share * 4e9, True)
 
 
 def test_the_record_has_the_kernels_of_the_main_presets():
