@@ -1,11 +1,11 @@
-"""Compile the real train step for a TPU topology, on a machine without TPUs, or for the devices of this machine.
+"""Compile the real train step for TPUs or GPUs, on a machine without them, or for the devices of this machine.
 
 jaxlm plan CONFIG --topology v5e:16x16[,2xv5e:16x16 …] [--search] [--extrapolate] [--price USD]
     [--json] [--any.field VALUE …]
 jaxlm plan CONFIG [--json] [--any.field VALUE …]
 
-The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, and the collectives by the
-published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, with more
+The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, or on GPUs (h100:8, 2xa100:8) a
+roofline, and the collectives by the published bandwidths of the links. Several topologies are printed as one table. --search tries meshes, with more
 microbatches or remat where a step does not fit, and prints the fastest last. --extrapolate compiles 2 and 4 layers and
 extrapolates: minutes where all layers take up to an hour. Without --topology the plan is for the devices here, by their
 peak and bandwidth, with the measured time of the step beside the prediction.
@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = config_parser("jaxlm plan", __doc__)
     parser.add_argument("--topology", default=None,
-                        help="generation and chips (v5e:16x16, v4:2x2x2, …) or a slice of Google Cloud (v5litepod-16, "
-                             "v4-32, …); several with commas between; "
+                        help="generation and chips (v5e:16x16, v4:2x2x2, …), a slice of Google Cloud (v5litepod-16, "
+                             "v4-32, …) or GPUs (h100:8, 2xh100:8 on two hosts, …); several with commas between; "
                              "without it: the devices of this machine")
     parser.add_argument("--search", action="store_true", help="try meshes on one topology for the fastest that fits")
     parser.add_argument("--extrapolate", action="store_true",
