@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Plans the published presets of 100 million parameters and more, and prints the table in configs/README.md.
 
-    .venv/bin/python launch/plan_table.py [--outline | --plan] [--only bert_base,gpt2] [--plans configs/plans.jsonl]
+    .venv/bin/python launch/plan_table.py [--plan] [--only bert_base,gpt2] [--plans configs/plans.jsonl]
 
-Needs libtpu for --outline and --plan, but no TPU. Each preset takes the smallest of TOPOLOGIES on which its published
-steps take at most MAX_DAYS by formula (jaxlm/analysis/outline.py), and the mesh there that is the fastest by formula.
---outline writes that formula's figures, in seconds a preset. --plan compiles steps of 2 and 4 layers and extrapolates
+Needs libtpu for --plan, but no TPU. A preset that has a row keeps its topology and mesh. Another one takes the smallest
+of TOPOLOGIES on which the formula's FLOPs of its published steps take at most MAX_DAYS at half the peak, and the first
+mesh of `jaxlm plan --search` that fits. --plan compiles steps of 2 and 4 layers and extrapolates
 (jaxlm/analysis/extrapolate.py), or the whole step where that cannot be or layers are a loop; with more microbatches or
 recomputed activations where it does not fit. That takes some minutes a preset on two cores. --plans has one JSON object
-a plan, of which the last one of a preset counts; an interrupted table goes on with the presets that it lacks.
+a plan, of which the last one of a preset counts; an interrupted table goes on with the presets that it lacks. Rows
+without a version of libtpu are older: their figures follow from a formula, as configs/README.md says.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ COLUMNS = ("preset", "batch × length", "topology", "mesh", "flags", "rows a chi
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--outline", action="store_true", help="outline the presets that the file lacks")
     parser.add_argument("--plan", action="store_true", help="compile the presets without a compiled plan in the file")
     parser.add_argument("--only", default="", help="names of presets, with commas between")
     parser.add_argument("--plans", type=Path, default=CONFIGS / "plans.jsonl", help="file of the plans")
@@ -46,14 +45,13 @@ def main() -> int:
     names = options.only.split(",") if options.only else sorted(path.stem for path in CONFIGS.glob("*.py"))
     lines = options.plans.read_text().splitlines() if options.plans.exists() else []
     plans = {plan["preset"]: plan for plan in map(json.loads, lines)}
-    if options.plan or options.outline:
+    if options.plan:
         from jaxlm.analysis import compilation
 
-        compilation.require_compiler()
         compilation.prepare_environment()
         for name in names:
-            known = plans.get(name, {}).get("libtpu") if options.plan else plans.get(name)
-            if not known and (found := plan_preset(name, options.plan)):
+            row = plans.get(name)
+            if not (row and row["libtpu"]) and (found := plan_preset(name, row)):
                 with options.plans.open("a") as file:
                     file.write(json.dumps(found) + "\n")
                 print(table_line(cells(found)), flush=True)
@@ -66,85 +64,70 @@ def main() -> int:
     return 0
 
 
-def plan_preset(name: str, is_compiled: bool) -> dict[str, Any] | None:
-    """Return the plan of a preset on the first topology that is fast enough by formula; None for a small preset.
+def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the compiled plan of a preset on the topology and mesh of its row, if it has one; None for a small preset.
 
     Args:
         name: Name of the preset.
-        is_compiled: Whether to compile the step, instead of outlining it.
+        row: Its row by formula.
     """
     import jax
 
-    from jaxlm.analysis.extrapolate import can_extrapolate
-    from jaxlm.analysis.outline import outlines
+    from jaxlm.analysis.compilation import topology_devices
+    from jaxlm.analysis.extrapolate import with_layers
     from jaxlm.analysis.plan import plan
+    from jaxlm.analysis.search import search, variants
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.errors import UserError
+    from jaxlm.parallel.mesh import MeshConfig
     from jaxlm.runs.resolve import resolve
 
     experiment = resolve(str(CONFIGS / f"{name}.py")).experiment
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
-    session = open_stand_in(experiment)
-    for topology in TOPOLOGIES:
-        steps = outlines(session, topology)
-        if steps and steps[0].seconds * experiment.train.steps < 86400 * MAX_DAYS:
-            break
-    else:
-        print(f"{name}: more than {MAX_DAYS} days on every topology", file=sys.stderr)
-        return None
-    if not is_compiled:
-        flags = accumulation(experiment, steps[0].accumulate)
-        return {"preset": name, "libtpu": None, "changes": flags} | outlined(experiment, steps[0], topology)
-    found, is_extrapolated = None, can_extrapolate(session)
+    session, is_extrapolated, found = open_stand_in(experiment), True, None
     try:
-        # The fastest mesh by formula; another one only where no variant fits on it.
-        for variant, flags in (one for step in steps for one in compiled_variants(session, step, topology)):
-            found = plan(variant, topology, is_extrapolated=is_extrapolated) | {"changes": flags}
-            if found["fits"]:
+        with_layers(session, 2)
+    except UserError:
+        is_extrapolated = False
+    try:
+        if row is None:
+            topology = smallest_topology(session)
+            plans = search(session, topology, is_extrapolated)
+        else:
+            topology, accumulate = row["topology"], row["changes"].get("train.accumulate", experiment.train.accumulate)
+            session = session.replace(train=dataclasses.replace(experiment.train, accumulate=accumulate))
+            tried = variants(session, MeshConfig(**row["mesh"]), len(topology_devices(topology)))
+            plans = (
+                dataclasses.replace(
+                    plan(variant, topology, is_extrapolated=is_extrapolated), changes=row["changes"] | flags
+                ) for variant, flags in tried
+            )
+        for found in plans:
+            if found.fits:
                 break
     except UserError as error:
         print(f"{name}: {error}", file=sys.stderr)
-    return found and {
-        "preset": name, "libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__,
-        **{key: found[key] for key in KEPT},
-    }
+    if found is None:
+        return None
+    figures = {key: value for key, value in found.to_json().items() if key in KEPT}
+    figures["changes"] = {key: value for key, value in found.changes.items() if not key.startswith("mesh.")}
+    return {"preset": name, "libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__} | figures
 
 
-def accumulation(experiment: Any, accumulate: int) -> dict[str, int]:
-    """Return the flag for a number of microbatches other than the experiment's."""
-    return {"train.accumulate": accumulate} if accumulate != experiment.train.accumulate else {}
-
-
-def compiled_variants(session: Any, outline: Any, topology: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the session on the mesh of an outline, then variants that take less memory, each with its flags."""
+def smallest_topology(session: Any) -> str:
+    """Return the first topology on which the FLOPs of all steps take at most MAX_DAYS at half the peak, or the last."""
     from jaxlm.analysis.compilation import topology_devices
-    from jaxlm.analysis.search import variants
-
-    first = accumulation(session.experiment, outline.accumulate)
-    changed = session.replace(train=dataclasses.replace(session.experiment.train, accumulate=outline.accumulate))
-    for variant, changes in variants(changed, outline.mesh, len(topology_devices(topology))):
-        yield variant, {key: value for key, value in (first | changes).items() if not key.startswith("mesh.")}
-
-
-def outlined(experiment: Any, outline: Any, topology: str) -> dict[str, Any]:
-    """Return the figures of an outlined step under the keys of a compiled plan."""
-    from jaxlm.analysis.compilation import topology_devices
-    from jaxlm.parallel.mesh import AXES
     from jaxlm.parallel.peaks import peak_flops
 
-    devices, t, length = topology_devices(topology), experiment.train, experiment.data.length
-    days = t.steps * outline.seconds / 86400
-    return {
-        "topology": topology, "devices": len(devices), "batch_size": t.batch_size, "length": length, "fits": True,
-        "mesh": dict(zip(AXES, outline.mesh.shape(len(devices)), strict=True)), "parameters": outline.num_params,
-        "hbm_bytes_per_chip": outline.hbm_bytes, "predicted_step_seconds": outline.seconds,
-        "predicted_mfu": outline.flops / len(devices) / outline.seconds / peak_flops(devices[0]),
-        "predicted_bound": outline.bound, "exposed_collective_seconds": outline.exposed_seconds,
-        "tokens_per_day": 86400 * t.batch_size * length / outline.seconds, "steps": t.steps, "days": days,
-        "chip_hours": 24 * len(devices) * days,
-    }
+    t, length = session.experiment.train, session.experiment.data.length
+    flops = t.steps * session.objective.step_flops(length, t.batch_size)
+    for topology in TOPOLOGIES:
+        devices = topology_devices(topology)
+        if flops / len(devices) / (peak_flops(devices[0]) / 2) <= 86400 * MAX_DAYS:
+            break
+    return topology
 
 
 def cells(plan: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Compilation of a train step by libtpu for a TPU topology, on a machine without TPUs."""
+"""Compilation of a train step for TPUs or GPUs, on a machine without them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import topologies
 
-from jaxlm.analysis.estimate import Estimate, estimate
-from jaxlm.analysis.hlo import Module, Traffic, parse, traffic
-from jaxlm.analysis.kernels import count_kernels
+from jaxlm.analysis.estimate import estimate
+from jaxlm.analysis.gpu import COMPILER_OPTIONS as GPU_OPTIONS
+from jaxlm.analysis.gpu import as_if_attached, gpu_devices, is_gpu_topology, memory_limit, roofline
+from jaxlm.analysis.hlo import traffic
 from jaxlm.analysis.links import collective_timer
-from jaxlm.analysis.step import Batch, input_bytes, memory_by_kind
-from jaxlm.data.cache import compilation_cache
+from jaxlm.analysis.step import Batch, CompiledStep, input_bytes, mesh_text, read_compiled
 from jaxlm.errors import UserError
-from jaxlm.parallel.peaks import tpu_generation
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
-EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v5litepod-16 or, for two slices, 2xv5e:16x16"
+EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v5litepod-16, h100:8 or, for two slices, 2xv5e:16x16"
 
 ENVIRONMENT = {
     # Without a chip there is nothing to lock, and no metadata server to query.
@@ -42,38 +42,9 @@ def prepare_environment() -> None:
     """Restrict jax to the CPU and let the TPU compiler run without a TPU. Must be called before jax is first used."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")  # jax has read the environment at import
+    jax.config.update("jax_enable_compilation_cache", False)  # it is for programs that this machine can load
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-def require_compiler() -> None:
-    """Raise UserError if libtpu is not installed."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            "`jaxlm plan` needs the TPU compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`."
-        )
-
-
-class CompiledStep(NamedTuple):
-    """Compilation result of a train step, on one chip.
-
-    Attributes:
-        fits: Whether it fits in HBM.
-        hbm_by_kind: HBM in bytes; of a step that does not fit only its inputs.
-        hbm_bytes: HBM in bytes; of a step that does not fit from the compiler's message.
-        estimate: Time without collectives; None for a chip of unknown clock or a step that does not fit.
-        collectives: Totals by kind.
-        message: The compiler's message for a step that does not fit, else "".
-        compile_seconds: Time of lowering and compilation.
-    """
-
-    fits: bool
-    hbm_by_kind: dict[str, int]
-    hbm_bytes: int
-    estimate: Estimate | None
-    collectives: dict[str, Traffic]
-    message: str
-    compile_seconds: float
 
 
 def compile_step(
@@ -84,69 +55,64 @@ def compile_step(
     Args:
         program: The step's program over the topology's devices.
         batch: Shapes of its batch.
-        topology: Name of the topology, for messages and for the kernels, which are compiled alone.
+        topology: Name of the topology, for messages.
         hlo: File for the text of the compiled module.
         report: Receives progress messages.
 
     Raises:
         UserError: The compiler refuses the step for another reason than HBM.
     """
-    by_kind, devices = input_bytes(program, batch), program.mesh.devices.flatten().tolist()
+    devices = program.mesh.devices.flatten().tolist()
+    report(f"Tracing the step for {topology}, mesh {mesh_text(program.mesh.shape)} …")
     start = time.perf_counter()
-    compiled, message, used = _compile(program, batch, topology, report)
-    seconds = time.perf_counter() - start
-    if compiled is None:
+    try:
+        compiled = _compile(program, batch, devices[0], report)
+    except UserError:
+        raise
+    except Exception as error:  # the compiler raises errors of several types
+        message, by_kind = str(error), input_bytes(program, batch)
+        used = _used_bytes(message)
+        if used is None:
+            raise UserError(refusal(topology, message)) from error
         # The message about temporaries does not count the step's inputs.
         used += sum(by_kind.values()) if "temporaries" in message else 0
-        return CompiledStep(False, by_kind, used, None, {}, message, seconds)
-    report("Counting the work of the compiled step and its kernels …")
-    text = compiled.as_text()
-    if hlo is not None:
-        hlo.write_text(text)
-    by_kind, module = memory_by_kind(compiled.memory_analysis(), by_kind), parse(text)
-    time_without_collectives = _estimate(module, topology, devices[0])
+        return CompiledStep(by_kind, used, None, {}, time.perf_counter() - start, message=_first_line(message))
+    seconds = time.perf_counter() - start
+    report("Counting the work of the compiled step …")
+    module, by_kind = read_compiled(compiled, program, batch, hlo)
+    time_of = roofline if devices[0].platform == "gpu" else estimate
     totals = traffic(module, collective_timer(devices))
-    return CompiledStep(True, by_kind, sum(by_kind.values()), time_without_collectives, totals, "", seconds)
+    used = sum(by_kind.values())
+    return CompiledStep(by_kind, used, time_of(module, devices[0]), totals, seconds, module.kernels())
 
 
-def _estimate(module: Module, topology: str, device: Any) -> Estimate | None:
-    if tpu_generation(device) is None:
-        return None
-    counts = count_kernels(module, topology, device.device_kind, Path(compilation_cache()).parent / "kernels")
-    return estimate(module, device, counts)
-
-
-def _compile(program: Program, batch: Batch, topology: str, report: Report) -> tuple[Any, str, int]:
-    """Return (compiled step, "", 0), or (None, the compiler's message, bytes needed) if it does not fit in HBM."""
-    report(f"Tracing the step for {topology}, mesh {', '.join(f'{a} {n}' for a, n in program.mesh.shape.items())} …")
-    lowered = program.lower(batch)
-    report("Compiling it, which takes minutes for many layers …")
-    try:
-        with _without_cache():
-            return lowered.compile(), "", 0
-    except Exception as error:  # the compiler raises errors of several types
-        used = _used_bytes(str(error))
-        if used is None:
-            raise UserError(refusal(topology, str(error))) from error
-        return None, _first_line(str(error)), used
+def _compile(program: Program, batch: Batch, device: Any, report: Report) -> Any:
+    is_gpu = device.platform == "gpu"
+    with as_if_attached(device) if is_gpu else contextlib.nullcontext():
+        lowered = program.lower(batch)
+        report("Compiling it, which takes minutes for many layers …")
+        return lowered.compile(compiler_options=GPU_OPTIONS if is_gpu else None)
 
 
 def topology_devices(name: str) -> Sequence[Any]:
     """Return the abstract devices of a topology "[SLICESx]GENERATION:AxB[xC]" (chips along each axis).
 
-    "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice.
+    "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice, and
+    "[HOSTSx]MODEL:GPUS" that of GPUs.
 
     Raises:
-        UserError: The topology does not exist.
+        UserError: The topology does not exist, or its compiler is not installed.
     """
-    from jax.experimental import topologies
-
+    if is_gpu_topology(name):
+        return gpu_devices(name)
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("plans for TPUs need their compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`.")
     match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*)(?:-(\d+)|:(\d+(?:x\d+){1,2}))", name.strip().lower())
     slices, generation, count, chips = match.groups() if match else [None] * 4
     generation = "v5e" if generation == "v5litepod" else generation
     chips = slice_shape(generation, int(count)) if count else chips
     if not chips:
-        raise UserError(f"{name!r} is not a TPU topology; write the generation and its chips, such as {EXAMPLES}.")
+        raise UserError(f"{name!r} is not a topology; write the generation and its chips, such as {EXAMPLES}.")
     options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
     if generation == "v7x":
         generation = "tpu7x"
@@ -179,16 +145,17 @@ def slice_shape(generation: str, count: int) -> str | None:
 
 
 def hbm_limit(device: Any) -> int:
-    """Return the HBM of a device in bytes, from the compiler's message about a program that is too large."""
+    """Return the memory of a device in bytes: of a TPU from the compiler's message about a too large program."""
+    if device.platform == "gpu":
+        return memory_limit(device)
     sharding = jax.sharding.SingleDeviceSharding(device)
-    with _without_cache():
-        try:
-            huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
-            jax.jit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding).lower(huge).compile()
-        except jax.errors.JaxRuntimeError as error:
-            if match := re.search(r"(?:available HBM \(| of )([\d.]+)([KMGT]?)", str(error)):
-                return _bytes(match)
-            raise
+    huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
+    try:
+        jax.jit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding).lower(huge).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if match := re.search(r"(?:available HBM \(| of )([\d.]+)([KMGT]?)", str(error)):
+            return _bytes(match)
+        raise
     raise RuntimeError("the TPU compiler accepted a program of four terabytes")
 
 
@@ -222,18 +189,3 @@ def _first_line(text: str) -> str:
     text = re.sub(r"^[A-Z_]+: (E\d+: \w+:\s+)?", "", text.strip())  # drop error codes
     text = re.sub(r" = \(.*?(?=Scoped allocation)", ": ", text, flags=re.DOTALL)  # drop the operation's text
     return (text.splitlines() or ["no reason given"])[0][:300]
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """Disable the compilation cache, which can only store programs that this machine can load."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    before = jax.config.jax_enable_compilation_cache
-    try:
-        jax.config.update("jax_enable_compilation_cache", False)
-        compilation_cache.reset_cache()  # jax reads the setting once
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()

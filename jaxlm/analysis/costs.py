@@ -11,7 +11,18 @@ import math
 import re
 from collections.abc import Iterator
 
-from jaxlm.analysis.hlo import CONTROL_FLOW, KINDS, Instruction, Module, array_shapes, element_bits, elements
+import numpy as np
+
+from jaxlm.analysis.hlo import (
+    BITS,
+    CONTROL_FLOW,
+    KINDS,
+    Instruction,
+    Module,
+    array_shapes,
+    elements,
+    operand_shapes,
+)
 
 Computations = dict[str, list[Instruction]]
 
@@ -26,16 +37,29 @@ _WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 
 def product_flops(module: Module) -> float:
     """Return the FLOPs of all matrix products and convolutions in one run, without those inside Mosaic kernels."""
-    total = 0.0
-    for name, runs in module.executions(fused=True).items():
-        instructions = module.computations[name]
-        if any(one.opcode in ("dot", "convolution") for one in instructions):
-            shapes = {one.name: one.shape for one in instructions}
-            total += runs * sum(_flops(one, shapes) for one in instructions)
-    return total
+    return sum(
+        runs * computation_flops(module.computations[name]) for name, runs in module.executions(fused=True).items()
+    )
+
+
+def computation_flops(instructions: list[Instruction]) -> float:
+    """Return the FLOPs of the matrix products and convolutions of a computation, without those that it calls."""
+    if not any(one.opcode in ("dot", "convolution") or one.library_call for one in instructions):
+        return 0.0
+    shapes = {one.name: one.shape for one in instructions}
+    return sum(_flops(one, shapes) for one in instructions)
+
+
+def instruction_flops(computations: Computations, instruction: Instruction, shapes: dict[str, str]) -> float:
+    """Return the FLOPs of one execution of a scheduled instruction; the arguments are those of `instruction_bytes`."""
+    if instruction.opcode == "fusion":
+        return computation_flops(computations[next(instruction.called())])
+    return _flops(instruction, shapes)
 
 
 def _flops(instruction: Instruction, shapes: dict[str, str]) -> float:
+    if instruction.library_call:
+        return _library_flops(instruction, shapes)
     if instruction.opcode not in ("dot", "convolution"):
         return 0.0
     lhs, rhs = (array_shapes(shapes[name])[0][1] for name in instruction.operand_names[:2])
@@ -56,6 +80,20 @@ def _flops(instruction: Instruction, shapes: dict[str, str]) -> float:
     return 2.0 * channels * math.prod(pairs) * output[labels[3].index("b")] * output[labels[3].index("f")]
 
 
+def _library_flops(instruction: Instruction, shapes: dict[str, str]) -> float:
+    """Return the FLOPs of a call of cuBLAS, or of cuDNN's attention; 0 of other library calls."""
+    if "fmha" in instruction.library_call:
+        query, key = (dims for _, dims in array_shapes(operand_shapes(instruction))[:2])  # [batch, length, heads, dim]
+        products = 5 if "Backward" in instruction.library_call else 2
+        causal = 0.5 if re.search(r'"mask_type": *"[A-Z_]*CAUSAL', instruction.attributes) else 1.0
+        return causal * products * 2.0 * math.prod(query) * key[1]
+    contracting = re.search(r'"lhs_contracting_dimensions": *\[([^\]]*)\]', instruction.attributes)
+    if contracting is None:
+        return 0.0
+    lhs, output = array_shapes(shapes[instruction.operand_names[0]])[0][1], array_shapes(instruction.shape)[0][1]
+    return 2.0 * math.prod(output) * math.prod(lhs[int(i)] for i in re.findall(r"\d+", contracting[1]))
+
+
 def _window(attributes: str, name: str, dimension: int, default: int) -> int:
     """Return a field of a convolution's window in a spatial dimension: "pad=1_2x3_4" → 1 or 3, the padding before."""
     match = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", attributes)
@@ -68,15 +106,8 @@ def _pairs(lhs: int, rhs: int, output: int, stride: int, pad: int, lhs_dilation:
 
     The TPU compiler writes products with batch dimensions as convolutions in which most pairs multiply nothing.
     """
-    total = 0
-    for position in range(rhs):
-        start = position * rhs_dilation - pad
-        # Outputs o with 0 <= start + o * stride < lhs * lhs_dilation that are multiples of the dilation.
-        total += sum(
-            0 <= at < lhs * lhs_dilation and at % lhs_dilation == 0
-            for at in range(start, start + output * stride, stride)
-        )
-    return total
+    at = np.arange(rhs)[:, None] * rhs_dilation - pad + np.arange(output) * stride
+    return int(np.sum((at >= 0) & (at < lhs * lhs_dilation) & (at % lhs_dilation == 0)))
 
 
 def hbm_bytes(module: Module) -> float:
@@ -100,8 +131,11 @@ def instruction_bytes(computations: Computations, instruction: Instruction, shap
         shapes: Shape of every instruction of its computation, with layouts.
     """
     opcode, operands = instruction.opcode, [shapes.get(name, "") for name in instruction.operand_names]
-    if opcode in _FREE or opcode.endswith("-done") or (opcode == "custom-call" and not instruction.is_kernel):
+    is_call = opcode == "custom-call" and not instruction.is_kernel
+    if opcode in _FREE or opcode.endswith("-done") or (is_call and not instruction.library_call):
         return 0
+    if is_call:  # its last result is workspace
+        return sum(map(placed_bytes, [*operands, *elements(instruction.shape)[:-1]]))
     if opcode in ("copy-start", "slice-start", "dynamic-slice-start"):
         return _start_bytes(instruction)
     if opcode in _SLICES:
@@ -206,4 +240,4 @@ def _tiled_bytes(dtype: str, dims: str, order: str, layout: str) -> int:
     tile = re.search(r"T\((\d+(?:,\d+)*)\)", layout)
     for dimension, step in zip(minor, [int(n) for n in tile[1].split(",")][::-1] if tile else [], strict=False):
         sizes[dimension] = -(-sizes[dimension] // step) * step
-    return math.prod(sizes) * element_bits(dtype) // 8
+    return math.prod(sizes) * BITS.get(dtype, 0) // 8  # tokens have no size

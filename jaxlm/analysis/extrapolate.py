@@ -13,10 +13,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxlm.analysis.compilation import CompiledStep, compile_step
-from jaxlm.analysis.estimate import Estimate
+from jaxlm.analysis.compilation import compile_step
 from jaxlm.analysis.hlo import Traffic
-from jaxlm.analysis.step import batch_shapes, input_bytes
+from jaxlm.analysis.step import CompiledStep, Estimate, Kernels, Operation, batch_shapes, input_bytes
 from jaxlm.errors import UserError
 from jaxlm.runs.session import Session
 from jaxlm.types import Report
@@ -26,13 +25,8 @@ DEPTHS = (2, 4)
 STACKS = ("num_layers", "num_decoder_layers", "generator_num_layers")
 """Fields of a model with the number of layers of a stack."""
 
-Line = Callable[[float, float], float]
-"""Function of a figure at both DEPTHS that returns the figure at another depth."""
 
-
-def compile_extrapolated(
-    session: Session, mesh: Mesh, topology: str, report: Report = print
-) -> CompiledStep:
+def compile_extrapolated(session: Session, mesh: Mesh, topology: str, report: Report = print) -> CompiledStep:
     """Compile steps of DEPTHS layers and extrapolate to the session's own depth.
 
     If one of them does not fit in HBM, neither does the whole step, whose size is then at least that of its inputs.
@@ -45,7 +39,7 @@ def compile_extrapolated(
     for depth in DEPTHS:
         report(f"A step of {depth} layers:")
         step = compile_step(with_layers(session, depth).program(mesh), batch, topology, report=report)
-        if not step.fits:
+        if step.message:
             inputs = input_bytes(session.program(mesh), batch)
             return step._replace(hbm_by_kind=inputs, hbm_bytes=max(step.hbm_bytes, sum(inputs.values())))
         steps.append(step)
@@ -60,13 +54,12 @@ def with_layers(session: Session, layers: int) -> Session:
             layers of which it cannot have so few.
     """
     model = session.objective.model
-    depths = stack_depths(model)
-    if not is_uniform(model):
+    depths, is_loop = stack_depths(model), getattr(model, "loop_layers", False)
+    if is_loop or len(set(depths.values())) != 1 or min(depths.values()) <= max(DEPTHS):
         found = ", ".join(f"{name} {depth}" for name, depth in depths.items()) or "no layers"
-        found += " in a loop" if getattr(model, "loop_layers", False) else ""
         raise UserError(
             f"--extrapolate is for models of more than {max(DEPTHS)} layers, as many in every stack and not in a loop; "
-            f"this {type(model).__name__} has {found}. Leave it out."
+            f"this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
         )
     try:
         model = dataclasses.replace(model, **dict.fromkeys(depths, layers))
@@ -83,21 +76,6 @@ def stack_depths(model: Any) -> dict[str, int]:
     return {name: depth for name in STACKS if (depth := getattr(model, name, None)) is not None}
 
 
-def is_uniform(model: Any) -> bool:
-    """Return whether all stacks of a model have the same number of layers, more than DEPTHS, and none is a loop."""
-    depths = set(stack_depths(model).values())
-    return len(depths) == 1 and min(depths) > max(DEPTHS) and not getattr(model, "loop_layers", False)
-
-
-def can_extrapolate(session: Session) -> bool:
-    """Return whether the step can be extrapolated."""
-    try:
-        with_layers(session, DEPTHS[0])
-    except UserError:
-        return False
-    return True
-
-
 def extrapolate(small: CompiledStep, large: CompiledStep, layers: int) -> CompiledStep:
     """Extrapolate steps of DEPTHS layers, which fit in HBM, linearly to `layers` layers."""
 
@@ -108,36 +86,34 @@ def extrapolate(small: CompiledStep, large: CompiledStep, layers: int) -> Compil
     return large._replace(
         hbm_by_kind=by_kind, hbm_bytes=sum(by_kind.values()),
         collectives={
-            kind: _traffic(small.collectives.get(kind, Traffic()), item, line)
+            kind: _traffic(*map(line, small.collectives.get(kind, Traffic()), item))
             for kind, item in large.collectives.items()
         },
         estimate=small.estimate and large.estimate and _estimate(small.estimate, large.estimate, line),
         compile_seconds=small.compile_seconds + large.compile_seconds,
+        kernels={name: round(line(small.kernels.get(name, 0), times)) for name, times in large.kernels.items()},
     )
 
 
-def _traffic(small: Traffic, large: Traffic, line: Line) -> Traffic:
-    """Extrapolate what overlaps with compute and what does not, each to no less than nothing."""
-
-    def parts(low: float, high: float, low_hidden: float, high_hidden: float) -> tuple[float, float]:
-        hidden = max(line(low_hidden, high_hidden), 0)
-        return hidden + max(line(low - low_hidden, high - high_hidden), 0), hidden
-
-    count, hidden_count = parts(small.count, large.count, small.asynchronous_count, large.asynchronous_count)
-    size, hidden_size = parts(small.bytes, large.bytes, small.asynchronous_bytes, large.asynchronous_bytes)
-    seconds = parts(small.seconds, large.seconds, small.asynchronous_seconds, large.asynchronous_seconds)
-    return Traffic(round(count), round(size), round(hidden_count), round(hidden_size), *seconds)
+def _traffic(
+    count: float, size: float, hidden_count: float, hidden_size: float, seconds: float, hidden_seconds: float
+) -> Traffic:
+    """Return extrapolated figures, of which no less than nothing and no more than all overlap with compute."""
+    hidden_count, hidden_size, hidden_seconds = (max(one, 0) for one in (hidden_count, hidden_size, hidden_seconds))
+    return Traffic(
+        round(max(count, hidden_count)), round(max(size, hidden_size)), round(hidden_count), round(hidden_size),
+        max(seconds, hidden_seconds), hidden_seconds,
+    )
 
 
-def _estimate(small: Estimate, large: Estimate, line: Line) -> Estimate:
-    """Extrapolate the time; `top` keeps operations that are among the longest of both steps."""
-    numbers = ("seconds", "kernel_seconds", "executed_flops", "bytes_accessed")
-    figures = {name: line(getattr(small, name), getattr(large, name)) for name in numbers}
-    small_top, top = {operation["name"]: operation for operation in small.top}, []
-    for high in large.top:
-        if low := small_top.get(high["name"]):
-            seconds = max(line(low["seconds"], high["seconds"]), 0)
-            executions = max(round(line(low["executions"], high["executions"])), 0)
-            share = seconds / figures["seconds"]
-            top.append({"name": high["name"], "seconds": seconds, "share": share, "executions": executions})
-    return large._replace(**figures, top=sorted(top, key=lambda operation: -operation["seconds"]))
+def _estimate(small: Estimate, large: Estimate, line: Callable[[float, float], float]) -> Estimate:
+    none = Operation()
+    seconds, flops, size = map(line, small[:3], large[:3])
+    return large._replace(
+        seconds=seconds, executed_flops=flops, bytes_accessed=size,
+        kernels=large.kernels and Kernels(line(small.kernels.seconds, large.kernels.seconds), *large.kernels[1:]),
+        operations={
+            name: Operation(*map(line, small.operations.get(name, none), large.operations.get(name, none)))
+            for name in small.operations | large.operations
+        },
+    )

@@ -18,10 +18,11 @@ BETWEEN_SLICES = " between slices"
 CONTROL_FLOW = ("while", "call", "conditional", "async-start")
 """Opcodes whose called computations are scheduled instruction by instruction, like the entry computation."""
 
-_BITS = {
+BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
     "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
 }
+"""Bits of an element by HLO type."""
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COMPUTATION_END = re.compile(r"^\}(?:$| //|, execution_thread)")
 _INSTRUCTION_START = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ")
@@ -29,7 +30,8 @@ _INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<opcode>[a-z][\w\-]*)"
     r"\((?P<operands>[^)]*)\)(?P<attributes>.*)$", re.DOTALL
 )
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|false_computation)=%?([\w.\-]+)")
+_TRUE_BRANCH = re.compile(r"true_computation=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -69,10 +71,19 @@ class Instruction:
         """Whether the instruction is a Mosaic kernel (`pallas_call` on TPU), which has no estimated cycles."""
         return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.attributes
 
+    @property
+    def library_call(self) -> str:
+        """Name of the GPU library's function that the instruction calls, such as "__cublas$lt$matmul"; "" for none."""
+        if self.opcode != "custom-call":
+            return ""
+        match = re.search(r'custom_call_target="(__cu[^"]+)"', self.attributes)
+        return match[1] if match else ""
+
     def called(self) -> Iterator[str]:
-        """Yield the names of the computations that the instruction calls."""
+        """Yield the names of the computations that the instruction calls; of a conditional in the order 0, 1, …."""
         if "=%" in self.attributes or "={" in self.attributes:
             yield from _CALLED.findall(self.attributes)
+            yield from _TRUE_BRANCH.findall(self.attributes)
             for group in _BRANCHES.findall(self.attributes):
                 yield from re.findall(r"[\w.\-]+", group)
 
@@ -84,10 +95,21 @@ class Module:
     Attributes:
         entry: Name of the entry computation.
         computations: Instructions of each computation, in scheduled order.
+        has_cycles: Whether the compiler estimates cycles, as the TPU's does.
     """
 
     entry: str
     computations: dict[str, list[Instruction]]
+    has_cycles: bool = True
+
+    def kernels(self) -> dict[str, int]:
+        """Return how often one run executes each Pallas kernel and each function of a library, by name."""
+        totals: dict[str, int] = {}
+        for computation, runs in self.executions(fused=False).items():
+            for one in self.computations[computation]:
+                if name := one.library_call or (one.is_kernel and one.name.partition(".")[0]):
+                    totals[name] = totals.get(name, 0) + runs
+        return totals
 
     def executions(self, fused: bool) -> dict[str, int]:
         """Return how often each computation runs in one run of the module.
@@ -155,25 +177,20 @@ def parse(hlo: str) -> Module:
             if _INSTRUCTION_START.match(line):
                 finish()
             lines.append(line)  # attributes of kernels span several lines
-    return Module(entry, computations)
+    return Module(entry, computations, '"estimated_cycles"' in hlo)
 
 
 def array_shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     """Return (dtype, dimensions) of each array in an HLO shape or tuple of shapes."""
     return [
         (dtype, tuple(int(n) for n in dims.split(",") if n))
-        for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", shape)) if dtype in _BITS
+        for dtype, dims in _ARRAY.findall(re.sub(r"\{[^}]*\}", "", shape)) if dtype in BITS
     ]
-
-
-def element_bits(dtype: str) -> int:
-    """Return the bits of an element of an HLO type; 0 for tokens and other types without a size."""
-    return _BITS.get(dtype, 0)
 
 
 def array_bytes(shape: str) -> list[int]:
     """Return the bytes, without padding, of each array in an HLO shape or tuple of shapes."""
-    return [math.prod(dims) * _BITS[dtype] // 8 for dtype, dims in array_shapes(shape)]
+    return [math.prod(dims) * BITS[dtype] // 8 for dtype, dims in array_shapes(shape)]
 
 
 def operand_shapes(kernel: Instruction) -> str:
@@ -261,7 +278,7 @@ def collectives(module: Module) -> Iterable[Collective]:
                 kind = sent[1].lower().replace("_", "-") + BETWEEN_SLICES
             if kind is None:
                 continue
-            overlaps = name in fused_with_compute or _overlaps(instructions, index)
+            overlaps = name in fused_with_compute or _overlaps(instructions, index, module.has_cycles)
             # On TPUs a reduce-scatter is a fusion of an all-reduce and slices; all reduce-scatters share one channel.
             scatters = name.startswith("all-reduce-scatter")
             channel = None if scatters else re.search(r"channel_id=(\d+)", instruction.attributes)
@@ -275,8 +292,12 @@ def collectives(module: Module) -> Iterable[Collective]:
     return found.values()
 
 
-def _overlaps(instructions: list[Instruction], index: int) -> bool:
-    """Return whether compute is scheduled between the collective that starts at `index` and its end."""
+def _overlaps(instructions: list[Instruction], index: int, has_cycles: bool) -> bool:
+    """Return whether compute is scheduled between the collective that starts at `index` and its end.
+
+    Compute is what has cycles or, where the compiler estimates none, any fusion or call of a library.
+    """
+    compute = CONTROL_FLOW if has_cycles else (*CONTROL_FLOW, "fusion", "custom-call")
     start = instructions[index]
     if start.opcode != "send" and not start.opcode.endswith("-start"):
         return False
@@ -284,7 +305,7 @@ def _overlaps(instructions: list[Instruction], index: int) -> bool:
     for other in instructions[index + 1:]:
         if other.opcode == done and start.name in re.findall(r"[\w.\-]+", other.operands):
             return False
-        if other.cycles or other.is_kernel or other.opcode in CONTROL_FLOW:
+        if other.cycles or other.is_kernel or other.opcode in compute:
             return True
     return False
 

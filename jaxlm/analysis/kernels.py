@@ -1,160 +1,155 @@
-"""Counts of the Mosaic kernels of a compiled module, from libtpu's own schedule of each kernel.
+"""Time and FLOPs of Mosaic kernels (`pallas_call` on TPU), for which the compiler estimates no cycles.
 
-The compiler estimates no cycles for a Mosaic kernel (`pallas_call` on TPU). It can write the kernel's final bundles as
-text (bundles.py), but only with flags that it reads once, and then it writes those of every fusion of the step too. So
-a second process compiles each distinct kernel alone. Counts are cached by kernel, chip and version of the compiler.
+kernels.json has the work of the main presets' kernels, counted in the compiler's own schedule of each. A kernel that it
+lacks is charged its FLOPs at KERNEL_PEAK_SHARE of the peak; launch/count_kernels.py adds it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib.metadata
+import functools
 import json
-import os
-import subprocess
-import sys
-import tempfile
+import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxlm.analysis.bundles import Count, Work, count
-from jaxlm.analysis.hlo import Instruction, Module, array_shapes, operand_shapes, parse
+from jaxlm.analysis.costs import placed_bytes
+from jaxlm.analysis.hlo import Instruction, array_shapes, operand_shapes
+from jaxlm.parallel.peaks import peak_flops, tpu_generation
 
-FORMAT = 1
-"""Version of the cached counts: change it when the same dump gives another count."""
-SECONDS = 120
-"""Time limit of the second process, and of each kernel that it compiles."""
-
-_CONFIG: dict[str, Any] = {"custom_call_config": {}, "scoped_memory_configs": []}  # the kernel, and its VMEM limit
-_ONE_DELAY_SLOT = ("TPU v2", "TPU v3", "TPU v4")
+KERNEL_PEAK_SHARE = 0.5
+"""Assumed share of the peak FLOP/s that kernels without a count reach."""
+RECORD = Path(__file__).with_name("kernels.json")
 
 
-def count_kernels(module: Module, topology: str, device_kind: str, cache: Path) -> dict[str, Count]:
-    """Count the work of the kernels of a module.
+class KernelCost(NamedTuple):
+    """Cost of one execution of a Mosaic kernel.
+
+    Attributes:
+        seconds: Time.
+        flops: FLOPs of its matrix products.
+        is_counted: Whether both follow from a recorded count.
+    """
+
+    seconds: float
+    flops: float
+    is_counted: bool
+
+
+class Count(NamedTuple):
+    """Recorded work of a kernel on one device.
+
+    Attributes:
+        rows: Number of rows of the batch, to which the work is proportional.
+        cycles: Instruction bundles, one a cycle, but no fewer than the matrix products take at the peak.
+        flops: FLOPs of the matrix products, without the padding of narrow attention heads.
+        conditional_cycles: Further cycles behind branches that depend on data, such as the blocks that an attention
+            mask skips, as if none were skipped.
+        conditional_flops: FLOPs of those.
+    """
+
+    rows: int
+    cycles: float
+    flops: float
+    conditional_cycles: float = 0.0
+    conditional_flops: float = 0.0
+
+
+@functools.cache
+def recorded_counts() -> dict[str, dict[str, Count]]:
+    """Return the recorded counts by chip and `kernel_key`."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    return {chip: {key: Count(*count) for key, count in counts.items()} for chip, counts in record.items()}
+
+
+def kernel_key(kernel: Instruction) -> str:
+    """Return the key of a kernel in the record: its name, FLOPs a row, and arrays without their first dimension.
+
+    Unlike the kernel's program, these stay the same when its code moves or jax changes. The FLOPs tell a causal kernel
+    or a band from full attention, and one key serves all batch sizes.
+    """
+    operands, results = (
+        " ".join(f"{dtype}[{','.join(map(str, dims[1:]))}]" for dtype, dims in array_shapes(shapes))
+        for shapes in (operand_shapes(kernel), kernel.shape)
+    )
+    flops = kernel_flops(kernel) / num_rows(kernel)
+    return f"{kernel.name.partition('.')[0]} {flops:.0f} ({operands}) -> ({results})"
+
+
+def num_rows(kernel: Instruction) -> int:
+    """Return the number of rows of the batch that a kernel computes: the first dimension of its last result."""
+    return next((dims[0] for _, dims in array_shapes(kernel.shape)[::-1] if dims), 1)
+
+
+def kernel_cost(kernel: Instruction, computation: list[Instruction], device: Any) -> KernelCost:
+    """Estimate the cost of a kernel: its recorded count, or its FLOPs at KERNEL_PEAK_SHARE of the peak.
+
+    In either case the kernel's HBM traffic is a lower bound of its time.
 
     Args:
-        module: The compiled step.
-        topology: Name of the topology that it is compiled for.
-        device_kind: Kind of its devices.
-        cache: Folder of the cached counts.
-
-    Returns:
-        The counts by the kernel's `kernel_digest`. Kernels that could not be counted are missing.
+        kernel: The kernel.
+        computation: The instructions of its computation.
+        device: The TPU.
     """
-    kernels = {
-        kernel_digest(one): one for computation in module.computations.values() for one in computation if one.is_kernel
-    }
-    files = {digest: cache / f"{_cache_key(digest, device_kind)}.json" for digest in kernels}
-    counts = {digest: cached for digest, file in files.items() if (cached := _read(file)) is not None}
-    missing = {digest: _description(kernel) for digest, kernel in kernels.items() if digest not in counts}
-    if missing:
-        found = _compile_elsewhere({"topology": topology, "kernels": missing})
-        for digest, numbers in found.items():
-            counts[digest] = _decode(numbers)
-            with contextlib.suppress(OSError):  # the cache only saves time
-                cache.mkdir(parents=True, exist_ok=True)
-                files[digest].write_text(json.dumps(numbers))
-    return counts
+    chip = tpu_generation(device)
+    operands = [one.shape for one in computation if one.name in kernel.operand_names]
+    transfer = sum(map(placed_bytes, [kernel.shape, *operands])) / chip.hbm_bandwidth
+    if count := recorded_counts().get(device.device_kind, {}).get(kernel_key(kernel)):
+        scale, share = num_rows(kernel) / count.rows, computed_share(kernel, computation)
+        cycles = scale * (count.cycles + share * count.conditional_cycles)
+        flops = scale * (count.flops + share * count.conditional_flops)
+        return KernelCost(max(cycles / chip.clock, transfer), flops, True)
+    flops = kernel_flops(kernel)
+    padded = flops * head_padding(kernel, chip.mxu_width)
+    return KernelCost(max(padded / (KERNEL_PEAK_SHARE * peak_flops(device)), transfer), flops, False)
 
 
-def kernel_digest(kernel: Instruction) -> str:
-    """Return a name of the kernel by its program and the shapes of its arrays."""
-    return hashlib.sha256(json.dumps(_description(kernel), sort_keys=True).encode()).hexdigest()
+def computed_share(kernel: Instruction, computation: list[Instruction]) -> float:
+    """Return the share of a kernel's conditional work that runs.
+
+    Splash attention skips the blocks that its mask (operand 1) has as 0. If the mask is not in the module's text, it is
+    assumed causal in a name scope with "causal", and full otherwise. Other kernels count all conditional work.
+    """
+    if "splash" not in kernel.name:
+        return 1.0
+    definitions = {one.name: one for one in computation}
+    mask = definitions.get(kernel.operand_names[1])
+    while mask is not None and mask.opcode in ("bitcast", "copy", "copy-start", "copy-done", "broadcast"):
+        mask = definitions.get(mask.operand_names[0])
+    blocks = re.findall(r"\d+", mask.operands) if mask is not None and mask.opcode == "constant" else []
+    if blocks:
+        return sum(block != "0" for block in blocks) / len(blocks)
+    rows, columns = array_shapes(operand_shapes(kernel))[1][1][-2:]
+    return (rows + 1) / (2 * rows) if "causal" in kernel.op_name and rows == columns else 1.0
 
 
-def _cache_key(digest: str, device_kind: str) -> str:
-    version = importlib.metadata.version("libtpu")
-    return hashlib.sha256(f"{FORMAT} {version} {device_kind} {digest}".encode()).hexdigest()[:32]
+def head_padding(kernel: Instruction, mxu_width: int) -> float:
+    """Return by what factor heads narrower than a matrix unit raise the work of splash attention."""
+    return max(1.0, mxu_width / _splash_operands(kernel)[0][-2]) if "splash" in kernel.name else 1.0
 
 
-def _description(kernel: Instruction) -> dict[str, Any]:
-    """Return what the second process needs to compile the kernel."""
-    text = kernel.attributes.partition("backend_config=")[2]
-    config = json.JSONDecoder().raw_decode(text)[0] if text else {}
-    return {
-        "config": {name: config.get(name) or default for name, default in _CONFIG.items()},
-        "operands": array_shapes(operand_shapes(kernel)),
-        "results": array_shapes(kernel.shape),
-        "is_tuple": kernel.shape.startswith("("),
-    }
+def kernel_flops(kernel: Instruction) -> float:
+    """Return the FLOPs of one execution of a Mosaic kernel: those of its own cost estimate, if it states one.
+
+    Splash attention does not. Its FLOPs follow from the shapes of queries [..., d, q] and keys [..., d, k]: two
+    products of 2·q·k·d FLOPs a head in the forward kernel, five in the backward kernel, which computes the scores
+    again. A name scope that contains "causal" halves them. Others count 0 FLOPs and are timed by bytes.
+    """
+    stated = stated_flops(kernel)
+    if stated or "splash" not in kernel.name:
+        return stated
+    queries, keys = _splash_operands(kernel)[:2]
+    products = 5 if "dkv" in kernel.name else 2
+    causal = 0.5 if "causal" in kernel.op_name else 1.0
+    return causal * products * 2.0 * math.prod(queries) * keys[-1]
 
 
-def _read(path: Path) -> Count | None:
-    try:
-        return _decode(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+def stated_flops(kernel: Instruction) -> float:
+    """Return the FLOPs of the kernel's own cost estimate; 0 without one."""
+    match = re.search(r'"cost_estimate":\{[^}]*"flops":"(\d+)"', kernel.attributes)
+    return float(match[1]) if match else 0.0
 
 
-def _decode(numbers: Any) -> Count:
-    certain, conditional = numbers
-    return Count(Work(*certain), Work(*conditional))
-
-
-def _compile_elsewhere(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of the requested kernels by digest, from another process; {} if it fails."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "jaxlm.analysis.kernels"], input=json.dumps(request), capture_output=True,
-            text=True, timeout=SECONDS * (1 + len(request["kernels"])), check=True,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {}
-
-
-def main() -> None:
-    """Compile and count the kernels of the request on standard input; write the counts to standard output."""
-    request = json.load(sys.stdin)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LIBTPU_INIT_ARGS"] = (
-            f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
-            "--xla_jf_dump_llo_pass_label_regex=^final_bundles$"
-        )
-        import jax
-
-        from jaxlm.analysis.compilation import prepare_environment, topology_devices
-
-        prepare_environment()
-        jax.config.update("jax_enable_compilation_cache", False)  # a program from the cache would leave no dump
-        device = topology_devices(request["topology"])[0]
-        delay_slots = 1 if device.device_kind in _ONE_DELAY_SLOT else 4
-        counts = {}
-        for digest, description in request["kernels"].items():
-            try:
-                counts[digest] = count(_dump(description, device, Path(folder)), delay_slots)
-            except Exception as error:  # the compiler's errors have several types; the kernel stays without a count
-                print(error, file=sys.stderr)
-    print(json.dumps(counts))
-
-
-def _dump(description: dict[str, Any], device: Any, folder: Path) -> str:
-    """Compile a kernel alone and return the dump of its final bundles."""
-    import jax
-
-    for file in folder.iterdir():
-        file.unlink()
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    operands, results = (
-        [jax.ShapeDtypeStruct(shape, _dtype(name), sharding=sharding) for name, shape in description[kind]]
-        for kind in ("operands", "results")
-    )
-    call = jax.ffi.ffi_call(
-        "tpu_custom_call", results if description["is_tuple"] else results[0], has_side_effect=True,
-        custom_call_api_version=1, legacy_backend_config=json.dumps(description["config"]),
-    )
-    module = parse(jax.jit(call).lower(*operands).compile().as_text())
-    kernel = next(one for computation in module.computations.values() for one in computation if one.is_kernel)
-    return next(folder.glob(f"*-{kernel.name}-*-final_bundles.txt")).read_text()
-
-
-def _dtype(name: str) -> str:
-    """Return jax's name of an HLO type."""
-    if name in ("pred", "bf16"):
-        return {"pred": "bool", "bf16": "bfloat16"}[name]
-    return {"s": "int", "u": "uint", "f": "float", "c": "complex"}[name[0]] + name[1:]
-
-
-if __name__ == "__main__":
-    main()
+def _splash_operands(kernel: Instruction) -> list[tuple[int, ...]]:
+    """Return the shapes of splash attention's floating-point operands, whose first are queries and keys."""
+    return [dims for dtype, dims in array_shapes(operand_shapes(kernel)) if "f" in dtype and len(dims) > 1]

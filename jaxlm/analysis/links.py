@@ -1,4 +1,4 @@
-"""Time of collectives over the links of a TPU slice, by published bandwidths."""
+"""Time of collectives over the links of a TPU slice, or of GPUs, by published bandwidths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxlm.analysis.hlo import BETWEEN_SLICES, Collective, Traffic
-from jaxlm.parallel.peaks import tpu_generation
+from jaxlm.parallel.peaks import GPU, gpu_model, tpu_generation
 
 WRAPPING_SIDE = 16
 """Chips along an axis at which a flat slice (v5e, v6e) closes to a ring; one of cubes does at multiples of 4."""
@@ -43,6 +43,8 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
     Args:
         devices: Devices in the order of the program's partition ids, slice by slice.
     """
+    if gpu := gpu_model(devices[0]):
+        return _gpu_timer(devices, gpu)
     chip = tpu_generation(devices[0])
     if chip is None or not chip.link_bandwidth:
         return lambda collective: 0.0
@@ -80,6 +82,30 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
         given = {"all-gather": size / len(group), "all-to-all": size, "collective-permute": size}
         crossing = between(kind, given.get(kind, size / len(local)), slices) if slices > 1 else 0.0
         return within(kind, size, local) + crossing
+
+    return seconds
+
+
+def _gpu_timer(devices: Sequence[Any], gpu: GPU) -> Callable[[Collective], float]:
+    """Return the same function for GPUs: NVLink joins those of a host, and each has its share of the hosts' network.
+
+    Rings pass through all GPUs of a group, so that a collective of V bytes runs at the lower of a GPU's link and the
+    network of the group's GPUs on one host. In an all-to-all each GPU sends what leaves its host over its own share.
+    """
+
+    def seconds(collective: Collective) -> float:
+        group = collective.group or range(len(devices))
+        size, n = collective.bytes, len(group)
+        here = sum(devices[i].process_index == devices[group[0]].process_index for i in group)
+        network = here * gpu.network_bandwidth if here < n else gpu.link_bandwidth
+        if n == 1 or not network:
+            return 0.0
+        if collective.kind == "collective-permute":
+            return size / min(network, gpu.link_bandwidth)
+        if collective.kind == "all-to-all":
+            return size / n * max((here - 1) / gpu.link_bandwidth, (n - here) * here / network)
+        passes = 2 if collective.kind == "all-reduce" else 1
+        return passes * size * (1 - 1 / n) / min(network, gpu.link_bandwidth)
 
     return seconds
 

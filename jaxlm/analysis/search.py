@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxlm.analysis.compilation import topology_devices
-from jaxlm.analysis.outline import TENSOR_SIZES
-from jaxlm.analysis.plan import plan
+from jaxlm.analysis.plan import Plan, plan
 from jaxlm.errors import UserError
 from jaxlm.parallel.mesh import MeshConfig, num_slices
 from jaxlm.runs.session import Session
@@ -16,19 +15,16 @@ from jaxlm.types import Report
 
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
+TENSOR_SIZES = (1, 2, 4, 8)
+"""Sizes of the axis `tensor` that are tried, until something fits."""
 
 
-def search(
-    session: Session, topology: str, is_extrapolated: bool = False, report: Report = print
-) -> Iterator[dict[str, Any]]:
-    """Yield the plans of a step over several meshes.
+def search(session: Session, topology: str, is_extrapolated: bool = False, report: Report = print) -> Iterator[Plan]:
+    """Yield the plans of a step over several meshes, with the flags that differ from the session.
 
     For each size of `fsdp`, with `data` for the rest, the step is planned as it is; where it does not fit, with twice
     the microbatches until they have one row a chip, then with all activations recomputed. Sizes of `tensor` above 1 are
     tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
-
-    Yields:
-        Plans as `jaxlm.analysis.plan.plan` returns them, with "changes", the flags that differ from the session.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
@@ -47,8 +43,8 @@ def search(
                     refused = error
                     break
                 tried = True
-                yield found | {"changes": changes}
-                if found["fits"]:
+                yield dataclasses.replace(found, changes=changes)
+                if found.fits:
                     fitted = True
                     break
     if not tried:
@@ -56,7 +52,7 @@ def search(
 
 
 def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple[Session, dict[str, Any]]]:
-    """Yield the session over a mesh, then variants that take less memory and more time."""
+    """Yield the session over a mesh, then variants that take less memory and more time, each with its flags."""
     flags = {"mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
     session = session.replace(mesh=mesh)
     yield session, flags
@@ -76,7 +72,6 @@ def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple
         yield session.replace(objective=objective), flags | {"objective.model.remat": "full"}
 
 
-def fastest(plans: list[dict[str, Any]]) -> dict[str, Any] | None:
+def fastest(plans: Sequence[Plan]) -> Plan | None:
     """Return the plan with the shortest predicted step among those that fit."""
-    fitting = [found for found in plans if found["fits"] and found["predicted_step_seconds"]]
-    return min(fitting, key=lambda found: found["predicted_step_seconds"], default=None)
+    return min((one for one in plans if one.fits and one.seconds), key=lambda one: one.seconds, default=None)

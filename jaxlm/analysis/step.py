@@ -1,13 +1,16 @@
-"""The train step of an experiment on synthetic rows: its program, batch and memory."""
+"""The train step of an experiment on synthetic rows: its session, batch, memory and compiled module."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 
+from jaxlm.analysis.hlo import Module, Traffic, parse
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.presets import load_preset
 from jaxlm.fields import settings
@@ -58,30 +61,113 @@ def batch_shapes(session: Session) -> Batch:
 def input_bytes(program: Program, batch: Batch) -> dict[str, int]:
     """Return the bytes of the step's inputs on one device, by kind."""
 
-    def bytes_per_device(shapes: Any, placement: Any) -> int:
-        def share(leaf: Any, sharding: Any) -> int:
-            return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
+    def bytes_per_device(leaf: Any, sharding: Any) -> int:
+        return math.prod(sharding.shard_shape(tuple(leaf.shape))) * leaf.dtype.itemsize
 
-        return sum(jax.tree.leaves(jax.tree.map(share, shapes, placement)))
-
-    return {
-        "parameters": bytes_per_device(program.shapes.params, program.shardings.params),
-        "optimizer_state": bytes_per_device(program.shapes.opt_state, program.shardings.opt_state),
-        "recurrence_memory": bytes_per_device(program.shapes.memory, program.shardings.memory),
-        "constants": bytes_per_device(program.constants, shardings(program.constants, program.mesh)),
-        "batch": bytes_per_device(batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
+    state, placement = program.shapes, program.shardings
+    inputs = {
+        "parameters": (state.params, placement.params),
+        "optimizer_state": (state.opt_state, placement.opt_state),
+        "recurrence_memory": (state.memory, placement.memory),
+        "constants": (program.constants, shardings(program.constants, program.mesh)),
+        "batch": (batch, jax.tree.map(lambda _: batch_sharding(program.mesh), batch)),
     }
+    return {kind: sum(jax.tree.leaves(jax.tree.map(bytes_per_device, *trees))) for kind, trees in inputs.items()}
 
 
-def memory_by_kind(memory: Any, held: dict[str, int]) -> dict[str, int]:
-    """Return HBM of a compiled step by kind: inputs, temporaries at their peak, code, and layout padding."""
+class Operation(NamedTuple):
+    """Time and number of executions of an operation in one step."""
+
+    seconds: float = 0.0
+    executions: float = 0.0
+
+
+class Kernels(NamedTuple):
+    """Mosaic kernels of a step.
+
+    Attributes:
+        seconds: Time of all of them.
+        counted: Number of different kernels whose time follows from their recorded counts.
+        charged: Number of different kernels that are charged by their FLOPs.
+    """
+
+    seconds: float
+    counted: int
+    charged: int
+
+
+class Estimate(NamedTuple):
+    """Estimated time of one step on one device, without collectives.
+
+    Attributes:
+        seconds: Step time.
+        executed_flops: FLOPs of the compiled program's matrix products.
+        bytes_accessed: HBM traffic of a step.
+        method: By what the time is estimated.
+        kernels: Mosaic kernels; None where the estimate does not tell them apart.
+        operations: Operations by name (digits replaced by #), where the time is a sum over them.
+        is_roofline: Whether it follows from assumed shares of the peak and the bandwidth.
+    """
+
+    seconds: float
+    executed_flops: float
+    bytes_accessed: float
+    method: str
+    kernels: Kernels | None = None
+    operations: Mapping[str, Operation] = MappingProxyType({})
+    is_roofline: bool = False
+
+
+class CompiledStep(NamedTuple):
+    """A compiled train step, on one device.
+
+    Attributes:
+        hbm_by_kind: Memory in bytes; of a step that does not fit only its inputs.
+        hbm_bytes: Memory in bytes; of a step that does not fit from the compiler's message.
+        estimate: Time without collectives; None if it is not known.
+        collectives: Totals by kind.
+        compile_seconds: Time of lowering and compilation.
+        kernels: Number of executions of each kernel: Pallas kernels and library calls, by name.
+        message: The compiler's message for a step that does not fit, else "".
+    """
+
+    hbm_by_kind: dict[str, int]
+    hbm_bytes: int
+    estimate: Estimate | None
+    collectives: dict[str, Traffic]
+    compile_seconds: float
+    kernels: Mapping[str, int] = MappingProxyType({})
+    message: str = ""
+
+
+def read_compiled(
+    compiled: Any, program: Program, batch: Batch, hlo: Path | None = None
+) -> tuple[Module, dict[str, int]]:
+    """Return the module of a compiled step, and its memory by kind.
+
+    The kinds are inputs, temporaries at their peak, code, and layout padding.
+
+    Args:
+        compiled: The compiled step.
+        program: The step's program.
+        batch: Shapes of its batch.
+        hlo: File to write the module's text to.
+    """
+    text, memory, held = compiled.as_text(), compiled.memory_analysis(), input_bytes(program, batch)
+    if hlo is not None:
+        hlo.write_text(text)
     # Arguments and output both count donated buffers.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return held | {
+    return parse(text), held | {
         "activations_and_workspace": memory.temp_size_in_bytes,
         "program": memory.generated_code_size_in_bytes,
         "other": arguments - sum(held.values()),
     }
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """Return the axes of a mesh as text: "data 4, fsdp 1, tensor 1"."""
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
 def describe_vocabulary(session: Session) -> str:

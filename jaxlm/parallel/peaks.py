@@ -61,6 +61,63 @@ TPUS: dict[str, TPU] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class GPU:
+    """One model of GPU.
+
+    Attributes:
+        kind: Its name, as jax has it.
+        capability: CUDA compute capability, major and minor.
+        multiprocessors: Number of streaming multiprocessors.
+        lanes: Number of float32 units of a multiprocessor.
+        threads: Maximum number of threads of a multiprocessor.
+        shared_memory: Shared memory of a multiprocessor in bytes.
+        cache: L2 cache in bytes.
+        clock: Highest clock in Hz.
+        memory: Memory in bytes.
+        memory_bandwidth: Memory bandwidth in bytes/s.
+        link_bandwidth: Bandwidth to the other GPUs of its host (NVLink, PCIe for the L4), in bytes/s and one direction.
+        network_bandwidth: Bandwidth of its share of the network between hosts, in bytes/s; 0 where none is usual.
+    """
+
+    kind: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    lanes: int
+    threads: int
+    shared_memory: int
+    cache: int
+    clock: float
+    memory: int
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float = 0.0
+
+
+# NVIDIA's data sheets and architecture papers; the exact memory and L2 sizes are those of XLA's device descriptions.
+# Networks: those of DGX hosts, 8 adapters of 200 Gbit/s (A100) or 400 Gbit/s.
+GPUS: dict[str, GPU] = {
+    "a100": GPU("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 2048, 167936, 41943040, 1.41e9, 84974239744, 2039e9, 300e9,
+                25e9),
+    "h100": GPU("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 233472, 52428800, 1.98e9, 85028765696, 3352e9, 450e9,
+                50e9),
+    "h200": GPU("NVIDIA H200", (9, 0), 132, 128, 2048, 233472, 52428800, 1.98e9, 151397597184, 4800e9, 450e9, 50e9),
+    "b200": GPU("NVIDIA B200", (10, 0), 148, 128, 2048, 233472, 132644864, 1.965e9, 191514411008, 7672e9, 900e9, 50e9),
+    "l4": GPU("NVIDIA L4", (8, 9), 58, 128, 1536, 102400, 50331648, 2.04e9, 22 * 2**30, 300e9, 32e9),
+}
+
+
+def gpu_model(device: jax.Device) -> GPU | None:
+    """Return the facts of a GPU, or None where they are not known."""
+    return next((gpu for gpu in GPUS.values() if gpu.kind == device.device_kind), None)
+
+
+def memory_bandwidth(device: jax.Device) -> float:
+    """Return the memory bandwidth of `device` in bytes/s, or 0 where it is not known."""
+    tpu, gpu = tpu_generation(device), gpu_model(device)
+    return tpu.hbm_bandwidth if tpu else gpu.memory_bandwidth if gpu else 0.0
+
+
 def tpu_generation(device: jax.Device) -> TPU | None:
     """Return the clock and bandwidth of a TPU device, or None where they are not known."""
     return next((chip for name, chip in TPUS.items() if device.device_kind.startswith(name)), None)

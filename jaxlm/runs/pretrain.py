@@ -110,7 +110,7 @@ def _train(
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1])
-    for line in [*remarks, "Compiling the step; its first figures follow."]:
+    for line in [*remarks, *_kernel_remarks(program), "Compiling the step; its first figures follow."]:
         report(line)
 
     # Steps.
@@ -138,6 +138,18 @@ def _description(program: Program, feed: Feed) -> str:
     devices = program.mesh.devices
     kind = f"{devices.size} {devices.flat[0].device_kind} device{'s' * (devices.size > 1)}"
     return f"{type(program.objective).__name__}: {program.size}, batches of {feed}, {kind}"
+
+
+def _kernel_remarks(program: Program) -> list[str]:
+    """Return what keeps a GPU from its fused attention, if anything does."""
+    model, needed = program.objective.model, []
+    if program.mesh.devices.flat[0].platform != "gpu" or getattr(model, "attention", "xla") == "xla":
+        return []
+    if getattr(model, "attention_dropout", 0.0):
+        needed.append("--objective.model.attention-dropout 0, since it cannot drop probabilities")
+    if model.dtype == "float32":
+        needed.append("--objective.model.dtype bfloat16")
+    return [f"Attention keeps its scores in memory; cuDNN's kernel needs {' and '.join(needed)}."] if needed else []
 
 
 def initial_state(

@@ -17,6 +17,7 @@ import jax
 import pytest
 
 from jaxlm.analysis import compilation
+from jaxlm.analysis.extrapolate import stack_depths
 from jaxlm.analysis.plan import plan
 from jaxlm.analysis.step import open_stand_in
 from jaxlm.config.presets import load_preset
@@ -36,12 +37,12 @@ def compiled(preset: str) -> dict[str, Any]:
     """Return the figures of a golden file."""
     experiment = load_preset(f"configs/{preset}.py")
     model = experiment.objective.model
-    layers = {name: 2 for name in ("num_layers", "generator_num_layers", "num_decoder_layers") if hasattr(model, name)}
+    layers = dict.fromkeys(stack_depths(model), 2)
     experiment = dataclasses.replace(
         experiment, mesh=MeshConfig(data=2, fsdp=2), train=dataclasses.replace(experiment.train, batch_size=16),
         objective=dataclasses.replace(experiment.objective, model=dataclasses.replace(model, **layers)),
     )
-    found = plan(open_stand_in(experiment), "v5e:2x2")
+    found = plan(open_stand_in(experiment), "v5e:2x2").to_json()
     moved = {kind: {name: item[name] for name in ("count", "bytes")} for kind, item in found["collectives"].items()}
     return versions() | {name: found[name] for name in FIGURES} | {"collectives": moved}
 

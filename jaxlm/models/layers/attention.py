@@ -154,7 +154,7 @@ def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causa
         visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
     return jax.nn.dot_product_attention(
         query, key, value, None if bias is None else bias.astype(query.dtype), visible, scale=scale,
-        is_causal=causal and visible is None, key_value_seq_lengths=lengths, implementation="cudnn",
+        is_causal=causal, key_value_seq_lengths=lengths, implementation="cudnn",
     )
 
 
@@ -260,7 +260,7 @@ def choose_kernel(
             fused = "splash"
     elif platform == "gpu" and not drops:
         shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
-        if cudnn_works((queries, heads, head_dim), keys, dtype, *shapes, causal, packed):
+        if cudnn_works(target_kind(), (queries, heads, head_dim), keys, dtype, *shapes, causal, packed):
             fused = "cudnn"
     if implementation != "auto" and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
@@ -276,14 +276,15 @@ def choose_kernel(
 
 @functools.cache
 def cudnn_works(
-    query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None, bias: tuple[int, ...] | None,
-    causal: bool, packed: bool,
+    kind: str, query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None,
+    bias: tuple[int, ...] | None, causal: bool, packed: bool,
 ) -> bool:
-    """Return whether cuDNN computes attention of these shapes, and its gradient, on the traced program's GPU.
+    """Return whether cuDNN computes attention of these shapes, and its gradient, on a GPU.
 
     jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
 
     Args:
+        kind: The traced program's GPU, as jax names it.
         query: Number of queries, number of heads, width of a head.
         keys: Number of keys.
         dtype: Compute type.
@@ -306,7 +307,7 @@ def cudnn_works(
     )
     try:
         lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
-        if jax.devices()[0].device_kind == target_kind():
+        if jax.devices()[0].device_kind == kind:
             lowered.compile()
     except Exception:  # whatever the reason is, attention with scores in memory works
         return False

@@ -1,8 +1,13 @@
 """Count of a kernel's bundles: programs in the compiler's notation, with their steps counted by hand."""
 
+import sys
+
 import pytest
 
-from jaxlm.analysis.bundles import Count, Work, count
+from tests.launch.test_tpu_pod import LAUNCH
+
+sys.path.insert(0, str(LAUNCH))
+from bundles import Count, Work, count
 
 # A grid of 3 x 2 steps in one loop. Step by step: 4 bundles; 5 more where the second index is 0 (with the 4 delay
 # slots, which run in any case); the loop inside runs 6 times for 5 bundles; 4 delay slots of the outer branch.
