@@ -126,7 +126,9 @@ def test_json_is_one_object_and_the_peer_is_timed_beside_ours_even_where_its_com
 
 
 @needs_torch
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in ("bert", "gpt2", "t5") else pytest.mark.slow) for name in OBJECTIVES
+])
 def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch):
     import torch
 
@@ -198,6 +200,7 @@ def test_the_note_names_both_optimizers_and_the_pieces_of_the_batch(monkeypatch)
     assert "fused AdamW (jaxlm: adamw)" in note and "piece" not in note
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_measured_with_the_runs_own_vocabulary(preset, result, tmp_path, capsys):
     words = tmp_path / "vocab.txt"
     words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(395))]) + "\n")

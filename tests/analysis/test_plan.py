@@ -153,6 +153,7 @@ def test_slices_divide_the_batch_and_reduce_gradients_over_their_network():
         plan(on(MeshConfig(data=1, fsdp=8)), "2xv5e:2x2")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_search_tries_meshes_and_names_the_fastest(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"
@@ -179,6 +180,7 @@ def test_a_search_fills_at_most_one_slice_with_fsdp(topology, sizes, monkeypatch
     assert tried == [MeshConfig(data=-1, fsdp=size) for size in sizes]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_few_layers_extrapolate_to_the_whole_step():
     model = dataclasses.replace(MODEL, num_layers=6)

@@ -82,9 +82,9 @@ def prompts_of(ours) -> list[list[int]]:
     return [rng.integers(110, ours.tokenizer.vocabulary.size, size).tolist() for size in (3, 9, 1, 14)]
 
 
-# The search is the same for all families; XLNet and GPT-1 recompute all states for each token.
+# The search is the same for all families.
 @pytest.mark.parametrize(("sides", "beams", "penalty"), [
-    pytest.param(family, *case, marks=() if family in ("gpt2", "t5") or case == (4, 1.0) else pytest.mark.slow)
+    pytest.param(family, *case, marks=() if family == "gpt2" or case == (4, 1.0) else pytest.mark.slow)
     for family in SMALL for case in ((4, 1.0), (3, 0.0), (2, 2.5), (5, -1.0))
 ], indirect=["sides"])
 def test_beams_are_theirs(sides, beams, penalty):
@@ -109,7 +109,7 @@ def test_beams_and_greedy_differ(sides):
     assert one == ask(family, model, prompts, []) and one != many
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_log_probabilities_are_theirs(sides, beams):
     family, model, ours = sides
     prompt = prompts_of(ours)[1]

@@ -210,6 +210,7 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
     np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow  # test_xlm_roberta.py has one
 def test_a_published_model_is_continued_by_masked_lm(tmp_path, vocab_file, capsys):
     """By the preset of another encoder, whose rows of two segments become rows of one."""
     source = save_torch(torch_distilbert("gelu"), tmp_path / "hf", vocab_file)

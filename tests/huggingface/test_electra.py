@@ -91,7 +91,9 @@ def check(objective: ReplacedTokens, params, network: str, theirs: torch.nn.Modu
         assert np.abs(real(logits(objective.model, network, params, inputs), inputs) - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name == "both project" else pytest.mark.slow) for name in CONFIGS
+])
 def test_exported_logits(name, tmp_path, tokenizer):
     objective = objective_of(name, tokenizer)
     params = random_params(objective, 1)
@@ -123,7 +125,9 @@ def test_imported_logits(name, tmp_path, tokenizer, vocab_file):
     check(imported.objective, imported.params, "generator", generator)
 
 
-@pytest.mark.parametrize("name", ["both project", "only the discriminator projects"])
+@pytest.mark.parametrize("name", [
+    "both project", pytest.param("only the discriminator projects", marks=pytest.mark.slow)
+])
 def test_round_trip_of_all_parameters(name, tmp_path, tokenizer):
     objective = objective_of(name, tokenizer, dropout=0.25, attention_dropout=0.0, init_std=0.01)
     params = random_params(objective, 2)

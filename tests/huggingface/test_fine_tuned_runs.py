@@ -119,6 +119,7 @@ def test_the_pipeline_gives_our_predictions(bert_run, tmp_path):
     assert "AutoModelForSequenceClassification" in card and "| Labels | 0, 1 |" in card
 
 
+@pytest.mark.slow
 def test_the_pipeline_gives_a_decoders_predictions(bpe, tmp_path):  # noqa: F811
     objective = CausalLM(model=MODELS[Gpt2].for_vocabulary(bpe.vocabulary), vocabulary=bpe.vocabulary)
     start = export_folder(tmp_path / "hf", objective, random_params(objective, 0), bpe, ModelCard())

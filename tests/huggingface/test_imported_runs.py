@@ -115,6 +115,7 @@ def test_models_without_an_output_head_do_not_answer(kept, mask, lacks, tmp_path
         assert main([command[0], str(run), command[1]]) == 0
 
 
+@pytest.mark.slow
 def test_training_options_of_an_import_may_change_but_not_its_architecture(padded_bert, text, capsys):
     _, run = padded_bert
     training = ["pretrain", str(run), "--data.source", str(text), *TRAINING]

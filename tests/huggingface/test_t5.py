@@ -121,7 +121,7 @@ def test_imported_logits(variant, spm, tmp_path):
     assert imported.objective.bind(imported.objective.vocabulary, 32).model == config
 
 
-@pytest.mark.parametrize("version", OURS)
+@pytest.mark.parametrize("version", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
 def test_exported_logits(version, spm, tmp_path):
     objective = SpanCorruption(model=OURS[version]).bind(spm.vocabulary, 32)
     rng = np.random.default_rng(0)
@@ -147,7 +147,7 @@ def test_exported_logits(version, spm, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, back.params, params)
 
 
-@pytest.mark.parametrize("variant", ["1.0", "1.1"])
+@pytest.mark.parametrize("variant", ["1.0", pytest.param("1.1", marks=pytest.mark.slow)])
 def test_greedy_continuations_are_theirs(variant, spm, tmp_path):
     # The same number of layers in both stacks: Transformers' cache counts the encoder's.
     model = torch_t5(variant, seed=3, num_decoder_layers=2)
@@ -179,7 +179,7 @@ def test_greedy_continuations_are_theirs(variant, spm, tmp_path):
     assert stopped == theirs(stop) and 1 < len(stopped[1]) < 24 and stopped[1][-1] == stop
 
 
-@pytest.mark.parametrize("variant", ["1.0", "1.1"])
+@pytest.mark.parametrize("variant", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
 def test_twenty_steps_of_training_match(variant, spm, tmp_path):
     model = torch_t5(variant, dropout_rate=0.0).train()
     imported = import_folder(save(model, spm, tmp_path / "hf"))

@@ -62,6 +62,7 @@ def test_exported_model_generates_the_same_text(text, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, imported.params, params)
 
 
+@pytest.mark.slow
 def test_continued_pretraining_adds_missing_special_tokens(text, tmp_path):
     """`--init-from` (U-PaLM, Tay et al. 2022): embedding and output matrix get rows for the new symbols."""
     tokenizer = tokenizer_of(text, tmp_path / "own", vocab_size=639)

@@ -173,6 +173,7 @@ def test_the_loss_and_gradients_of_a_training_step_are_theirs(tokenizer, tmp_pat
         np.testing.assert_allclose(mine[:, 16:], new[:8].transpose(0, 1), atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_peer_of_a_benchmark_has_the_same_loss(tokenizer, tmp_path):
     theirs = torch_xlnet("a", tokenizer).train()
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))

@@ -139,7 +139,10 @@ def test_remat_changes_neither_loss_nor_gradients(params):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected, gradients(remat))
 
 
-@pytest.mark.parametrize("changes", [{}, {"remat": "full", "loop_layers": True}, {"last_layer_at_positions": False}])
+@pytest.mark.parametrize("changes", [
+    {}, *(pytest.param(changes, marks=pytest.mark.slow) for changes in (
+        {"remat": "full", "loop_layers": True}, {"last_layer_at_positions": False})),
+])
 def test_states_at_positions_equal_those_of_all_positions(params, changes):
     ids, types = inputs()
     model = dataclasses.replace(SMALL, **changes)

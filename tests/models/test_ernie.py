@@ -82,6 +82,7 @@ def test_without_entities_and_their_weights_it_is_bert():
     np.testing.assert_allclose(SMALL.pool(params, ours), theirs.pooler_output.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_options_that_change_nothing():
     params, inputs = random_params(SMALL), some_inputs()
     expected = run(SMALL, params, inputs)

@@ -65,7 +65,7 @@ def slow_lsh(shared, value, rotations, buckets, chunk):
     return np.einsum("pr,prd->pd", shares / shares.sum(1, keepdims=True), outs), others
 
 
-@pytest.mark.parametrize(("hashes", "buckets"), [(1, (6,)), (3, (2, 4))])
+@pytest.mark.parametrize(("hashes", "buckets"), [pytest.param(1, (6,), marks=pytest.mark.slow), (3, (2, 4))])
 def test_lsh_attention_equals_the_slow_version(hashes, buckets):
     config = dataclasses.replace(SMALL, num_hashes=hashes, buckets=buckets, hash_seed=3).stack
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 36, 16)), jnp.float32)
@@ -112,7 +112,7 @@ def plain(layers, repeats, loop, params, state, inputs, shared):
     return stack.reversible_forward(layers, repeats, loop, params, state, inputs, shared)[0]
 
 
-@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("loop", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_equal_those_of_a_plain_stack(loop, params, monkeypatch):
     """With dropout and random rotations, which the backward pass must reproduce."""
     model = dataclasses.replace(SMALL, loop_layers=loop)
@@ -143,6 +143,7 @@ def temporary_bytes(layers: int) -> int:
     return function.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_activations_do_not_grow_with_depth(monkeypatch):
     """Only the buckets do: 2 bytes per head, round and token of the LSH layers."""
     few, many = temporary_bytes(4), temporary_bytes(16)

@@ -91,7 +91,7 @@ def test_published_parameter_counts(size):
         assert count(T5.published(size, tied_head=True)) == TIED_COUNTS[size]
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_initialization(tied):
     model = T5(vocab_size=2000, hidden_size=64, num_layers=3, num_heads=4, head_dim=32, intermediate_size=256,
                          tied_head=tied, scaled_head=tied, activation="relu" if tied else "gated-gelu")
@@ -112,8 +112,10 @@ def test_initialization(tied):
     assert (layer["mlp_norm"]["scale"] == 1).all() and (params["encoder"]["final_norm"]["scale"] == 1).all()
 
 
-@pytest.mark.parametrize("changes", [{}, dict(tied_head=False, scaled_head=False, activation="gated-gelu",
-                                              num_decoder_layers=1)])
+@pytest.mark.parametrize("changes", [
+    pytest.param({}, marks=pytest.mark.slow),
+    dict(tied_head=False, scaled_head=False, activation="gated-gelu", num_decoder_layers=1),
+])
 def test_cached_decoding_has_the_same_logits(changes):
     """Also over padded prompts, wherever the padding is: only distances matter."""
     model = T5(**(SMALL | changes), dropout=0.0, attention_dropout=0.0)

@@ -171,6 +171,7 @@ def test_noise_words_are_drawn_log_uniformly_without_replacement():
     assert expected_counts(shares, count).sum() == pytest.approx(count)
 
 
+@pytest.mark.slow
 def test_microbatches_give_the_gradients_and_states_of_the_whole():
     tokens = stream(LENGTH, 1)[0]
     batch = TokenBatch(tokens, np.where(np.arange(ROWS)[:, None] == 5, 0, np.ones_like(tokens)))

@@ -6,11 +6,13 @@ BERT's test is in tests/parallel/test_meshes.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -137,36 +139,47 @@ def step(name: str, mesh: jax.sharding.Mesh) -> dict:
     }
 
 
-def found() -> dict:
-    """The figures that the tests compare, from a process with eight devices."""
+def found(*names: str) -> dict:
+    """The figures of these objectives that the tests compare, from a process with eight devices."""
     meshes = {name: make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
               for name, shape in MESHES.items()}
     return {
         "digests": {
             name: {on: digest(name, meshes[on]) for on in ("one", "2x4", *["eight"] * (name == "ernie"))}
-            for name in OBJECTIVES
+            for name in names
         },
-        "steps": {name: {on: step(name, meshes[on]) for on in ("one", "mixed")} for name in TRAINED},
+        "steps": {name: {on: step(name, meshes[on]) for on in ("one", "mixed")} for name in names if name in TRAINED},
     }
 
 
-@pytest.fixture(scope="module")
-def results() -> dict:
+# Each objective compiles for seconds. These three have a sharded output matrix, candidates that all rows share, and
+# permutations.
+IN_SUITE = ("gpt2", "ernie", "xlnet")
+
+
+@functools.cache
+def figures(is_slow: bool) -> dict:
+    """Return the figures of the objectives in the suite, or of the others."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-m", "tests.objectives.test_meshes"]
+    names = [name for name in OBJECTIVES if is_slow != (name in IN_SUITE)]
+    command = [sys.executable, "-m", "tests.objectives.test_meshes", *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_same_examples_on_eight_devices(results, name):
-    assert len(set(results["digests"][name].values())) == 1
+def cases(names: Iterable[str]) -> list:
+    return [pytest.param(name, marks=() if name in IN_SUITE else pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_the_same_step_where_everything_is_split(results, name):
-    one, many = (results["steps"][name][mesh] for mesh in ("one", "mixed"))
+@pytest.mark.parametrize("name", cases(OBJECTIVES))
+def test_the_same_examples_on_eight_devices(name):
+    assert len(set(figures(name not in IN_SUITE)["digests"][name].values())) == 1
+
+
+@pytest.mark.parametrize("name", cases(TRAINED))
+def test_the_same_step_where_everything_is_split(name):
+    one, many = (figures(name not in IN_SUITE)["steps"][name][mesh] for mesh in ("one", "mixed"))
     assert many["loss"] == pytest.approx(one["loss"], abs=1e-5)
     assert many["targets"] == one["targets"] > 40
     assert many["params"] == pytest.approx(one["params"], rel=1e-4, abs=1e-5)
@@ -175,4 +188,4 @@ def test_the_same_step_where_everything_is_split(results, name):
 
 
 if __name__ == "__main__":
-    print(json.dumps(found()))
+    print(json.dumps(found(*sys.argv[1:])))

@@ -202,6 +202,7 @@ def test_the_memory_is_read_and_no_gradient_flows_into_it():
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(jax.grad(carried)(params())))
 
 
+@pytest.mark.slow
 def test_microbatches_give_the_gradients_and_memories_of_the_whole():
     """Rows of both directions, one of them padding, so that microbatches have unequal numbers of targets."""
     text = batch()

@@ -96,7 +96,8 @@ def fixed_samples(monkeypatch):
 
 @pytest.mark.parametrize(
     ("share", "changes"),
-    [(True, {}), (False, {"with_replacement": True, "two_segments": False}), (True, {"judge": "masked"})],
+    [(True, {}), pytest.param(False, {"with_replacement": True, "two_segments": False}, marks=pytest.mark.slow),
+     pytest.param(True, {"judge": "masked"}, marks=pytest.mark.slow)],
 )
 def test_loss_and_gradients_are_the_slow_versions(share, changes, fixed_samples):
     objective = bound(model=dataclasses.replace(TINY, share_embeddings=share), **changes)
@@ -136,6 +137,7 @@ def largest(tree) -> float:
     return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow  # the slow version's gradients say so too
 def test_the_discriminators_loss_does_not_train_the_generator():
     objective = bound(model=dataclasses.replace(TINY, share_embeddings=False), generator_weight=0.0)
     gradients = gradients_of(objective, example_of(objective))
@@ -144,6 +146,7 @@ def test_the_discriminators_loss_does_not_train_the_generator():
         assert largest(gradients[name]) > 1e-4
 
 
+@pytest.mark.slow  # the slow version's gradients say so too
 def test_the_generators_loss_does_not_train_the_discriminator():
     objective = bound(model=dataclasses.replace(TINY, share_embeddings=False), discriminator_weight=0.0)
     gradients = gradients_of(objective, example_of(objective))
@@ -153,7 +156,7 @@ def test_the_generators_loss_does_not_train_the_discriminator():
         assert largest(gradients["generator"][name]) > 1e-4
 
 
-@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("right", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_right_guess_counts_as_original(right, fixed_samples):
     objective = bound()
     example = example_of(objective)
@@ -331,6 +334,7 @@ def test_flops_of_published_sizes(size, length, rate, flops):
     assert ReplacedTokens(model=Electra.published(size), mask_rate=rate).flops(length) == flops
 
 
+@pytest.mark.slow
 def test_learns_to_tell_replacements():
     """A text of one repeated token: the generator learns it, and every other token is a replacement."""
     optax = pytest.importorskip("optax")

@@ -100,7 +100,9 @@ def slow_loss(m: T5, params, example, z_loss: float):
     return total / count
 
 
-@pytest.mark.parametrize("model, changes", [(OLD, dict(z_loss=0.01)), (NEW, dict(task="prefix", loss_chunk=3))])
+@pytest.mark.parametrize("model, changes", [
+    (OLD, dict(z_loss=0.01)), pytest.param(NEW, dict(task="prefix", loss_chunk=3), marks=pytest.mark.slow)
+])
 def test_loss_and_gradients_are_those_of_the_formulas(model, changes):
     objective = bound(model, 10, **changes)
     params = jax.jit(objective.init)(jax.random.key(0))

@@ -110,6 +110,7 @@ def test_it_learns_what_only_the_graph_says_with_a_frozen_encoder(models, files,
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_encoder_can_be_trained_along_and_the_graph_left_out(models, files, tmp_path, capsys):
     more = ("--objective.train-encoder", "True", "--objective.criterion", "cross-entropy", "--objective.graph", "")
     assert finetune(files, models("bert"), tmp_path / "run", *more) == 0
@@ -148,6 +149,7 @@ def test_losses_in_numpy(models, files):
         assert float(term.weight) == 7 and term.coefficient == 1.0
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_bit_for_bit_and_goes_on_as_a_pretrained_model(models, files, tmp_path):
     """As a pretrained model, its network is taken over for the same graph only."""
     assert finetune(files, models("bert"), tmp_path / "run") == 0

@@ -91,7 +91,11 @@ def tensor(x):
     return torch.tensor(np.asarray(x))
 
 
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"gpt-1", "gpt-1 pairs"}))  # as its choices
+@pytest.mark.parametrize("name", [
+    # A row has one target or several; GPT-1's other tasks are as its choices.
+    pytest.param(name, marks=() if name in ("classes", "t5") else pytest.mark.slow)
+    for name in TASKS if name not in ("gpt-1", "gpt-1 pairs")
+])
 def test_microbatches_add_up_to_the_batch(name):
     task, params, batch = made(name)
 
@@ -120,7 +124,9 @@ def test_classes_and_numbers_as_torch():
     assert evaluated(task, params, batch) == pytest.approx(float(wanted), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt-1", "gpt-1 pairs", "gpt-1 choices"])
+@pytest.mark.parametrize("name", ["gpt-1 pairs", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-1", "gpt-1 choices")
+)])
 def test_the_language_model_beside_a_task(name):
     """Radford et al. 2018, equation 5: the mean over each text's tokens, then over texts, times λ, only in training.
     Both orders of a pair are texts, and so are all choices."""

@@ -264,6 +264,7 @@ def test_runs_of_typing_are_evaluated_and_shown(tmp_path, models, capsys):
     assert "entity Q" in shown and "labels thing, type" in shown
 
 
+@pytest.mark.slow
 def test_relations_are_learnt_from_the_marks(tmp_path, models, capsys):
     """Which of the same two words is the head decides."""
     rows = []

@@ -196,11 +196,17 @@ def test_every_line_begins_a_word(trained):
     assert "".join(trained.pieces(trained.encode("a\n\nb"))) == "▁a⏎⏎▁b"
 
 
-def test_long_text_is_cut_where_nothing_changes(trained, published):
-    words = " ".join(CORPUS).split()  # some 20 segments for trained tokenizers
-    assert [i for word in words for i in trained.encode(word)] == trained.encode(" ".join(words))
-    for tokenizer in (trained, published):
-        assert tokenizer.encode_with_symbols(" ".join(words)) == tokenizer.encode(" ".join(words))
+LONG = " ".join(" ".join(CORPUS[::2]).split())  # some ten segments for trained tokenizers
+
+
+def test_long_text_is_cut_where_nothing_changes(trained):
+    whole = trained.encode(LONG)
+    assert [i for word in LONG.split() for i in trained.encode(word)] == whole
+    assert trained.encode_with_symbols(LONG) == whole
+
+
+def test_long_text_without_symbols_is_encoded_as_with_them(published):
+    assert published.encode_with_symbols(LONG) == published.encode(LONG)
 
 
 def test_special_tokens_in_text_are_plain_characters(trained):

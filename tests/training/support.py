@@ -101,15 +101,17 @@ def _command(arguments: list[str], environment: dict[str, str], log: str) -> Non
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    import jax
+
     from jaxlm.cli import main
 
+    # A run has a hundred small programs, which the other commands of a test find in the cache.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
         code = main(arguments)
     except BaseException:
         traceback.print_exc()
         code = 1
-    import jax
-
     jax.distributed.shutdown()  # as at Python's exit, which os._exit leaves out
     os._exit(code)
 

@@ -171,7 +171,7 @@ def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
     assert sorted(taken) == [False, True]
 
 
-@pytest.mark.parametrize("store", ["gcs", "s3"])
+@pytest.mark.parametrize("store", ["gcs", pytest.param("s3", marks=pytest.mark.slow)])
 def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
     """The store of a text in a bucket, in a bucket, is the store of its file on a disk."""
     bucket = request.getfixturevalue(store)

@@ -33,6 +33,7 @@ def test_every_second_belongs_to_one_phase(now):
     assert run.longest == 80 and run.training_seconds() == 93
 
 
+@pytest.mark.slow
 def test_steps_that_were_lost_are_not_useful(finished, capsys):
     """Steps 9 to 12 are computed again, and the time of the first start counts too."""
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
@@ -73,6 +74,7 @@ def test_a_run_that_moves_is_left_alone(monkeypatch, capfd):
     assert not capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_profile_of_some_steps(preset, tmp_path, capsys):
     run, flags = tmp_path / "run", ["--train.steps", "4", "--train.profile-steps"]
     assert main(["pretrain", str(preset), "--run-dir", str(run), *flags, "2:3"]) == 0

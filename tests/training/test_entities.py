@@ -58,16 +58,22 @@ def linked(tmp_path_factory) -> Path:
     return preset
 
 
-def test_stopping_changes_nothing_and_other_vectors_are_refused(linked, tmp_path, capsys):
+@pytest.mark.slow
+def test_stopping_changes_nothing(linked, tmp_path):
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     assert main(["pretrain", str(linked), "--run-dir", str(whole)]) == 0
-    said = capsys.readouterr().out
-    assert "mentions of" in said and f"of them in {linked.parent / 'graph'}; 6 steps are" in said
     for steps in (2, 6):
         code = stopped_after(steps, ["pretrain", str(linked), "--run-dir", str(pieces)])
         assert code == (0 if steps == 6 else 143)
     assert metadata(pieces, 6) == metadata(whole, 6) and metrics(pieces) == metrics(whole)
     assert_same_arrays(load_run(pieces).params, load_run(whole).params)
+
+
+def test_a_run_is_shown_and_exported_and_other_vectors_are_refused(linked, tmp_path, capsys):
+    whole = tmp_path / "whole"
+    assert main(["pretrain", str(linked), "--run-dir", str(whole)]) == 0
+    said = capsys.readouterr().out
+    assert "mentions of" in said and f"of them in {linked.parent / 'graph'}; 6 steps are" in said
     assert {"dea_loss", "dea_accuracy", "eval_dea_loss", "eval_nsp_loss", "eval_mlm_loss"} <= set(metrics(whole)[-1])
 
     # The same vectors under other names are other entities.
@@ -94,6 +100,7 @@ def test_stopping_changes_nothing_and_other_vectors_are_refused(linked, tmp_path
     assert main(["pretrain", str(linked), *flags]) == 0
 
 
+@pytest.mark.slow  # test_entity_autoencoder.py has what it takes from it
 def test_a_run_begins_with_a_bert(linked, tmp_path, capsys):
     bert, run = write_preset(tmp_path, linked.parent / "text.txt"), tmp_path / "run"
     text = bert.read_text().replace("num_layers=1", "num_layers=3")

@@ -76,7 +76,7 @@ def test_killed_with_a_memory(name, tmp_path):
 
 
 @pytest.mark.parametrize("number", [
-    signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
+    signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP))
 ])
 def test_a_signal_saves_and_ends(preset, tmp_path, number):
     run = tmp_path / "run"
@@ -112,6 +112,7 @@ def _small_disk(tmp_path):
         yield tmp_path / "disk"
 
 
+@pytest.mark.slow
 def test_a_full_disk(preset, tmp_path, small_disk):
     """A full disk ends the run with one sentence; with more space it resumes from the last checkpoint."""
     run = small_disk / "run"

@@ -117,6 +117,7 @@ def test_a_student_learns_and_its_teacher_is_in_no_checkpoint(experiment, finish
     assert step == 12 and np.abs(np.asarray(last["word"]["embedding"] - first["word"]["embedding"])).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_stopping_a_student_changes_nothing(experiment, tmp_path):
     """Before its first checkpoint of training, between two, and not at all."""
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"

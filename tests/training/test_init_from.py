@@ -49,7 +49,7 @@ def other(tmp_path_factory) -> Path:
     return preset
 
 
-@pytest.fixture(params=["run", "transformers"])
+@pytest.fixture(params=["run", pytest.param("transformers", marks=pytest.mark.slow)])
 def source(request, finished, tmp_path) -> Path:
     if request.param == "run":
         return finished
@@ -90,6 +90,7 @@ def test_it_begins_with_the_sources_weights_tokenizer_and_sizes(other, source, f
     assert main(["pretrain", str(run), "--train.steps", "14"]) == 0 and saved_steps(run)[-1] == 14
 
 
+@pytest.mark.slow
 def test_killed_early_it_begins_again_from_the_source(other, finished, tmp_path, monkeypatch):
     """Before the first step or the first checkpoint; bit for bit as the run that was left alone, with the same command
     or as its own preset."""

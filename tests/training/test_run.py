@@ -68,6 +68,7 @@ def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
     assert_same_arrays(load_run(run).params, load_run(finished).params)
 
 
+@pytest.mark.slow
 def test_short_rows_first(preset, tmp_path, capsys):
     """Also across the change of shapes a run in pieces is the run in one piece."""
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
@@ -122,6 +123,7 @@ def test_a_text_of_one_document_is_told_before_training(tmp_path, capsys, monkey
         assert (remark in capsys.readouterr().out) == (input_format == "next-sentence")
 
 
+@pytest.mark.slow
 def test_a_change_of_rows_is_told_after_the_step_before_it(preset, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxlm.training.progress.SECONDS_BETWEEN_LINES", 0.0)
     flags = ["--train.short-steps", "3", "--train.short-length", "16", "--train.log-every", "1", "--train.steps", "4"]
@@ -237,6 +239,7 @@ def raise_error(error: BaseException) -> None:
     raise error
 
 
+@pytest.mark.slow
 def test_a_run_that_did_no_step_may_change_its_mind(preset, tmp_path, capsys):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -315,6 +318,7 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
     assert "| Held-out evaluation | of step 8 |" in (tmp_path / "earlier" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
     run = tmp_path / "run"
     arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", "linear"]
@@ -367,7 +371,10 @@ def test_a_run_as_configuration_of_another_run(finished, tmp_path, capsys, monke
     assert asked == [(str(other), str(finished)), (f"{finished}/../{finished.name}", None)]
 
 
-@pytest.mark.parametrize("content", [b'{"data": "\xff"', b"[1]", b"{" * 100_000, "a wrong digit", None])
+@pytest.mark.parametrize("content", [
+    *(pytest.param(text, marks=pytest.mark.slow) for text in (b'{"data": "\xff"', b"[1]", b"{" * 100_000)),
+    "a wrong digit", None,
+])
 def test_damaged_metadata_is_taken_from_a_checkpoint(content, finished, capsys):
     data = finished / "data.json"
     good = data.read_bytes()

@@ -54,6 +54,7 @@ def test_a_skipped_step_changes_nothing(bad, preset, tmp_path, capsys):
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
 
 
+@pytest.mark.slow
 def test_one_more_in_a_row_ends_the_run(bad, preset, tmp_path, capsys):
     """Though the row began before the run was stopped."""
     bad += [4, 5, 6]

@@ -116,7 +116,8 @@ def test_twenty_steps_as_in_pytorch():
     np.testing.assert_allclose(ours, reference, atol=1e-3)
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 4])  # the length of a loop
+@pytest.mark.slow  # test_accumulation.py has the gradients and terms of one step
+@pytest.mark.parametrize("accumulate", [2, 4])
 def test_accumulation_is_one_larger_batch(accumulate):
     """Though rows have different numbers of predictions, and some none."""
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
@@ -198,10 +199,11 @@ UNEVEN = {
 }
 
 
-# The two others compile for long and add no code that these two do not run.
+# Adafactor alone depends on more than a layer's norm; the others compile for long.
 @pytest.mark.parametrize(("system", "name"), [
-    ("t5", "adafactor"), ("electra", "lamb"), *(
-        pytest.param(*case, marks=pytest.mark.slow) for case in (("t5", "lamb"), ("electra", "adafactor"))
+    ("t5", "adafactor"), *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("electra", "lamb"), ("t5", "lamb"), ("electra", "adafactor"))
     ),
 ])
 def test_stacks_of_different_depth_are_trained(system, name):

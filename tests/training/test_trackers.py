@@ -51,6 +51,7 @@ def test_trackio_on_this_machine(preset, tmp_path, monkeypatch):
     assert json.loads(config)["train.checkpoint_every"] == 4
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_does_not_end_the_run(preset, tmp_path, monkeypatch, capsys):
     calls = []
 

@@ -110,8 +110,10 @@ def assert_close(found: dict, expected: dict, tolerance: float) -> None:
         assert np.abs(found[name] - value).max() <= tolerance * size, name
 
 
-@pytest.mark.parametrize("memory", [0, 128])
-@pytest.mark.parametrize("stream", ["content", "query"])
+@pytest.mark.parametrize(("stream", "memory"), [
+    ("content", 128), ("query", 0),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("content", 0), ("query", 128))),
+])
 def test_the_kernel_equals_scores_in_memory(stream, memory, monkeypatch):
     arguments = inputs(stream, memory)
     expected = run(CONFIG, arguments)
@@ -119,7 +121,7 @@ def test_the_kernel_equals_scores_in_memory(stream, memory, monkeypatch):
     assert_close(run(CONFIG, arguments), expected, 1e-5)
 
 
-@pytest.mark.parametrize("stream", ["content", "query"])
+@pytest.mark.parametrize("stream", ["content", pytest.param("query", marks=pytest.mark.slow)])
 def test_the_kernel_in_bfloat16(stream, monkeypatch):
     """Outputs and gradients are within 5 % of float32; on average they are as close as those of scores in memory."""
     config, arguments = dataclasses.replace(CONFIG, dtype="bfloat16"), inputs(stream, 128, jnp.bfloat16)
@@ -171,7 +173,7 @@ def kept(seeds: np.ndarray, rate: float) -> np.ndarray:
     return shares > 0
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.02])
+@pytest.mark.parametrize("rate", [pytest.param(0.1, marks=pytest.mark.slow), 0.02])
 def test_dropout(rate, monkeypatch):
     """The law of the mask, and that the backward pass has the mask of the forward pass. Rates take 8 or 16 bits."""
     use_kernel(monkeypatch)

@@ -87,7 +87,9 @@ LAWS = {0.1: (8, 26), 0.03: (16, 1966)}
 """Number of random bits of a probability, and the threshold below which it is dropped, by rate."""
 
 
-@pytest.mark.parametrize(("rate", "causal"), [(0.1, False), (0.03, False), (0.1, True)])
+@pytest.mark.parametrize(("rate", "causal"), [
+    pytest.param(0.1, False, marks=pytest.mark.slow), (0.03, False), (0.1, True)
+])
 def test_dropped_probabilities_equal_the_formula(rate, causal, generator):
     """softmax(scale · q kᵀ) with dropped probabilities, times v, and its gradients by autodiff."""
     *inputs, cotangent = arrays()
@@ -152,6 +154,7 @@ def test_bfloat16_is_as_close_as_scores_in_memory(generator):
         assert np.abs(by_kernel - truth).max() < 1.5 * np.abs(by_xla - truth).max() < 0.05 * np.abs(truth).max()
 
 
+@pytest.mark.slow
 def test_the_same_on_any_mesh():
     """Eight devices: rows over data and fsdp, heads over tensor."""
     here = "from tests.models.layers.test_row_attention import compare_meshes; compare_meshes()"
