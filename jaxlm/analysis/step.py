@@ -106,6 +106,7 @@ class Estimate(NamedTuple):
         method: By what the time is estimated.
         kernels: Mosaic kernels; None where the estimate does not tell them apart.
         operations: Operations by name (digits replaced by #), where the time is a sum over them.
+        bound: "compute", or "memory" where most of the time is that of memory traffic.
     """
 
     seconds: float
@@ -114,6 +115,7 @@ class Estimate(NamedTuple):
     method: str
     kernels: Kernels | None = None
     operations: Mapping[str, Operation] = MappingProxyType({})
+    bound: str = "compute"
 
 
 class CompiledStep(NamedTuple):
