@@ -12,6 +12,7 @@ can write the kernel's final bundles as text (bundles.py). Kernels of the record
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,6 +29,7 @@ from jaxlm.analysis.compilation import prepare_environment, topology_devices
 from jaxlm.analysis.extrapolate import stack_depths
 from jaxlm.analysis.hlo import Instruction, parse
 from jaxlm.analysis.kernels import RECORD, Count, head_padding, kernel_key, num_rows, recorded_counts, stated_flops
+from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import peak_flops, tpu_generation
 
 ONE_DELAY_SLOT = ("TPU v2", "TPU v3", "TPU v4")
@@ -64,14 +66,15 @@ def dump_bundles(folder: str) -> None:
 
 
 def traced_step(preset: str, flags: list[str], topology: str, rows: int) -> Any:
-    """Return the jaxpr of the train step of a preset with two layers in every stack over a few rows."""
+    """Return the jaxpr of the train step of a preset over a few rows, with two layers in every stack if that can be."""
     from jaxlm.analysis.step import batch_shapes, open_stand_in
     from jaxlm.parallel.mesh import MeshConfig, make_mesh
     from jaxlm.runs.resolve import resolve
 
     experiment = resolve(preset, flags).experiment
-    objective = experiment.objective
-    model = dataclasses.replace(objective.model, **dict.fromkeys(stack_depths(objective.model), 2))
+    objective, model = experiment.objective, experiment.objective.model
+    with contextlib.suppress(UserError):
+        model = dataclasses.replace(model, **dict.fromkeys(stack_depths(model), 2))
     session = open_stand_in(dataclasses.replace(
         experiment, objective=dataclasses.replace(objective, model=model), mesh=MeshConfig(),
         train=dataclasses.replace(experiment.train, batch_size=rows, accumulate=1),

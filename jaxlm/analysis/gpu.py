@@ -121,7 +121,7 @@ def roofline(module: Module, device: Any) -> Estimate:
     """Return the time of a compiled step on a GPU by the roofline of each operation."""
     gpu, flops_per_second = gpu_model(device), PRODUCT_SHARE * peak_flops(device)
     operations: dict[str, Operation] = collections.defaultdict(Operation)
-    executed = accessed = 0.0
+    executed = accessed = computing = 0.0
     for computation, runs in module.executions(fused=False).items():
         shapes = {one.name: one.shape for one in module.computations[computation]}
         for instruction in module.computations[computation]:
@@ -134,6 +134,7 @@ def roofline(module: Module, device: Any) -> Estimate:
             is_float32 = flops and array_shapes(shapes[instruction.operand_names[0]])[0][0] == "f32"
             compute = flops * (2 if is_float32 else 1) / flops_per_second
             seconds = max(compute, size / (BANDWIDTH_SHARE * gpu.memory_bandwidth), LAUNCH_SECONDS)
+            computing += runs * seconds * (seconds == compute)
             name = re.sub(r"\d+", "#", instruction.op_name or f"({instruction.opcode})")
             before = operations[name]
             operations[name] = Operation(before.seconds + runs * seconds, before.executions + runs)
@@ -142,4 +143,5 @@ def roofline(module: Module, device: Any) -> Estimate:
         f"bandwidth, at least {LAUNCH_SECONDS * 1e6:.0f} µs each"
     )
     seconds = sum(operation.seconds for operation in operations.values())
-    return Estimate(seconds, executed, accessed, method, operations=dict(operations), is_roofline=True)
+    bound = "compute" if computing >= seconds / 2 else "memory"
+    return Estimate(seconds, executed, accessed, method, None, dict(operations), bound, is_roofline=True)

@@ -18,7 +18,7 @@ class Prediction(NamedTuple):
     Attributes:
         seconds: Step time: compute plus exposed collectives.
         collective_seconds: Part of `seconds` that is not compute.
-        bound: Bottleneck: "compute", "links" or "network between slices".
+        bound: Bottleneck: "compute", "memory", "links" or "network between slices".
     """
 
     seconds: float
@@ -120,11 +120,11 @@ def _wraps(sides: Sequence[int], side: int) -> bool:
     return side == WRAPPING_SIDE if is_flat else all(other % 4 == 0 for other in sides)
 
 
-def predict(compute_seconds: float, totals: dict[str, Traffic]) -> Prediction:
-    """Return the time of a step from the time of its compute and the totals of its collectives."""
+def predict(compute_seconds: float, totals: dict[str, Traffic], bound: str = "compute") -> Prediction:
+    """Return the time of a step from the time of its compute, with what bounds that, and the totals of collectives."""
     waiting = sum(item.seconds - item.asynchronous_seconds for item in totals.values())
     hidden = sum(item.asynchronous_seconds for item in totals.values())
     exposed = waiting + max(0.0, hidden - compute_seconds)
     between = sum(item.seconds for kind, item in totals.items() if kind.endswith(BETWEEN_SLICES))
-    times = {"compute": compute_seconds, "links": waiting + hidden - between, "network between slices": between}
+    times = {bound: compute_seconds, "links": waiting + hidden - between, "network between slices": between}
     return Prediction(compute_seconds + exposed, exposed, max(times, key=times.__getitem__))

@@ -49,7 +49,8 @@ def plan_here(session: Session, hlo: Path | None = None, report: Report = print)
     flops, accessed = max(plan.flops_per_step / devices, product_flops(module)), hbm_bytes(module)
     origin = "a measured" if timed["peak_is_measured"] else "the published"
     method = f"products at {origin} peak, then memory traffic at the bandwidth"
-    estimate = Estimate(flops / peak + accessed / bandwidth, flops, accessed, method)
+    bound = "memory" if accessed / bandwidth > flops / peak else "compute"
+    estimate = Estimate(flops / peak + accessed / bandwidth, flops, accessed, method, bound=bound)
     return dataclasses.replace(
         plan, step=step._replace(estimate=estimate), peak_flops_per_chip=peak, bandwidth_per_chip=bandwidth,
         measured_step_seconds=timed["step_seconds"],

@@ -96,7 +96,8 @@ class Plan:
     @functools.cached_property
     def prediction(self) -> Prediction | None:
         """Time with collectives; None if it is not known."""
-        return self.step.estimate and predict(self.step.estimate.seconds, self.step.collectives)
+        e = self.step.estimate
+        return e and predict(e.seconds, self.step.collectives, e.bound)
 
     @property
     def seconds(self) -> float | None:

@@ -106,6 +106,7 @@ class Estimate(NamedTuple):
         method: By what the time is estimated.
         kernels: Mosaic kernels; None where the estimate does not tell them apart.
         operations: Operations by name (digits replaced by #), where the time is a sum over them.
+        bound: "compute", or "memory" where most of the time is that of memory traffic.
         is_roofline: Whether it follows from assumed shares of the peak and the bandwidth.
     """
 
@@ -115,6 +116,7 @@ class Estimate(NamedTuple):
     method: str
     kernels: Kernels | None = None
     operations: Mapping[str, Operation] = MappingProxyType({})
+    bound: str = "compute"
     is_roofline: bool = False
 
 

@@ -21,6 +21,7 @@ def test_the_step_here_is_compiled_predicted_and_measured(capsys, tmp_path, monk
     assert flops >= p["flops_per_step"] > 0
     assert accessed > 3 * 2 * 4 * p["parameters"]  # AdamW reads and writes parameters and two moments
     assert p["predicted_step_seconds"] == pytest.approx(flops / 3e10 + accessed / 5e9)
+    assert p["predicted_bound"] == ("memory" if accessed / 5e9 > flops / 3e10 else "compute")
     assert p["relative_error"] == pytest.approx(p["predicted_step_seconds"] / p["measured_step_seconds"] - 1)
     assert p["hbm_bytes_per_chip"] == sum(p["hbm_by_kind"].values())
 
