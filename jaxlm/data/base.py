@@ -103,6 +103,8 @@ class Data:
 
     command: ClassVar[str] = "pretrain"
     """The command of `jaxlm` that trains on this kind of data."""
+    dev: ClassVar[str] = ""
+    """File of held-out data; a flag where there is one."""
 
     def validate(self) -> None:
         """Raise UserError for a value out of range."""
@@ -111,7 +113,7 @@ class Data:
     @property
     def has_held_out(self) -> bool:
         """Whether a part of the data is held out to evaluate on."""
-        return self.held_out > 0
+        return bool(self.dev) or self.held_out > 0
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it.

@@ -132,10 +132,6 @@ class LabelledData(Data):
     """Leave out rows that cannot be read, and training rows without a label, and report their number; otherwise they
     are an error."""
 
-    @property
-    def has_held_out(self) -> bool:
-        return bool(self.dev) or super().has_held_out
-
     def read(self, path: str) -> Iterator[Record | UserError]:
         """Read the rows of a file, with an error, which names file and line, in place of one that cannot be read.
 

@@ -12,6 +12,8 @@ import pytest
 
 from jaxlm.cli import main
 from jaxlm.data.labelled import LabelledSource, Record
+from jaxlm.data.text import TextData
+from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
@@ -20,7 +22,7 @@ from jaxlm.runs import resolve as resolution
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import experiment_of, resolve
 from jaxlm.runs.session import open_session
-from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
 from tests.tasks.support import sentences
@@ -374,6 +376,8 @@ def test_refusals_before_rows_are_read(models, tmp_path, capsys, monkeypatch):
     assert main(["pretrain", "configs/bert_tiny.py", "--run-dir", str(tmp_path / "run"), *flags]) == 2
     assert "train.best_by and train.patience need held-out data" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+    for data in (TextRows(dev="a", held_out=0.0), TripleData(dev="a", held_out=0.0), TextData()):
+        assert data.has_held_out
     monkeypatch.delattr(MaskedLM, "describe")
     assert main(["show", "configs/bert_tiny.py", "--data.source", "missing"]) == 2
     assert "MaskedLM has no `describe` method" in capsys.readouterr().err
