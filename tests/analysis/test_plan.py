@@ -109,6 +109,7 @@ def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
     assert sum(moved.values()) < activations
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"
