@@ -249,6 +249,7 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
 def test_the_best_checkpoint_by_a_metric_of_the_task(models, rows, tmp_path, capsys):
     """It is chosen by the figures that `evaluate` gives, the same for a run that was resumed."""
     flags = ["--train.eval-every", "15", "--train.best-by", "matthews", "--train.keep-checkpoints", "1",
+             "--objective.model.dropout", "0.1", "--objective.model.attention-dropout", "0.1",
              "--optimizer.learning-rate", "0.01", "--optimizer.warmup-share", "0", "--optimizer.warmup-steps", "0",
              "--optimizer.schedule", "constant", "--train.batch-size", "16", "--data.dev", str(rows["classify"])]
     found = {}
