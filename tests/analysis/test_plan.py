@@ -106,6 +106,7 @@ def test_data_parallel_holds_everything_and_reduces_gradients_only():
     assert 0 < result["estimated_mfu"] < 1 and len(result["top_operations"]) == 10 and result["compile_seconds"] > 0
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
     result = planned(on(MeshConfig(data=1, fsdp=4), batch_size=1024), "v5e:2x2")
@@ -119,6 +120,7 @@ def test_fsdp_splits_parameters_and_moves_them_instead_of_activations():
     assert sum(moved.values()) < activations
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"

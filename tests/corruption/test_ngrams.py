@@ -79,6 +79,7 @@ def masked_words(trials: int = 4000) -> list[set[int]]:
     return result
 
 
+@pytest.mark.slow
 def test_words_and_runs_have_the_distribution_of_the_loop():
     ours = masked_words()
     rng = np.random.default_rng(1)

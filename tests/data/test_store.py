@@ -127,7 +127,10 @@ def test_the_tail_of_few_documents_is_held_out(tmp_path, share, count):
     assert store_of(tmp_path / "none", documents, held_out=0).held_out.documents == 0
 
 
-@pytest.mark.parametrize("text", ["word " * 100_000, "字" * 300_000, "a " * 30_000 + "b" * 300_000])
+@pytest.mark.parametrize("text", [
+    "word " * 100_000, *(pytest.param(text, marks=pytest.mark.slow) for text in (
+        "字" * 300_000, "a " * 30_000 + "b" * 300_000)),
+])
 def test_the_tail_of_one_long_document(tmp_path, text):
     """It has at least some thousand tokens for any share, and may begin within a document of several pieces."""
     pieces = list(Cutter().document(text))

@@ -157,6 +157,7 @@ def test_loss_and_gradients(tmp_path, vocab_file):
         np.testing.assert_allclose(ours, weight.numpy(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow  # the suite has the loss and gradients of one step
 def test_twenty_steps_of_distillation_as_in_pytorch():
     """Transformers' teacher and student with the three losses of the released script, without dropout."""
     length, count, steps = 32, 8, 20

@@ -135,6 +135,7 @@ def test_the_pipeline_gives_a_decoders_predictions(bpe, tmp_path):  # noqa: F811
         assert abs(theirs["score"] - mine["scores"][mine["prediction"]]) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_pipeline_tags_words_as_we_do(vocab_file, tmp_path):
     start = save_torch(torch_bert("gelu", **NO_DROPOUT), tmp_path / "hf", vocab_file)
     words = [text.replace("cat", "cats").replace("dog", "dogged").split() for text, _ in sentences(12)]

@@ -122,6 +122,7 @@ def test_outputs_depend_on_every_input(params):
         assert np.abs(np.asarray(encode(SMALL, params, *changed)) - plain)[:, 0].max() > 1e-4
 
 
+@pytest.mark.slow  # test_gpt2.py has it
 def test_remat_changes_neither_loss_nor_gradients(params):
     ids, types = inputs()
 

@@ -72,7 +72,7 @@ def test_separate_embeddings_are_a_second_copy():
     assert count(separate) - count(shared) == count(shared["embeddings"])
 
 
-@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("network", ["generator", pytest.param("discriminator", marks=pytest.mark.slow)])
 def test_no_token_attends_to_padding(network):
     own = getattr(SMALL, network)
     params = getattr(SMALL, f"{network}_params")(init(SMALL))

@@ -159,6 +159,7 @@ def test_padding_and_later_targets_change_nothing():
     assert np.abs(first[:, 4:] - hidden(ids, other_future)[:, 4:]).max() > 1e-3
 
 
+@pytest.mark.slow  # test_gpt2.py has it
 def test_dropout_needs_a_key():
     model = T5(**SMALL, dropout=0.3, attention_dropout=0.3)
     params = fresh(model)

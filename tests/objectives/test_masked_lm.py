@@ -80,6 +80,7 @@ def test_rows_of_full_sentences_are_masked_as_in_fairseq():
     assert np.unique(example["input_ids"]).tolist() == [0, 2, *range(4, 300)]
 
 
+@pytest.mark.slow
 def test_ngrams_have_words_of_their_own():
     """A row that is one word otherwise has as many words as tokens for n-grams, so that some of it is masked."""
     stand_in = Vocabulary.stand_in(300)

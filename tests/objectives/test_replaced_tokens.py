@@ -256,6 +256,7 @@ def test_some_rows_are_short_and_some_have_one_segment():
         assert abs(found.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / rows)
 
 
+@pytest.mark.slow
 def test_samples_replace_as_often_as_the_generator_errs(monkeypatch):
     """At a high temperature samples are uniform, so 1 in 160 is right; at a low one they are the generator's argmax."""
     seen = {}

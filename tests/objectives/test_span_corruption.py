@@ -155,6 +155,7 @@ def test_rows_without_text_and_padding_carry_no_loss():
     assert float(total_loss(terms)) == 0 and float(terms["span_loss"].weight) == 0
 
 
+@pytest.mark.slow
 def test_z_loss_stays_out_of_the_reported_loss():
     raw = bound(length=20).row_format(20).length
     results = []

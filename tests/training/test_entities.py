@@ -25,7 +25,7 @@ experiment = Experiment(
     objective=EntityAutoencoder(
         model=Ernie(
             hidden_size=16, num_layers=3, num_text_layers=1, num_heads=2, intermediate_size=32, max_positions=32,
-            attention_dropout=0.0, entity_hidden_size=8, entity_num_heads=2,
+            dropout=0.0, attention_dropout=0.0, entity_hidden_size=8, entity_num_heads=2,
         ),
         entities={graph!r},
     ),

@@ -127,6 +127,7 @@ def test_stopping_a_student_changes_nothing(experiment, tmp_path):
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_moved_teacher_goes_on_and_one_of_other_weights_is_refused(experiment, finished, tmp_path, monkeypatch, step):
     run, kept, moved = (tmp_path / name for name in ("student", "kept", "moved"))

@@ -153,6 +153,7 @@ def test_a_student_killed_before_its_first_step_keeps_the_sizes_of_its_weights(
     assert main([*arguments, "--optimizer.learning-rate", "5e-3", "--train.steps", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_killed_while_its_tokenizer_is_saved_it_saves_it_again(other, finished, tmp_path, monkeypatch):
     run, write = tmp_path / "new", tokenizer.write_whole
 
@@ -193,6 +194,7 @@ def test_a_run_that_has_parameters_of_its_own_takes_no_others(preset, finished, 
     assert begin(preset, second, finished / ".." / finished.name, "--train.steps", "2") == 0
 
 
+@pytest.mark.slow
 def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path, capsys):
     """Masked LM alone first, then with next-sentence prediction: what both have is the source's. And the other way
     round: what only the source has is left out. One line says so."""

@@ -121,6 +121,7 @@ def test_the_kernel_equals_scores_in_memory(stream, memory, monkeypatch):
     assert_close(run(CONFIG, arguments), expected, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["content", pytest.param("query", marks=pytest.mark.slow)])
 def test_the_kernel_in_bfloat16(stream, monkeypatch):
     """Outputs and gradients are within 5 % of float32; on average they are as close as those of scores in memory."""
