@@ -16,17 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from jaxlm.analysis import gpu
 from jaxlm.analysis.estimate import estimate
-from jaxlm.analysis.gpu import COMPILER_OPTIONS as GPU_OPTIONS
-from jaxlm.analysis.gpu import as_if_attached, gpu_devices, is_gpu_topology, memory_limit, roofline
-from jaxlm.analysis.hlo import traffic
+from jaxlm.analysis.hlo import cycles_window, traffic
 from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.step import Batch, CompiledStep, input_bytes, mesh_text, read_compiled
 from jaxlm.errors import UserError
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
-EXAMPLES = "v4:2x2x2, v5e:4x4, v5e:16x16, v5p:4x4x4, v5litepod-16, h100:8 or, for two slices, 2xv5e:16x16"
+EXAMPLES = (
+    "v4:2x2x2, v5e:16x16, v5p:4x4x4, v5litepod-16, 2xv5e:16x16 for two slices, h100:8 or, for two hosts, 2xh100:8"
+)
 
 ENVIRONMENT = {
     # Without a chip there is nothing to lock, and no metadata server to query.
@@ -65,33 +66,33 @@ def compile_step(
     devices = program.mesh.devices.flatten().tolist()
     report(f"Tracing the step for {topology}, mesh {mesh_text(program.mesh.shape)} …")
     start = time.perf_counter()
-    try:
-        compiled = _compile(program, batch, devices[0], report)
-    except UserError:
-        raise
-    except Exception as error:  # the compiler raises errors of several types
-        message, by_kind = str(error), input_bytes(program, batch)
-        used = _used_bytes(message)
-        if used is None:
-            raise UserError(refusal(topology, message)) from error
-        # The message about temporaries does not count the step's inputs.
-        used += sum(by_kind.values()) if "temporaries" in message else 0
-        return CompiledStep(by_kind, used, None, {}, time.perf_counter() - start, message=_first_line(message))
+    device = devices[0]
+    is_gpu = device.platform == "gpu"
+    with gpu.as_if_attached(device) if is_gpu else contextlib.nullcontext():
+        lowered = program.lower(batch)
+        report("Compiling it, which takes minutes for many layers …")
+        try:
+            compiled = lowered.compile(compiler_options=gpu.COMPILER_OPTIONS if is_gpu else None)
+        except Exception as error:  # the compiler raises errors of several types
+            message, by_kind = str(error), input_bytes(program, batch)
+            used = _used_bytes(message)
+            if used is None:
+                raise UserError(refusal(topology, message)) from error
+            # The message about temporaries does not count the step's inputs.
+            used += sum(by_kind.values()) if "temporaries" in message else 0
+            return CompiledStep(by_kind, used, None, {}, time.perf_counter() - start, message=_first_line(message))
     seconds = time.perf_counter() - start
     report("Counting the work of the compiled step …")
     module, by_kind = read_compiled(compiled, program, batch, hlo)
-    time_of = roofline if devices[0].platform == "gpu" else estimate
-    totals = traffic(module, collective_timer(devices))
-    used = sum(by_kind.values())
-    return CompiledStep(by_kind, used, time_of(module, devices[0]), totals, seconds, module.kernels())
-
-
-def _compile(program: Program, batch: Batch, device: Any, report: Report) -> Any:
-    is_gpu = device.platform == "gpu"
-    with as_if_attached(device) if is_gpu else contextlib.nullcontext():
-        lowered = program.lower(batch)
-        report("Compiling it, which takes minutes for many layers …")
-        return lowered.compile(compiler_options=GPU_OPTIONS if is_gpu else None)
+    if is_gpu:
+        costs = gpu.operation_costs(module, device)
+        time_without_collectives, compute = gpu.roofline(module, costs), gpu.hiding(costs)
+    else:
+        time_without_collectives, compute = estimate(module, device), cycles_window
+    return CompiledStep(
+        by_kind, sum(by_kind.values()), time_without_collectives,
+        traffic(module, collective_timer(devices), compute), seconds, module.kernels(),
+    )
 
 
 def topology_devices(name: str) -> Sequence[Any]:
@@ -103,16 +104,16 @@ def topology_devices(name: str) -> Sequence[Any]:
     Raises:
         UserError: The topology does not exist, or its compiler is not installed.
     """
-    if is_gpu_topology(name):
-        return gpu_devices(name)
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError("plans for TPUs need their compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`.")
+    if gpu.is_gpu_topology(name):
+        return gpu.gpu_devices(name)
     match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*)(?:-(\d+)|:(\d+(?:x\d+){1,2}))", name.strip().lower())
     slices, generation, count, chips = match.groups() if match else [None] * 4
     generation = "v5e" if generation == "v5litepod" else generation
     chips = slice_shape(generation, int(count)) if count else chips
     if not chips:
         raise UserError(f"{name!r} is not a topology; write the generation and its chips, such as {EXAMPLES}.")
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("plans for TPUs need their compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`.")
     options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
     if generation == "v7x":
         generation = "tpu7x"
@@ -147,7 +148,7 @@ def slice_shape(generation: str, count: int) -> str | None:
 def hbm_limit(device: Any) -> int:
     """Return the memory of a device in bytes: of a TPU from the compiler's message about a too large program."""
     if device.platform == "gpu":
-        return memory_limit(device)
+        return gpu.memory_limit(device)
     sharding = jax.sharding.SingleDeviceSharding(device)
     huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
     try:
@@ -171,7 +172,7 @@ def _used_bytes(message: str) -> int | None:
 
 def refusal(topology: str, message: str) -> str:
     """Return an error message for a step that the compiler refuses for another reason than HBM."""
-    sentence = f"the TPU compiler refuses this step for {topology}: {_first_line(message).rstrip('.')}"
+    sentence = f"the compiler refuses this step for {topology}: {_first_line(message).rstrip('.')}"
     space = re.search(r"\b[vs]mem\b", message)
     if "RESOURCE_EXHAUSTED" not in message or space is None:
         return f"{sentence}."

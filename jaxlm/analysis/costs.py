@@ -81,12 +81,20 @@ def _flops(instruction: Instruction, shapes: dict[str, str]) -> float:
 
 
 def _library_flops(instruction: Instruction, shapes: dict[str, str]) -> float:
-    """Return the FLOPs of a call of cuBLAS, or of cuDNN's attention; 0 of other library calls."""
+    """Return the FLOPs of a call of cuBLAS, or of cuDNN's attention or convolutions; 0 of other library calls."""
     if "fmha" in instruction.library_call:
         query, key = (dims for _, dims in array_shapes(operand_shapes(instruction))[:2])  # [batch, length, heads, dim]
         products = 5 if "Backward" in instruction.library_call else 2
         causal = 0.5 if re.search(r'"mask_type": *"[A-Z_]*CAUSAL', instruction.attributes) else 1.0
         return causal * products * 2.0 * math.prod(query) * key[1]
+    if "conv" in instruction.library_call:
+        labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
+        first, second = (array_shapes(shapes[name])[0][1] for name in instruction.operand_names[:2])
+        result = array_shapes(instruction.shape)[0][1]
+        outputs, kernel = result, second
+        if "Backward" in instruction.library_call:
+            outputs, kernel = (first, second) if "Input" in instruction.library_call else (second, result)
+        return 2.0 * math.prod(outputs) * math.prod(kernel) / kernel[labels[1].index("o")] if labels else 0.0
     contracting = re.search(r'"lhs_contracting_dimensions": *\[([^\]]*)\]', instruction.attributes)
     if contracting is None:
         return 0.0
@@ -134,8 +142,9 @@ def instruction_bytes(computations: Computations, instruction: Instruction, shap
     is_call = opcode == "custom-call" and not instruction.is_kernel
     if opcode in _FREE or opcode.endswith("-done") or (is_call and not instruction.library_call):
         return 0
-    if is_call:  # its last result is workspace
-        return sum(map(placed_bytes, [*operands, *elements(instruction.shape)[:-1]]))
+    if is_call:  # a result of bytes is workspace
+        results = [part for part in elements(instruction.shape) if not part.startswith(("s8", "u8"))]
+        return sum(map(placed_bytes, [*operands, *results]))
     if opcode in ("copy-start", "slice-start", "dynamic-slice-start"):
         return _start_bytes(instruction)
     if opcode in _SLICES:
@@ -179,10 +188,17 @@ def _users(computations: Computations, body: list[Instruction], name: str) -> It
     """Yield the instructions that use a value, or a bitcast of it, and the position of the operand."""
     for one in body:
         for position, operand in enumerate(one.operand_names):
-            if operand == name and _is_bitcast(computations, one):
+            if operand == name and (_is_bitcast(computations, one) or _is_sliced_again(computations, body, one)):
                 yield from _users(computations, body, one.name)
             elif operand == name:
                 yield one, position
+
+
+def _is_sliced_again(computations: Computations, body: list[Instruction], instruction: Instruction) -> bool:
+    """Return whether an instruction is a slice of which only slices are read."""
+    return instruction.opcode == "slice" and all(
+        user.opcode in _SLICES and not position for user, position in _users(computations, body, instruction.name)
+    )
 
 
 def _is_bitcast(computations: Computations, instruction: Instruction) -> bool:

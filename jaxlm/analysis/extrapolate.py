@@ -107,13 +107,13 @@ def _traffic(
 
 
 def _estimate(small: Estimate, large: Estimate, line: Callable[[float, float], float]) -> Estimate:
-    none = Operation()
+    """Extrapolate the time, and the operations that both steps have."""
     seconds, flops, size = map(line, small[:3], large[:3])
     return large._replace(
         seconds=seconds, executed_flops=flops, bytes_accessed=size,
         kernels=large.kernels and Kernels(line(small.kernels.seconds, large.kernels.seconds), *large.kernels[1:]),
         operations={
-            name: Operation(*map(line, small.operations.get(name, none), large.operations.get(name, none)))
-            for name in small.operations | large.operations
+            name: Operation(*(max(figure, 0.0) for figure in map(line, small.operations[name], operation)))
+            for name, operation in large.operations.items() if name in small.operations
         },
     )

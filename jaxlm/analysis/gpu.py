@@ -10,15 +10,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
+import math
 import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jax.experimental import topologies
 
 from jaxlm.analysis.costs import instruction_bytes, instruction_flops
-from jaxlm.analysis.hlo import Module, array_shapes
+from jaxlm.analysis.hlo import CONTROL_FLOW, Instruction, Module, array_shapes
 from jaxlm.analysis.step import Estimate, Operation
 from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import GPU, GPUS, gpu_model, peak_flops
@@ -30,11 +31,17 @@ BANDWIDTH_SHARE = 0.85
 LAUNCH_SECONDS = 2e-6
 """Assumed least time of an operation."""
 DEFAULT_MEMORY_SHARE = 0.75
-"""Share of a GPU's memory that JAX reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+"""Share of a GPU's memory that JAX reserves, unless one of MEMORY_SHARES says otherwise."""
+MEMORY_SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""Environment variables; the second is the older name."""
+METHOD = (
+    f"matrix products at {PRODUCT_SHARE:.0%} of the peak, other operations at {BANDWIDTH_SHARE:.0%} of the memory "
+    f"bandwidth, at least {LAUNCH_SECONDS * 1e6:.0f} µs each"
+)
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 """Triton chooses the tiles of a matrix product by timing them; without a GPU every product is cuBLAS's."""
 
-_NAME = re.compile(rf"(?:(\d+)x)?({'|'.join(GPUS)})(?::(\d+))?")
+_NAME = re.compile(rf"(?:([1-9]\d*)x)?({'|'.join(GPUS)})(?::([1-9]\d*))?")
 
 
 def is_gpu_topology(name: str) -> bool:
@@ -42,24 +49,23 @@ def is_gpu_topology(name: str) -> bool:
     return _NAME.fullmatch(name.strip().lower()) is not None
 
 
-def require_compiler() -> None:
-    """Raise UserError if the CUDA compiler is not installed."""
-    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        raise UserError("plans for GPUs need XLA's CUDA compiler; in the clone, run `pip install -e '.[gpu]'`.")
-
-
 def gpu_devices(name: str) -> Sequence[Any]:
     """Return the abstract devices of a topology of GPUs, host by host.
 
     Raises:
-        UserError: The compiler is not installed.
+        UserError: The compiler is not installed, or refuses.
     """
-    require_compiler()
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        raise UserError("plans for GPUs need XLA's CUDA compiler; in the clone, run `pip install -e '.[gpu]'`.")
+    memory_share()
     hosts, model, count = _NAME.fullmatch(name.strip().lower()).groups()
-    return topologies.get_topology_desc(
-        platform="cuda", topology_name=model, target_config=_description(GPUS[model]),
-        topology=f"1x{hosts or 1}x{count or 1}",  # slices x hosts x GPUs
-    ).devices
+    try:
+        return topologies.get_topology_desc(
+            platform="cuda", topology_name=model, target_config=_description(GPUS[model]),
+            topology=f"1x{hosts or 1}x{count or 1}",  # slices x hosts x GPUs
+        ).devices
+    except Exception as error:  # the plugin raises errors of several types
+        raise UserError(f"XLA's CUDA compiler fails for {name} ({error}); is the extra [gpu] whole?") from error
 
 
 def _description(gpu: GPU) -> str:
@@ -80,10 +86,22 @@ def _description(gpu: GPU) -> str:
     """
 
 
+def memory_share() -> float:
+    """Return the share of a GPU's memory that JAX reserves.
+
+    Raises:
+        UserError: The environment says otherwise, and not with a number.
+    """
+    name = next((name for name in MEMORY_SHARES if os.environ.get(name)), None)
+    text = os.environ[name] if name else str(DEFAULT_MEMORY_SHARE)
+    if not re.fullmatch(r"1(\.0*)?|0?\.\d+", text):
+        raise UserError(f"the environment variable {name} is {text!r}; set it to a number above 0 and up to 1.")
+    return float(text)
+
+
 def memory_limit(device: Any) -> int:
     """Return the memory in bytes that JAX reserves on a GPU."""
-    share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or DEFAULT_MEMORY_SHARE)
-    return int(share * gpu_model(device).memory)
+    return int(memory_share() * gpu_model(device).memory)
 
 
 @contextlib.contextmanager
@@ -117,31 +135,55 @@ def as_if_attached(device: Any) -> Iterator[None]:
         vars(module).update(before)
 
 
-def roofline(module: Module, device: Any) -> Estimate:
-    """Return the time of a compiled step on a GPU by the roofline of each operation."""
-    gpu, flops_per_second = gpu_model(device), PRODUCT_SHARE * peak_flops(device)
-    operations: dict[str, Operation] = collections.defaultdict(Operation)
-    executed = accessed = computing = 0.0
-    for computation, runs in module.executions(fused=False).items():
+class Cost(NamedTuple):
+    """Cost of one execution of an operation: by FLOPs if `is_compute`, else by memory traffic."""
+
+    seconds: float
+    flops: float
+    bytes: int
+    is_compute: bool
+
+
+def operation_costs(module: Module, device: Any) -> dict[str, Cost]:
+    """Return the cost of each scheduled instruction that has one, by name."""
+    gpu, costs = gpu_model(device), {}
+    for computation in module.executions(fused=False):
         shapes = {one.name: one.shape for one in module.computations[computation]}
-        for instruction in module.computations[computation]:
-            flops = instruction_flops(module.computations, instruction, shapes)
-            size = instruction_bytes(module.computations, instruction, shapes)
-            executed, accessed = executed + runs * flops, accessed + runs * size
+        for one in module.computations[computation]:
+            flops = instruction_flops(module.computations, one, shapes)
+            size = instruction_bytes(module.computations, one, shapes)
             if not flops and not size:
                 continue
             # Products of float32 are TF32's, at half the peak.
-            is_float32 = flops and array_shapes(shapes[instruction.operand_names[0]])[0][0] == "f32"
-            compute = flops * (2 if is_float32 else 1) / flops_per_second
+            is_float32 = bool(flops and array_shapes(shapes[one.operand_names[0]])[0][0] == "f32")
+            compute = (1 + is_float32) * flops / (PRODUCT_SHARE * peak_flops(device))
             seconds = max(compute, size / (BANDWIDTH_SHARE * gpu.memory_bandwidth), LAUNCH_SECONDS)
-            computing += runs * seconds * (seconds == compute)
-            name = re.sub(r"\d+", "#", instruction.op_name or f"({instruction.opcode})")
-            before = operations[name]
-            operations[name] = Operation(before.seconds + runs * seconds, before.executions + runs)
-    method = (
-        f"matrix products at {PRODUCT_SHARE:.0%} of the peak, other operations at {BANDWIDTH_SHARE:.0%} of the memory "
-        f"bandwidth, at least {LAUNCH_SECONDS * 1e6:.0f} µs each"
-    )
+            costs[one.name] = Cost(seconds, flops, size, seconds == compute)
+    return costs
+
+
+def roofline(module: Module, costs: dict[str, Cost]) -> Estimate:
+    """Return the time of a compiled step, from the costs of its operations."""
+    operations: dict[str, Operation] = collections.defaultdict(Operation)
+    executed = accessed = computing = 0.0
+    for computation, runs in module.executions(fused=False).items():
+        for instruction in module.computations[computation]:
+            if cost := costs.get(instruction.name):
+                executed, accessed = executed + runs * cost.flops, accessed + runs * cost.bytes
+                computing += runs * cost.seconds * cost.is_compute
+                name = re.sub(r"\d+", "#", instruction.op_name or f"({instruction.opcode})")
+                before = operations[name]
+                operations[name] = Operation(before.seconds + runs * cost.seconds, before.executions + runs)
     seconds = sum(operation.seconds for operation in operations.values())
     bound = "compute" if computing >= seconds / 2 else "memory"
-    return Estimate(seconds, executed, accessed, method, None, dict(operations), bound, is_roofline=True)
+    return Estimate(seconds, executed, accessed, METHOD, None, dict(operations), bound, is_roofline=True)
+
+
+def hiding(costs: dict[str, Cost]) -> Callable[[Instruction], float]:
+    """Return the function of an instruction that returns the time for which it can hide a collective."""
+    def seconds(instruction: Instruction) -> float:
+        if instruction.opcode in CONTROL_FLOW:
+            return math.inf
+        return costs[instruction.name].seconds if instruction.name in costs else 0.0
+
+    return seconds

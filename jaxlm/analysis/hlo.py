@@ -95,12 +95,10 @@ class Module:
     Attributes:
         entry: Name of the entry computation.
         computations: Instructions of each computation, in scheduled order.
-        has_cycles: Whether the compiler estimates cycles, as the TPU's does.
     """
 
     entry: str
     computations: dict[str, list[Instruction]]
-    has_cycles: bool = True
 
     def kernels(self) -> dict[str, int]:
         """Return how often one run executes each Pallas kernel and each function of a library, by name."""
@@ -177,7 +175,7 @@ def parse(hlo: str) -> Module:
             if _INSTRUCTION_START.match(line):
                 finish()
             lines.append(line)  # attributes of kernels span several lines
-    return Module(entry, computations, '"estimated_cycles"' in hlo)
+    return Module(entry, computations)
 
 
 def array_shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -206,14 +204,14 @@ class Collective(NamedTuple):
         kind: Opcode, with BETWEEN_SLICES for a transfer over the network that joins slices.
         bytes: Bytes of the full arrays: outputs, or inputs of a reduce-scatter.
         runs: Number of executions in one run of the program.
-        overlaps: Whether it overlaps with compute.
+        window: Seconds of compute that run at the same time; infinite where only is known that some do.
         group: Partition ids of the first of its groups of devices; () for all devices.
     """
 
     kind: str
     bytes: int
     runs: int
-    overlaps: bool
+    window: float
     group: tuple[int, ...] = ()
 
 
@@ -237,17 +235,28 @@ class Traffic(NamedTuple):
     asynchronous_seconds: float = 0.0
 
 
-def traffic(module: Module, seconds: Callable[[Collective], float] = lambda collective: 0.0) -> dict[str, Traffic]:
+def cycles_window(instruction: Instruction) -> float:
+    """Return infinity for compute on a TPU, where cycles and kernels tell it, and 0 for other instructions."""
+    is_compute = instruction.cycles or instruction.is_kernel or instruction.opcode in CONTROL_FLOW
+    return math.inf if is_compute else 0.0
+
+
+def traffic(
+    module: Module, seconds: Callable[[Collective], float] = lambda collective: 0.0,
+    compute: Callable[[Instruction], float] = cycles_window,
+) -> dict[str, Traffic]:
     """Return the totals of each kind of collectives, trip counts of loops included, largest first.
 
     Args:
         module: The compiled program.
         seconds: Function that returns the time of one execution.
+        compute: Function that returns the time of compute that can hide a collective.
     """
     totals: dict[str, Traffic] = {}
-    for one in collectives(module):
-        time, hidden = one.runs * seconds(one), int(one.overlaps)
-        item = (one.runs, one.runs * one.bytes, hidden * one.runs, hidden * one.runs * one.bytes, time, hidden * time)
+    for one in collectives(module, compute):
+        time, hidden = seconds(one), int(one.window > 0)
+        item = (1, one.bytes, hidden, hidden * one.bytes, time, min(time, one.window))
+        item = [one.runs * figure for figure in item]
         totals[one.kind] = Traffic(*map(sum, zip(totals.get(one.kind, Traffic()), item, strict=True)))
     return dict(sorted(totals.items(), key=lambda item: -item[1].bytes))
 
@@ -258,7 +267,9 @@ def asynchronous_share(totals: dict[str, Traffic]) -> float | None:
     return sum(item.asynchronous_bytes for item in totals.values()) / size if size else None
 
 
-def collectives(module: Module) -> Iterable[Collective]:
+def collectives(
+    module: Module, compute: Callable[[Instruction], float] = cycles_window
+) -> Iterable[Collective]:
     """Return every collective of a module once.
 
     A collective overlaps with compute if compute is scheduled between its start and its end, or if the TPU compiler
@@ -278,7 +289,7 @@ def collectives(module: Module) -> Iterable[Collective]:
                 kind = sent[1].lower().replace("_", "-") + BETWEEN_SLICES
             if kind is None:
                 continue
-            overlaps = name in fused_with_compute or _overlaps(instructions, index, module.has_cycles)
+            window = math.inf if name in fused_with_compute else _window(instructions, index, compute)
             # On TPUs a reduce-scatter is a fusion of an all-reduce and slices; all reduce-scatters share one channel.
             scatters = name.startswith("all-reduce-scatter")
             channel = None if scatters else re.search(r"channel_id=(\d+)", instruction.attributes)
@@ -286,28 +297,23 @@ def collectives(module: Module) -> Iterable[Collective]:
             key = (kind, channel[1]) if channel else (name, instruction.name)
             if key not in found:
                 size, group = _collective_bytes(kind, instruction), _first_group(instruction.attributes)
-                found[key] = Collective("reduce-scatter" if scatters else kind, size, runs, overlaps, group)
+                found[key] = Collective("reduce-scatter" if scatters else kind, size, runs, window, group)
             before = found[key]
-            found[key] = before._replace(runs=max(runs, before.runs), overlaps=overlaps or before.overlaps)
+            found[key] = before._replace(runs=max(runs, before.runs), window=max(window, before.window))
     return found.values()
 
 
-def _overlaps(instructions: list[Instruction], index: int, has_cycles: bool) -> bool:
-    """Return whether compute is scheduled between the collective that starts at `index` and its end.
-
-    Compute is what has cycles or, where the compiler estimates none, any fusion or call of a library.
-    """
-    compute = CONTROL_FLOW if has_cycles else (*CONTROL_FLOW, "fusion", "custom-call")
+def _window(instructions: list[Instruction], index: int, compute: Callable[[Instruction], float]) -> float:
+    """Return the time of compute that is scheduled between the collective that starts at `index` and its end."""
     start = instructions[index]
     if start.opcode != "send" and not start.opcode.endswith("-start"):
-        return False
-    done = f"{start.opcode.removesuffix('-start')}-done"
+        return 0.0
+    done, total = f"{start.opcode.removesuffix('-start')}-done", 0.0
     for other in instructions[index + 1:]:
         if other.opcode == done and start.name in re.findall(r"[\w.\-]+", other.operands):
-            return False
-        if other.cycles or other.is_kernel or other.opcode in compute:
-            return True
-    return False
+            return total
+        total += compute(other)
+    return total
 
 
 def _collective_bytes(kind: str, instruction: Instruction) -> int:
@@ -345,16 +351,22 @@ def _first_group(attributes: str) -> tuple[int, ...]:
     if match := re.search(r"source_target_pairs=\{([\d,{}]+)\}", attributes):
         pairs = [(int(source), int(target)) for source, target in re.findall(r"(\d+),(\d+)", match[1])]
         return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
-    if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
+    mesh = r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}"
+    if match := re.search(mesh, attributes):
         sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        chosen = re.findall(r"'(\w+)'", match[2])
-        ids = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        chosen = re.findall(r"'(\w+)'", match[4])
+        ids = _device_ids(match[2] or str(math.prod(sizes.values())), match[3]).reshape(tuple(sizes.values()))
         index = tuple(slice(None) if axis in chosen else 0 for axis in sizes)
         return tuple(ids[index].ravel().tolist())
     if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
-        ids = np.arange(int(match[1]) * int(match[2])).reshape([int(n) for n in match[3].split(",")])
-        order = [int(n) for n in match[4].split(",")] if match[4] else range(ids.ndim)
-        return tuple(ids.transpose(order).ravel()[: int(match[2])].tolist())
+        return tuple(_device_ids(match[3], match[4]).ravel()[: int(match[2])].tolist())
     if match := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return tuple(int(n) for n in match[1].split(","))
     return ()
+
+
+def _device_ids(dims: str, order: str | None) -> np.ndarray:
+    """Return the partition ids of HLO's "[2,8]T(1,0)": an iota of these dimensions, transposed."""
+    sizes = [int(n) for n in dims.split(",")]
+    axes = [int(n) for n in order.split(",")] if order else range(len(sizes))
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(axes)

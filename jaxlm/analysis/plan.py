@@ -144,7 +144,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `jaxlm plan --json` prints."""
         step, e, p, measured = self.step, self.step.estimate, self.prediction, self.measured_step_seconds
-        estimated = e.seconds if e and not e.is_roofline else None
+        estimated = e.seconds if e and e.kernels else None  # by a TPU's cycles
         facts = {name: value for name, value in vars(self).items() if name in _FACTS}
         return facts | {
             "fits": self.fits, "hbm_bytes_per_chip": step.hbm_bytes, "hbm_by_kind": step.hbm_by_kind,

@@ -80,7 +80,7 @@ def _time_lines(plan: Plan) -> list[str]:
     lines.append(f"{si(DAY * plan.tokens_per_second)}tokens a day{run}{cost}.")
     flops_seconds = plan.flops_per_step / plan.devices / plan.peak_flops_per_chip
     lines += [
-        f"It takes {e.method} of {si(plan.peak_flops_per_chip)}FLOP/s and {si(plan.bandwidth_per_chip)}B/s; a GPU "
+        f"Assumed: {e.method} ({si(plan.peak_flops_per_chip)}FLOP/s and {si(plan.bandwidth_per_chip)}B/s). A GPU "
         f"executes {si(e.executed_flops)}FLOPs and moves {gib(e.bytes_accessed)}. No GPU has confirmed it."
     ] if e.is_roofline else [
         f"Estimated by {e.method}, without collectives: {e.seconds * 1e3:,.2f} ms a step, MFU "

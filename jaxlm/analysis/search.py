@@ -22,20 +22,23 @@ TENSOR_SIZES = (1, 2, 4, 8)
 def search(session: Session, topology: str, is_extrapolated: bool = False, report: Report = print) -> Iterator[Plan]:
     """Yield the plans of a step over several meshes, with the flags that differ from the session.
 
-    For each size of `fsdp`, with `data` for the rest, the step is planned as it is; where it does not fit, with twice
-    the microbatches until they have one row a chip, then with all activations recomputed. Sizes of `tensor` above 1 are
-    tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
+    For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where it
+    does not fit, with twice the microbatches until they have one row a chip, then with all activations recomputed.
+    Sizes of `tensor` above 1 are tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and
+    `tensor` fill one at most.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
     """
     devices = topology_devices(topology)
     chips = len(devices) // num_slices(devices)  # of one slice
+    host = sum(device.process_index == devices[0].process_index for device in devices)
     tried = fitted = False
     for tensor in TENSOR_SIZES:
         if fitted:
             break
-        for fsdp in sorted({size for size in (*FSDP_SIZES, chips // tensor) if not chips % (size * tensor)}):
+        for fsdp in sorted({size for size in (*FSDP_SIZES, host // tensor, chips // tensor)
+                            if size and not chips % (size * tensor)}):
             for changed, changes in variants(session, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
                     found = plan(changed, topology, is_extrapolated=is_extrapolated, report=report)

@@ -15,8 +15,9 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jaxlm.analysis import gpu
 from jaxlm.analysis.compilation import topology_devices
 from jaxlm.analysis.costs import product_flops
-from jaxlm.analysis.hlo import Collective, parse, traffic
+from jaxlm.analysis.hlo import Collective, collectives, parse, traffic
 from jaxlm.analysis.links import collective_timer
+from jaxlm.analysis.step import Estimate
 from jaxlm.cli import main
 from jaxlm.errors import UserError
 from jaxlm.parallel.peaks import GPUS, gpu_model, memory_bandwidth, peak_flops
@@ -56,18 +57,23 @@ def devices(model: str, hosts: int, gpus: int = 8) -> list[SimpleNamespace]:
     ]
 
 
+def planned(text: str, device: SimpleNamespace) -> Estimate:
+    module = parse(text)
+    return gpu.roofline(module, gpu.operation_costs(module, device))
+
+
 def test_a_product_takes_its_flops_at_a_share_of_the_peak():
     (device,) = devices("h100", 1, 1)
-    found = gpu.roofline(parse(STEP), device)
+    found = planned(STEP, device)
     flops = 2 * 4096 * 768 * 2304
     assert found.executed_flops == flops
     assert found.bytes_accessed == 2 * (4096 * 768 + 768 * 2304 + 4096 * 2304)  # bfloat16, without the workspace
     assert found.seconds == pytest.approx(flops / (gpu.PRODUCT_SHARE * 989e12))
     # In float32 at half the peak, and twice the bytes.
-    precise = gpu.roofline(parse(STEP.replace("bf16", "f32")), device)
+    precise = planned(STEP.replace("bf16", "f32"), device)
     assert precise.seconds == pytest.approx(2 * found.seconds)
     (slow,) = devices("l4", 1, 1)
-    assert gpu.roofline(parse(STEP), slow).seconds == pytest.approx(flops / (gpu.PRODUCT_SHARE * 121e12))
+    assert planned(STEP, slow).seconds == pytest.approx(flops / (gpu.PRODUCT_SHARE * 121e12))
 
 
 @pytest.mark.parametrize(("target", "mask", "products"), [
@@ -80,9 +86,38 @@ def test_attention_is_two_products_and_five_in_its_gradient(target, mask, produc
     assert module.kernels() == {target: 1}
 
 
-def test_collectives_overlap_where_a_call_is_scheduled_between_start_and_end():
-    totals = traffic(parse(STEP))["all-reduce"]
-    assert (totals.count, totals.asynchronous_count) == (2, 1)
+def test_a_collective_hides_behind_what_is_scheduled_between_its_start_and_its_end():
+    (device,), module = devices("h100", 1, 1), parse(STEP)
+    costs = gpu.operation_costs(module, device)
+    totals = traffic(module, lambda collective: 1.0, gpu.hiding(costs))["all-reduce"]
+    assert (totals.count, totals.asynchronous_count, totals.seconds) == (2, 1, 2.0)
+    assert totals.asynchronous_seconds == costs["custom-call.62"].seconds
+
+
+def test_groups_over_a_transposed_mesh_of_devices():
+    axes = "replica_groups=mesh['axis_0'=8,'axis_1'=1,'axis_2'=2], device_ids=([2,8]T(1,0)) {'axis_2'}"
+    (found,) = {one.group for one in collectives(parse(STEP.replace("replica_groups={{0,1}}", axes)))}
+    assert found == (0, 8)  # one GPU of each host
+    (found,) = {one.group for one in collectives(parse(STEP.replace(
+        "replica_groups={{0,1}}", axes.replace("{'axis_2'}", "{'axis_0'}"))))}
+    assert found == tuple(range(8))
+
+
+def test_convolutions_count_in_both_directions():
+    text = """ENTRY %main.1 (x: f32[8,16,50]) -> f32[8,32,48] {
+  %x = f32[8,16,50]{2,1,0} parameter(0)
+  %k = f32[32,16,3]{2,1,0} parameter(1)
+  %y = f32[8,32,48]{2,1,0} parameter(2)
+  %call = RESULT custom-call(OPERANDS), window={size=3}, dim_labels=bf0_oi0->bf0, custom_call_target="__cudnn$convKIND"
+  ROOT %result = f32[8,32,48]{2,1,0} get-tuple-element(%call), index=0
+}
+"""
+    flops = 2 * 8 * 32 * 48 * 16 * 3
+    for kind, operands, result in (("Forward", "%x, %k", "(f32[8,32,48]{2,1,0}, u8[0]{0})"),
+                                   ("BackwardInput", "%y, %k", "(f32[8,16,50]{2,1,0}, u8[0]{0})"),
+                                   ("BackwardFilter", "%x, %y", "(f32[32,16,3]{2,1,0}, u8[0]{0})")):
+        one = text.replace("KIND", kind).replace("OPERANDS", operands).replace("RESULT", result)
+        assert product_flops(parse(one)) == flops
 
 
 def test_the_false_branch_of_a_conditional_counts():
@@ -124,16 +159,23 @@ def test_every_gpu_has_a_peak_and_facts():
 
 def test_memory_is_what_jax_reserves(monkeypatch):
     (device,) = devices("h100", 1, 1)
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    for name in gpu.MEMORY_SHARES:
+        monkeypatch.delenv(name, raising=False)
     assert gpu.memory_limit(device) == int(0.75 * 85028765696)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".95")
     assert gpu.memory_limit(device) == int(0.95 * 85028765696)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "abc")
+    with pytest.raises(UserError, match=r"^the environment variable XLA_CLIENT_MEM_FRACTION is 'abc'; set it to"):
+        gpu.memory_limit(device)
 
 
 def test_without_the_compiler_one_sentence(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("h100:8", "2xH100:8", "a100"):
         with pytest.raises(UserError, match=r"^plans for GPUs need XLA's CUDA compiler; in the clone, run"):
+            topology_devices(name)
+    for name in ("h100:0", "0xh100:8", "h100:8x2", "gh200:8"):
+        with pytest.raises(UserError, match=f"^'{name}' is not a topology; write the generation and its chips"):
             topology_devices(name)
 
 
