@@ -131,8 +131,10 @@ def short_rows(session: Session) -> str:
 
 
 def _duration(days: float) -> str:
-    """Return a time as text, in hours below a day: "5.3 hours"."""
-    return f"{days:,.1f} days" if days >= 1 else f"{24 * days:,.1f} hours"
+    """Return a time as text in its largest unit: "5.3 hours"."""
+    units = ((days, "days"), (24 * days, "hours"))
+    number, unit = next((unit for unit in units if unit[0] >= 1), (1440 * days, "minutes"))
+    return f"{number:,.1f} {unit}"
 
 
 def gib(size: float) -> str:

@@ -22,8 +22,8 @@ TENSOR_SIZES = (1, 2, 4, 8)
 def search(session: Session, topology: str, is_extrapolated: bool = False, report: Report = print) -> Iterator[Plan]:
     """Yield the plans of a step over several meshes, with the flags that differ from the session.
 
-    For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where it
-    does not fit, with twice the microbatches until they have one row a chip, then with all activations recomputed.
+    For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where
+    it does not fit, with twice the microbatches until they have one row a chip, then with all activations recomputed.
     Sizes of `tensor` above 1 are tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and
     `tensor` fill one at most.
 
