@@ -197,7 +197,7 @@ class Answers(Task):
 
     @property
     def template(self) -> Template:
-        return self.reading.answer_template or super().template
+        return self.fine_tuning.answer_template or super().template
 
     @property
     def outputs(self) -> int:

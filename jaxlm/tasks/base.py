@@ -92,8 +92,8 @@ class Task(Objective):
         return RowFormat(self, length)
 
     @property
-    def reading(self) -> FineTuning:
-        """How the task reads its model."""
+    def fine_tuning(self) -> FineTuning:
+        """How the family is fine-tuned; raises UserError if it cannot be."""
         if self.model.fine_tuning is None:
             raise UserError(f"{type(self.model).__name__} cannot be fine-tuned for this task; choose another model.")
         return self.model.fine_tuning
@@ -101,7 +101,7 @@ class Task(Objective):
     @property
     def template(self) -> Template:
         """Special tokens around the texts."""
-        return self.reading.template.for_vocabulary(self.vocabulary)
+        return self.fine_tuning.template.for_vocabulary(self.vocabulary)
 
     @property
     def text_template(self) -> Template:
@@ -119,7 +119,7 @@ class Task(Objective):
     @property
     def has_classifier_bias(self) -> bool:
         """Whether the classifier has a bias."""
-        return self.reading.use_bias or not self.pools
+        return self.fine_tuning.use_bias or not self.pools
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model and its training options.
@@ -130,7 +130,7 @@ class Task(Objective):
         # The attention kernel was chosen for the machine that trained.
         model = source.objective.model.text_model.with_execution(attention="auto")
         task = dataclasses.replace(self, model=model)
-        assert task.reading
+        assert task.fine_tuning
         return task
 
     def label_names(self, record: Record) -> Sequence[str]:
@@ -201,7 +201,7 @@ class Task(Objective):
             )
         key_model, key_pooler, key_classifier = jax.random.split(key, 3)
         params = self.model.init_task(key_model)
-        if self.pools and self.reading.activation:
+        if self.pools and self.fine_tuning.activation:
             params["pooler"] = self._dense(key_pooler, self.model.width, True)
         params["classifier"] = self._dense(key_classifier, self.outputs, self.has_classifier_bias)
         return params
@@ -244,7 +244,7 @@ class Task(Objective):
         self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None
     ) -> Float[Array, "*batch hidden"]:
         """Apply the dense layer before the classifier, if the family has one, and dropout."""
-        if name := self.reading.activation:
+        if name := self.fine_tuning.activation:
             act = jnp.tanh if name == "tanh" else ACTIVATIONS[name]
             pooler = params["pooler"]
             x = act(x @ pooler["kernel"].astype(x.dtype) + pooler["bias"].astype(x.dtype))
@@ -256,7 +256,7 @@ class Task(Objective):
 
     def flops(self, length: int) -> float:
         width = self.model.width
-        pooler = 2 * width * width if self.pools and self.reading.activation else 0
+        pooler = 2 * width * width if self.pools and self.fine_tuning.activation else 0
         return self.model.forward_flops(length) + pooler + 2 * width * self.outputs
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
@@ -285,7 +285,7 @@ class Task(Objective):
         outputs = self.run(params, source, length, batch_size)
         for example, output in zip(source.examples("held_out", self, length), outputs, strict=True):
             parts[example.record].append((example, output))
-        return [self.answer(record, own) for record, own in zip(records, parts, strict=True)]
+        return [self.answer(record, answer_parts) for record, answer_parts in zip(records, parts, strict=True)]
 
     def score_rows(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> dict[str, float]:
         golds = [self.gold(record) for record in source.records["held_out"]]
