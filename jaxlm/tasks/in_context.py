@@ -15,7 +15,7 @@ import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
-from jaxlm.inference.text import fit_prompts, write
+from jaxlm.inference.text import fit_prompts, generate_text
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import any_path, check_output
 from jaxlm.tasks import metrics
@@ -120,7 +120,7 @@ def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exam
     prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     settings = Settings(max_new_tokens=task.max_new_tokens, beams=task.beams, length_penalty=task.length_penalty)
-    answers = write(loaded, prompts, settings, stops, skip_special=True)
+    answers = generate_text(loaded, prompts, settings, stops, skip_special=True)
     texts, golds = [answer.text.strip() for answer in answers], [list(example.answers) for example in examples]
     rows = [
         {"prediction": text, "gold": gold, "log_likelihood": sum(answer.log_probs)}
