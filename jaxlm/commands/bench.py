@@ -43,19 +43,19 @@ def main(arguments: list[str]) -> int:
     from jaxlm.runs.resolve import require_command
     from jaxlm.runs.session import open_session
 
-    say = functools.partial(print, file=sys.stderr, flush=True)
+    log = functools.partial(print, file=sys.stderr, flush=True)
     has_peer = options.peer is not None
     if options.init_from:
         if options.generate is not None:
             raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
         require_command(resolved.experiment, "finetune", options.config)
-        session = open_session(resolved, report=say, load_constants=teacher_arrays).with_rows(say)
-        found = bench.bench_fine_tuning(session, has_peer, options.steps, say)
+        session = open_session(resolved, report=log, load_constants=teacher_arrays).with_rows(log)
+        found = bench.bench_fine_tuning(session, has_peer, options.steps, log)
     else:
-        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, say)
+        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, log)
         if options.generate is not None:
-            found = bench.bench_generation(session, options.generate, has_peer, say)
+            found = bench.bench_generation(session, options.generate, has_peer, log)
         else:
-            found = bench.bench_pretraining(session, has_peer, options.steps, say)
+            found = bench.bench_pretraining(session, has_peer, options.steps, log)
     print(json.dumps(found) if options.json else readable(found))
     return 0

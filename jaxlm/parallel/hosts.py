@@ -36,7 +36,7 @@ JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
 """Seconds to wait for the other processes to start, 300 by default."""
 WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 """Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
-SAY_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """Seconds between two messages of a waiting process."""
 LEAVE_SECONDS = 30.0
 """Seconds that a process of several waits for the others at its end, once for a save and once to exit."""
@@ -67,7 +67,7 @@ def join_processes() -> None:
     if given:
         address, count, index = given
         state = f"process {index} of {count} waits for {'process 0' if index else 'the others'} at {address}"
-    say(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
+    log(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     try:
         if given and not given[2]:
             _require_free_port(given[0])
@@ -87,17 +87,17 @@ def join_processes() -> None:
 
 @contextlib.contextmanager
 def _patience(state: str, seconds: int, variable: str, code: int, advice: str) -> Iterator[None]:
-    """Say every `SAY_SECONDS` that the block still waits, and exit with `code` after `seconds`."""
+    """Log every `LOG_SECONDS` that the block still waits, and exit with `code` after `seconds`."""
     ended = threading.Event()
 
     def watch() -> None:
         left = float(seconds)
-        while not ended.wait(min(SAY_SECONDS, left)):
-            left -= SAY_SECONDS
+        while not ended.wait(min(LOG_SECONDS, left)):
+            left -= LOG_SECONDS
             if left <= 0:
-                say(f"{state}; gave up after {seconds} s. {advice}")
+                log(f"{state}; gave up after {seconds} s. {advice}")
                 return os._exit(code)
-            say(f"{state}, {seconds - left:.0f} s so far of up to {seconds} ({variable}).")
+            log(f"{state}, {seconds - left:.0f} s so far of up to {seconds} ({variable}).")
 
     threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()
     try:
@@ -147,7 +147,7 @@ def _require_free_port(address: str) -> None:
         ) from error
 
 
-def say(sentence: str) -> None:
+def log(sentence: str) -> None:
     """Print a sentence on standard error, on any process."""
     print(f"jaxlm: {sentence}", file=sys.stderr, flush=True)
 
@@ -213,7 +213,7 @@ def wait_for_all(reason: str) -> None:
     """Wait until all processes have called this, for hours if need be.
 
     They wait on their hosts, since a collective on the devices has the platform's time limit. A process says every
-    `SAY_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
+    `LOG_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
 
     Args:
         reason: What the process waits for, such as "process 0 to prepare the text".
@@ -318,7 +318,7 @@ def exit_process(code: int, failure: Exception | None = None) -> None:
         timer.start()
         return
     traceback.print_exception(failure)
-    say(
+    log(
         f"this process ends ({cause(failure)}): it has failed, or has lost another process of the run, whose output "
         "then says why. Run the same command on all to go on."
     )
