@@ -61,21 +61,20 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    seconds, given = _seconds(JOIN_SECONDS, 300), _processes_from_env()
-
+    seconds, processes = _seconds(JOIN_SECONDS, 300), _processes_from_env()
     state = "this process waits for the others of its cluster"  # jax chooses where they meet
-    if given:
-        address, count, index = given
+    if processes:
+        address, count, index = processes
         state = f"process {index} of {count} waits for {'process 0' if index else 'the others'} at {address}"
     log(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     try:
-        if given and not given[2]:
-            _require_free_port(given[0])
-        bind = given[0] if given and _is_loopback(given[0]) else None
+        if processes and index == 0:
+            _require_free_port(address)
+        bind = address if processes and _is_loopback(address) else None
         # jax's own timeout aborts with a C++ stack.
         with _patience(state, seconds, JOIN_SECONDS, 2, "Start all at the same time, each with an index of its own."):
             jax.distributed.initialize(
-                *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
+                *(processes or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
                 heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),
             )
     except ValueError as error:
