@@ -1,4 +1,4 @@
-"""Parts of several commands: argument parser, resolved configuration, start of jax."""
+"""Shared command-line helpers: argument parser, resolved configuration, start of jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of what a model makes of text while it is trained: filled masks, or continuations."""
+"""Qualitative samples logged during training: filled masks, or continuations."""
 
 from __future__ import annotations
 

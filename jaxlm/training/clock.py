@@ -23,7 +23,7 @@ TICK = 1.0
 
 
 class Clock:
-    """Seconds that a run spent in each phase, over all its starts, as this process sees them.
+    """Wall time of a run per phase in seconds, accumulated over restarts, as this process measures it.
 
     `step` is useful work: steps that had not been computed before. `lost` are steps that an earlier start had computed
     after its last checkpoint. `data` is the wait for batches that came after the device had finished its work, an upper
