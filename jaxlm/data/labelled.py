@@ -32,7 +32,7 @@ BUCKETS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Lengths of batches as shares of `--data.length`, rounded up to multiples of 8; the step is compiled for each."""
 
 Arrays = dict[str, np.ndarray]
-Row = TypeVar("Row")
+Item = TypeVar("Item")
 
 
 ANSWERS = ("label", "labels", "tags", "answers", "targets")
@@ -68,7 +68,7 @@ class Record(NamedTuple):
         return any(str(leaf).strip() for leaf in leaves if leaf is not None)
 
 
-class Example(NamedTuple):
+class EncodedExample(NamedTuple):
     """Arrays of a record, without batch dimension."""
 
     record: int
@@ -87,7 +87,7 @@ class RowEncoder(Protocol):
         """Padding value of each array whose last axis is tokens; the array of ids comes first."""
         ...
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         """Return examples of at most `length` tokens, in the order of the records.
 
         Raises:
@@ -185,7 +185,7 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     return LabelledSource(tokenizer, records, data.buckets, holdout_description, bad_train + bad_held_out)
 
 
-def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
+def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:
     """Return the row that `read(*arguments)` returns, or the UserError that it raises."""
     try:
         return read(*arguments)
@@ -255,7 +255,7 @@ class LabelledSource:
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
         self._holdout_description, self.num_bad = holdout_description, num_bad
-        self._encoded: dict[Any, list[Example]] = {}
+        self._encoded: dict[Any, list[EncodedExample]] = {}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -286,7 +286,7 @@ class LabelledSource:
         """Token statistics, all zero: tasks do not use them."""
         return Statistics(np.zeros(self.tokenizer.vocabulary.size, np.int64), 0.0)
 
-    def examples(self, split: str, encoder: RowEncoder, length: int) -> list[Example]:
+    def examples(self, split: str, encoder: RowEncoder, length: int) -> list[EncodedExample]:
         """Return the examples of a split, which is encoded once for equal encoders."""
         key = (split, encoder, length)
         if key not in self._encoded:
@@ -306,7 +306,7 @@ class LabelledSource:
 class _Rows:
     """Examples as rows; see `jaxlm.data.batches.Rows`."""
 
-    def __init__(self, examples: list[Example], padding: dict[str, int], length: int, buckets: bool) -> None:
+    def __init__(self, examples: list[EncodedExample], padding: dict[str, int], length: int, buckets: bool) -> None:
         self._examples, self._padding = examples, padding
         self.count, self.length = len(examples), length
         name = next(iter(padding))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxlm.corruption.entities import NONE
 from jaxlm.data.base import RowFormat
-from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
@@ -24,7 +24,7 @@ from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
 from jaxlm.tasks.metrics import label_order
 from jaxlm.tasks.remarks import require_classes, row_remarks
-from jaxlm.tokenizers.template import Row, Template
+from jaxlm.tokenizers.template import EncodedText, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
@@ -77,7 +77,7 @@ class Task(Objective):
         others = {"token_type_ids": 0, "attention_mask": 0, "labels": NO_LABEL, "entities": NONE}
         return {"input_ids": max(self.vocabulary.pad, 0)} | others
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         """Return the examples of records; see `jaxlm.data.labelled.RowEncoder`."""
         raise NotImplementedError
 
@@ -281,7 +281,7 @@ class Task(Objective):
     def answers(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Answer]:
         """Return the answer to each held-out record."""
         records = source.records["held_out"]
-        parts: list[list[tuple[Example, Arrays]]] = [[] for _ in records]
+        parts: list[list[tuple[EncodedExample, Arrays]]] = [[] for _ in records]
         outputs = self.run(params, source, length, batch_size)
         for example, output in zip(source.examples("held_out", self, length), outputs, strict=True):
             parts[example.record].append((example, output))
@@ -299,7 +299,7 @@ class Task(Objective):
         """Return the outputs for each row of a batch from which `answer` makes answers."""
         raise NotImplementedError
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         """Return the answer to a record from its examples, each with the outputs of `predict` for it."""
         raise NotImplementedError
 
@@ -346,7 +346,7 @@ def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "
     return logits(x, head["kernel"].T, head.get("bias"))
 
 
-def text_arrays(row: Row) -> Arrays:
+def text_arrays(row: EncodedText) -> Arrays:
     """Return the arrays of a text with its special tokens, int32 [length]."""
     return {
         "input_ids": row.input_ids, "token_type_ids": row.segments, "attention_mask": np.ones_like(row.input_ids),

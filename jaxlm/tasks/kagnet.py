@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxlm.data.cache import cached_arrays
 from jaxlm.data.concept_graph import open_graph
 from jaxlm.data.grounding import lemmatizer, statement
-from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
 from jaxlm.data.schema_graph import GraphSizes, Knowledge, build_graphs, describe_path, empty
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -124,7 +124,7 @@ class KagNet(MultipleChoice):
             raise UserError("KagNet has no language-model loss; set --objective.lm-coefficient 0.")
         return super().bind(vocabulary, length, statistics)
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         examples = super().encode(records, tokenizer, length)
         if self.graph:
             rows = [(_question(record), record.values["choices"]) for record in records]
@@ -263,7 +263,7 @@ class KagNet(MultipleChoice):
         pair = jnp.take_along_axis(scores.pair_attention, example["path_pairs"].astype(jnp.int32), axis=-1)
         return {"logits": scores.logit, "attention": pair * scores.path_attention, "statement": statements}
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         """Return the answer, with the best paths of each choice and the attention on them."""
         (example, outputs), = parts
         answer = super().answer(record, parts)

@@ -73,7 +73,7 @@ class Readout(Objective):
 
 @pytest.fixture
 def experiment(finished, monkeypatch) -> Experiment:
-    monkeypatch.setitem(config_json.CLASSES, "Readout", Readout)
+    monkeypatch.setitem(config_json.CLASS_BY_NAME, "Readout", Readout)
     teacher = load_config(finished / "config.json")
     return Experiment(
         Readout(model=teacher.objective.model, teacher=str(finished)),
