@@ -137,8 +137,8 @@ def bench_fine_tuning(
     program = session.program(make_mesh(experiment.mesh))
     feed = session.feed(program)
     fresh = program.init_params(t.seed)
-    params = jax.device_get(task.with_constants(program.constants).initial_params(fresh, session.pretrained))
-    step = _Steps(program, program.begin(params))
+    params = jax.device_get(task.with_constants(program.constants).merge_pretrained(fresh, session.pretrained))
+    step = _Steps(program, program.init_state(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:
         examples = rows.examples("train", task, length)

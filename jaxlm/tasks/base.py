@@ -211,8 +211,8 @@ class Task(Objective):
         kernel = {"kernel": INIT_STD * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
         return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
 
-    def from_pretrained(self, source: PretrainedModel) -> Params:
-        """Return the parameters of a pretrained model that training begins with.
+    def select_params(self, source: PretrainedModel) -> Params:
+        """Return the parameters of a pretrained model for `merge_pretrained`.
 
         They are those of the model (see `Model.text_params`), and the classifier of a model that was fine-tuned for
         the same task and labels.

@@ -173,7 +173,7 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
         objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer,
         make_mesh(MeshConfig(), jax.devices()[:1]), frozen,
     )
-    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
+    state = program.init_state(objective.with_constants(frozen).merge_pretrained(program.init_params(0), None))
     (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
     student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
                         state.params).train()

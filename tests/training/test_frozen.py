@@ -51,7 +51,7 @@ class Readout(Objective):
         table = jax.random.normal(key, (self.model.vocab_size, width))
         return {"word": {"embedding": table}, "readout": {"kernel": jnp.zeros((width, width))}}
 
-    def initial_params(self, params, source):
+    def merge_pretrained(self, params, source):
         return params | {"word": self.constants["embeddings"]["word"]}
 
     def corrupt(self, key, batch):
@@ -178,7 +178,7 @@ def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, acc
     program = Program(
         objective, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), frozen
     )
-    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
+    state = program.init_state(objective.with_constants(frozen).merge_pretrained(program.init_params(0), None))
     assert program.num_params == 512 * 16 + 16 * 16
     tokens = np.random.default_rng(0).integers(110, 512, (8, LENGTH)).astype(np.int32)
     batch = TokenBatch(tokens, (np.arange(LENGTH) < np.arange(8)[:, None] * 4 + 4).astype(np.int32))
