@@ -191,7 +191,7 @@ class Answers(Task):
     others, as MLQA's has for Chinese. Then all punctuation is ignored, and no articles."""
 
     name = "answers"
-    pools = False
+    use_pooling = False
     longest_text = 48
     gold_value = "answers"
 
@@ -200,7 +200,7 @@ class Answers(Task):
         return self.fine_tuning.answer_template or super().template
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return 2
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:

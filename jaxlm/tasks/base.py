@@ -64,7 +64,7 @@ class Task(Objective):
     primary_metric = "task_loss"
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
-    pools: ClassVar[bool] = True
+    use_pooling: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
@@ -112,14 +112,14 @@ class Task(Objective):
         return self.template.symbols
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         """Number of logits of the classifier."""
         return len(self.labels)
 
     @property
     def has_classifier_bias(self) -> bool:
         """Whether the classifier has a bias."""
-        return self.fine_tuning.use_bias or not self.pools
+        return self.fine_tuning.use_bias or not self.use_pooling
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model and its training options.
@@ -194,22 +194,22 @@ class Task(Objective):
         return super().bind(vocabulary, length, statistics)
 
     def init(self, key: jax.Array) -> Params:
-        if not self.outputs:
+        if not self.num_logits:
             raise UserError(
                 "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
                 "--data.source FILE, or give a fine-tuned run."
             )
         key_model, key_pooler, key_classifier = jax.random.split(key, 3)
         params = self.model.init_task(key_model)
-        if self.pools and self.fine_tuning.activation:
+        if self.use_pooling and self.fine_tuning.activation:
             params["pooler"] = self._dense(key_pooler, self.model.width, True)
-        params["classifier"] = self._dense(key_classifier, self.outputs, self.has_classifier_bias)
+        params["classifier"] = self._dense(key_classifier, self.num_logits, self.has_classifier_bias)
         return params
 
-    def _dense(self, key: jax.Array, outputs: int, bias: bool) -> Params:
-        shape = (self.model.width, outputs)
+    def _dense(self, key: jax.Array, num_outputs: int, use_bias: bool) -> Params:
+        shape = (self.model.width, num_outputs)
         kernel = {"kernel": INIT_STD * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
-        return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
+        return kernel | {"bias": jnp.zeros(num_outputs)} if use_bias else kernel
 
     def select_params(self, source: PretrainedModel) -> Params:
         """Return the parameters of a pretrained model for `merge_pretrained`.
@@ -256,8 +256,8 @@ class Task(Objective):
 
     def flops(self, length: int) -> float:
         width = self.model.width
-        pooler = 2 * width * width if self.pools and self.fine_tuning.activation else 0
-        return self.model.forward_flops(length) + pooler + 2 * width * self.outputs
+        pooler = 2 * width * width if self.use_pooling and self.fine_tuning.activation else 0
+        return self.model.forward_flops(length) + pooler + 2 * width * self.num_logits
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         lines = []

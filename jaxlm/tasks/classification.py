@@ -78,7 +78,7 @@ class Classification(PooledTask):
         return 2 if self.both_orders else 1
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return 1 if self.target == "number" else len(self.labels)
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:

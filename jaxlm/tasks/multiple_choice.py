@@ -86,7 +86,7 @@ class MultipleChoice(PooledTask):
     """As in SWAG; the FLOPs of rows with other numbers of choices are in proportion."""
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return 1
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:

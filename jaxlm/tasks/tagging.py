@@ -120,7 +120,7 @@ class Tagging(Task):
     """Metrics besides accuracy: none, or precision, recall and F1 of whole entities in IOB2 tags."""
 
     name = "tagging"
-    pools = False
+    use_pooling = False
     longest_text = 256
     gold_value = "tags"
 

@@ -101,7 +101,7 @@ class TextToText(Task):
         return self.model.template
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return self.model.vocab_size if self.model.writes_answers else 0
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
