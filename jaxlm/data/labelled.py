@@ -299,8 +299,8 @@ class LabelledSource:
         `row` is the number of the example, or -1 in rows that fill up a batch.
         """
         encoder, length = row_format.packing, row_format.length
-        made = _Rows(self.examples(split, encoder, length), encoder.padding, length, self._buckets)
-        return LengthBatches(made, rows, seed) if self._buckets else Batches(made, rows, seed)
+        encoded = _Rows(self.examples(split, encoder, length), encoder.padding, length, self._buckets)
+        return LengthBatches(encoded, rows, seed) if self._buckets else Batches(encoded, rows, seed)
 
 
 class _Rows:

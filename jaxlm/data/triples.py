@@ -149,10 +149,10 @@ class _Rows:
         if self._known is None:
             return TripleBatch(triples)
         start, end = np.moveaxis(self._ranges, -1, 0)
-        places = np.arange(max(1, np.max(end - start)))
+        offsets = np.arange(max(1, np.max(end - start)))
         start, end = (np.where(is_row, bound[np.maximum(index, 0)], 0)[..., None] for bound in (start, end))
-        known = self._known[np.minimum(start + places, len(self._known) - 1)]
-        return TripleBatch(triples, np.where(start + places < end, known, -1))
+        known = self._known[np.minimum(start + offsets, len(self._known) - 1)]
+        return TripleBatch(triples, np.where(start + offsets < end, known, -1))
 
 
 def _arrays(data: TripleData, tokenizer: Tokenizer) -> dict[str, np.ndarray]:

@@ -187,13 +187,13 @@ class Objective:
         Raises:
             UserError: The model is of another family.
         """
-        own, pretrained = self.model, source.objective.model
-        if type(own) is not type(pretrained):
+        model, pretrained = self.model, source.objective.model
+        if type(model) is not type(pretrained):
             raise UserError(
                 f"--init-from {source.path} holds a {type(pretrained).__name__}, but the configuration trains a "
-                f"{type(own).__name__}; choose a preset of the same family."
+                f"{type(model).__name__}; choose a preset of the same family."
             )
-        return dataclasses.replace(self, model=with_options(pretrained, own))
+        return dataclasses.replace(self, model=with_options(pretrained, model))
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""

@@ -236,7 +236,7 @@ def require_same(facts: Mapping[str, Any]) -> None:
     devices = [Counter() for _ in range(jax.process_count())]
     for device in jax.devices():
         devices[device.process_index][device.device_kind] += 1
-    kinds = [" and ".join(f"{count} {kind}" for kind, count in own.items()) or "none" for own in devices]
+    kinds = [" and ".join(f"{count} {kind}" for kind, count in counts.items()) or "none" for counts in devices]
     # Checked before any collective, which needs the same number of devices in every process. jax knows the other
     # processes' devices, but not their host names.
     _refuse_differences([
@@ -244,9 +244,9 @@ def require_same(facts: Mapping[str, Any]) -> None:
     ])
     record = {"host": host, "python": platform.python_version(), "code of jaxlm": _source_digest()}
     record |= {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
-    own = json.dumps(record | dict(facts)).encode()
-    length = int(multihost_utils.process_allgather(np.int32(len(own))).max())
-    rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(length), np.uint8))
+    encoded = json.dumps(record | dict(facts)).encode()
+    length = int(multihost_utils.process_allgather(np.int32(len(encoded))).max())
+    rows = multihost_utils.process_allgather(np.frombuffer(encoded.ljust(length), np.uint8))
     _refuse_differences([json.loads(row.tobytes()) for row in rows])
 
 

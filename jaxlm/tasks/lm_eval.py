@@ -102,8 +102,8 @@ def _settings(options: dict[str, Any]) -> Settings:
         raise UserError(
             f"a task sets the generation option {sorted(unknown)[0]}, which jaxlm does not support; choose another."
         )
-    given = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
-    return Settings(temperature=0.0 if samples is False else float(temperature), **given)
+    settings = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
+    return Settings(temperature=0.0 if samples is False else float(temperature), **settings)
 
 
 if __name__ == "__main__":
