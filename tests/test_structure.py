@@ -139,6 +139,27 @@ def test_imports_go_in_no_circle():
     assert not circle_among(graph)
 
 
+def floors() -> dict[str, int]:
+    """Room → number of its row in the table of jaxlm/README.md."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    table = page.partition("| room | contents |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)", line.split(" | ")[0]) for line in table.splitlines()]
+    return {room: floor for floor, row in enumerate(rows) for room in row}
+
+
+def test_rooms_import_only_rooms_above_them():
+    """The page lists the rooms; imports inside functions count, too."""
+    floor = floors()
+    rooms = {name: name.split(".")[1] for name in modules() if name != "jaxlm"}
+    assert set(rooms.values()) == set(floor)
+    pairs = {
+        (name, other) for name in rooms for _, node in [("", modules()[name]), *functions(modules()[name])]
+        for other in imports(node) if other != "jaxlm"
+    }
+    assert ("jaxlm.training.program", "jaxlm.objectives.base") in pairs
+    assert not [f"{name} imports {other}" for name, other in pairs if floor[rooms[other]] > floor[rooms[name]]]
+
+
 def test_tasks_import_nothing_of_ours_inside_functions():
     """What they need of higher rooms, such as how a model is opened, is handed in."""
     found = [

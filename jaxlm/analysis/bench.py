@@ -61,7 +61,8 @@ def bench_pretraining(
     if t.short_steps:
         report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
     program = session.program(mesh)
-    placed, step = jax.device_put(batch, batch_sharding(mesh)), _Steps(program, program.init(t.seed))
+    placed, state = jax.device_put(batch, batch_sharding(mesh)), program.init_state(program.init_params(t.seed))
+    step = _Steps(program, state)
     ours = Side("jaxlm", lambda steps: step.run([placed] * steps), lambda: {
         "optimizer": experiment.optimizer.name, "note": f"jax {jax.__version__}",
         "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
@@ -137,8 +138,8 @@ def bench_fine_tuning(
     program = session.program(make_mesh(experiment.mesh))
     feed = session.feed(program)
     fresh = program.init_params(t.seed)
-    params = jax.device_get(task.with_constants(program.constants).initial_params(fresh, session.pretrained))
-    step = _Steps(program, program.begin(params))
+    params = jax.device_get(task.with_constants(program.constants).merge_pretrained(fresh, session.pretrained))
+    step = _Steps(program, program.init_state(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:
         examples = rows.examples("train", task, length)

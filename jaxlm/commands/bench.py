@@ -11,12 +11,10 @@ A task (configs/tasks, with --init-from and --data.source) is timed on its rows;
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import sys
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, task_options
+from jaxlm.commands.common import config_parser, log_line, parse_options, resolve_config, start_jax, task_options
 from jaxlm.errors import UserError
 
 
@@ -43,19 +41,18 @@ def main(arguments: list[str]) -> int:
     from jaxlm.runs.resolve import require_command
     from jaxlm.runs.session import open_session
 
-    say = functools.partial(print, file=sys.stderr, flush=True)
     has_peer = options.peer is not None
     if options.init_from:
         if options.generate is not None:
             raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
         require_command(resolved.experiment, "finetune", options.config)
-        session = open_session(resolved, report=say, load_constants=teacher_arrays).with_rows(say)
-        found = bench.bench_fine_tuning(session, has_peer, options.steps, say)
+        session = open_session(resolved, report=log_line, load_constants=teacher_arrays).with_rows(log_line)
+        found = bench.bench_fine_tuning(session, has_peer, options.steps, log_line)
     else:
-        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, say)
+        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, log_line)
         if options.generate is not None:
-            found = bench.bench_generation(session, options.generate, has_peer, say)
+            found = bench.bench_generation(session, options.generate, has_peer, log_line)
         else:
-            found = bench.bench_pretraining(session, has_peer, options.steps, say)
+            found = bench.bench_pretraining(session, has_peer, options.steps, log_line)
     print(json.dumps(found) if options.json else readable(found))
     return 0

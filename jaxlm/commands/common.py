@@ -1,4 +1,4 @@
-"""Parts of several commands: argument parser, resolved configuration, start of jax."""
+"""Shared command-line helpers: argument parser, resolved configuration, start of jax."""
 
 from __future__ import annotations
 
@@ -95,6 +95,11 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
     return resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}", pretrained)
 
 
+def log_line(line: str) -> None:
+    """Print a progress message on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def start_jax() -> None:
     """Join the processes of a cluster and turn on the persistent compilation cache."""
     import jax
@@ -121,5 +126,5 @@ def update_curves(run: epath.Path, token_losses: Sequence[str] = ()) -> None:
         return
     from jaxlm.analysis.curves import draw_curves
 
-    if draw_curves(run, lambda line: print(line, file=sys.stderr), token_losses):
+    if draw_curves(run, log_line, token_losses):
         print(f"Curves: {curves}")

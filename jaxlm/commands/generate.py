@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     start_jax()
     import jaxlm
     from jaxlm.inference.generate import Settings
-    from jaxlm.inference.text import write
+    from jaxlm.inference.text import generate_text
 
     temperature = options.temperature
     if temperature is None:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     streams = is_terminal and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
-    answers = write(loaded, prompts, settings, options.stop, _show if streams else None)
+    answers = generate_text(loaded, prompts, settings, options.stop, _show if streams else None)
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")

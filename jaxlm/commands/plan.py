@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from jaxlm.commands.common import config_parser, output_option, parse_options, resolve_config, start_jax
+from jaxlm.commands.common import config_parser, log_line, output_option, parse_options, resolve_config, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -56,7 +55,7 @@ def main(arguments: list[str]) -> int:
         compilation.prepare_environment()
     else:
         start_jax()
-    session = open_stand_in(experiment, options.config, teacher_shapes if topologies else teacher_arrays, say)
+    session = open_stand_in(experiment, options.config, teacher_shapes if topologies else teacher_arrays, log_line)
     if options.search:
         print_search(session, topologies[0], options)
     elif len(topologies) > 1:
@@ -64,11 +63,6 @@ def main(arguments: list[str]) -> int:
     else:
         print_plan(session, topologies, options)
     return 0
-
-
-def say(line: str) -> None:
-    """Print a progress message on standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def print_plan(session: Any, topologies: list[str], options: Any) -> None:
@@ -79,9 +73,9 @@ def print_plan(session: Any, topologies: list[str], options: Any) -> None:
 
     hlo = options.hlo and Path(options.hlo)
     if topologies:
-        found = dataclasses.replace(plan(session, *topologies, hlo, options.extrapolate, say), price=options.price)
+        found = dataclasses.replace(plan(session, *topologies, hlo, options.extrapolate, log_line), price=options.price)
     else:
-        found = local.plan_here(session, hlo, say)
+        found = local.plan_here(session, hlo, log_line)
     print(json.dumps(found.to_json()) if options.json else report(found) + short_rows(session))
 
 
@@ -93,7 +87,7 @@ def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
     rows: list[dict[str, Any]] = []
     for name in topologies:
         try:
-            found = plan(session, name, is_extrapolated=options.extrapolate, report=say)
+            found = plan(session, name, is_extrapolated=options.extrapolate, report=log_line)
             found = dataclasses.replace(found, price=options.price)
             row, line = found.to_json(), table_row(found, name)
         except UserError as error:
@@ -112,7 +106,7 @@ def print_search(session: Any, topology: str, options: Any) -> None:
     from jaxlm.analysis.search import fastest, search
 
     plans: list[Any] = []
-    for found in search(session, topology, options.extrapolate, say):
+    for found in search(session, topology, options.extrapolate, log_line):
         if not plans and not options.json:
             print(heading(session, "mesh"))
         plans.append(dataclasses.replace(found, price=options.price))

@@ -16,7 +16,7 @@ from jaxlm.fields import Setting, marks_of, settings
 from jaxlm.parallel.mesh import MeshConfig
 
 # The only classes that a configuration file may name. Its names are never import paths.
-CLASSES: dict[str, type] = {
+CLASS_BY_NAME: dict[str, type] = {
     cls.__name__: cls for cls in (
         Experiment, TextData, LinkedText, TripleData, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES,
     )
@@ -26,7 +26,7 @@ CLASSES: dict[str, type] = {
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
     if dataclasses.is_dataclass(value):
-        if CLASSES.get(type(value).__name__) is not type(value):
+        if CLASS_BY_NAME.get(type(value).__name__) is not type(value):
             raise UserError(f"add {type(value).__name__} to jaxlm/systems.py; no run of it could be opened.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
         return {"type": type(value).__name__} | {name: to_json(getattr(value, name)) for name in kept}
@@ -49,7 +49,7 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):
         return value
-    cls = CLASSES.get(str(value.get("type")))
+    cls = CLASS_BY_NAME.get(str(value.get("type")))
     if cls is None:
         raise UserError(f"{where} names a type {value.get('type')!r} that this version of jaxlm does not know.")
     marks = {f.name: marks_of(f) for f in dataclasses.fields(cls)}

@@ -54,8 +54,8 @@ class Segments(NamedTuple):
 
 
 def at_source(
-    values: Int[Array, "batch length"], source: Int[Array, "batch places"], fill: int
-) -> Int[Array, "batch places"]:
+    values: Int[Array, "batch length"], source: Int[Array, "batch positions"], fill: int
+) -> Int[Array, "batch positions"]:
     """Return what belongs to each token of a row of `Pairs` or `Segments`, from an array beside the text's tokens."""
     return jnp.where(source < 0, fill, values.reshape(-1)[source])
 

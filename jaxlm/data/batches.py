@@ -78,7 +78,7 @@ class Batches:
         self.num_rows = rows.count
 
     def read_length(self, length: int) -> int:
-        """Return the mean number of tokens that a model of sequences of `length` reads per row, for throughput."""
+        """Return the mean row length in tokens, for throughput; `length` is the maximum sequence length."""
         return length
 
     def batch(self, step: int, rows: slice = slice(None)) -> Any:

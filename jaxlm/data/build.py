@@ -142,7 +142,7 @@ class StoreBuild:
         rule, seen, left = HeldOutRule.of(self.held_out, self.text), TextHash(self.text.starts[file]), set(numbers)
 
         def pieces() -> Iterator[tuple[int, Piece, int, int]]:
-            """Yield the chunk of each piece, the piece, its first byte in the text, and the route of its document."""
+            """Yield the chunk of each piece, the piece, its first byte in the text, and its document's split hash."""
             for piece in itertools.chain.from_iterable(self.files[file:]):
                 start = seen.bytes
                 if piece != NO_TEXT:
@@ -154,8 +154,8 @@ class StoreBuild:
             if number in left:
                 left.remove(number)
                 parts, digests = [], b""
-                for _, piece, start, route in group:
-                    parts += rule.divide(piece, route, start, seen.bytes)
+                for _, piece, start, split_hash in group:
+                    parts += rule.divide(piece, split_hash, start, seen.bytes)
                     digests += seen.digest if piece.last else b""
                 yield number, parts, digests
         for number in sorted(left):  # the last piece may go through a whole chunk

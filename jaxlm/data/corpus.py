@@ -28,7 +28,7 @@ from jaxlm.data.readers import Cutter, Piece, open_text, read_text, require_colu
 from jaxlm.data.rows import kind_of, read_rows
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, in_bucket, reading, real_path
-from jaxlm.tokenizers.tokenizer import mend_surrogates
+from jaxlm.tokenizers.tokenizer import replace_surrogates
 
 SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
 """What --data.source takes, for messages."""
@@ -112,7 +112,7 @@ def read_documents(source: str, text_field: str, entities_field: str = "") -> It
     cutter = Cutter()
     if source == "python-docs":
         for text in python_docs.documents():
-            yield from cutter.document(mend_surrogates(text))
+            yield from cutter.document(replace_surrogates(text))
         return
     if kind_of(source) == "text":
         with open_text(source) as stream:
@@ -124,7 +124,7 @@ def read_documents(source: str, text_field: str, entities_field: str = "") -> It
         place, values = row
         require_columns([text_field], list(values), place)
         value = "" if values[text_field] is None else values[text_field]
-        text = mend_surrogates(text_of(value, place, text_field, others=()))
+        text = replace_surrogates(text_of(value, place, text_field, others=()))
         mentions = read_mentions(values.get(entities_field), text, place, entities_field)
         yield from cutter.document(text, mentions)
 

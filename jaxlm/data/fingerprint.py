@@ -21,7 +21,7 @@ from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.paths import in_bucket
 from jaxlm.tokenizers.tokenizer import split_sentences
 
-ROUTE_BITS = 64
+SPLIT_HASH_BITS = 64
 _LEAST = 1 << 15  # bytes to hold out at least: some 8,000 tokens of English
 _space = re.compile(r"\s")
 
@@ -54,21 +54,21 @@ class TextHash:
         """Start at a document that begins with byte `start` of the text."""
         self._all = hashlib.sha256()
         self._document = hashlib.sha256()
-        self._route = 0
+        self._split_hash = 0
         self.digest = b""
         self.documents = 0
         self.bytes = start
         self.mentions = 0
 
     def add(self, piece: Piece) -> int:
-        """Add a piece and return the route of its document.
+        """Add a piece and return the split hash of its document.
 
-        The route is 64 bits of a hash of the first piece's text, so it is known before the rest of the document.
+        The split hash is 64 bits of a hash of the first piece's text, so it is known before the rest of the document.
         """
         data = piece.text.encode()
         if piece.first:
             self._document = hashlib.sha256(data)
-            self._route = int.from_bytes(self._document.digest()[:8], "little")
+            self._split_hash = int.from_bytes(self._document.digest()[:8], "little")
         else:
             self._document.update(data)
         if piece.mentions:
@@ -79,7 +79,7 @@ class TextHash:
             self.digest = self._document.digest()
             self._all.update(self.digest)
             self.documents += 1
-        return self._route
+        return self._split_hash
 
     @property
     def fingerprint(self) -> str:
@@ -95,10 +95,10 @@ class Survey:
         fingerprint: hash of all documents in order.
         documents: number of documents.
         bytes: size in UTF-8.
-        lowest_route: lowest route of a document.
-        highest_route: highest route of a document.
-        least_below: smallest route threshold that holds out at least _LEAST bytes (of a small text, a tenth); 0 if the
-            documents below it are more than a fifth of the text.
+        lowest_route: lowest split hash of a document; the name is a key of the cached survey.
+        highest_route: highest split hash of a document.
+        least_below: smallest threshold of split hashes that holds out at least _LEAST bytes (of a small text, a tenth);
+            0 if the documents below it are more than a fifth of the text.
         mentions: number of mentions of entities.
         starts: first byte of each file.
         blank: number of rows without text, which are left out.
@@ -118,8 +118,9 @@ class Survey:
 def survey(*files: Iterable[Piece]) -> Survey:
     """Read the files of a text and return its survey."""
     text, size, starts, blank = TextHash(), 0, [], 0
-    lowest, highest = (1 << ROUTE_BITS) - 1, 0
-    first: list[tuple[int, int]] = []  # (-route, bytes) of the documents with the lowest routes: a heap of _LEAST bytes
+    lowest, highest = (1 << SPLIT_HASH_BITS) - 1, 0
+    # (-split_hash, bytes) of the documents with the lowest hashes: a heap of _LEAST bytes.
+    first: list[tuple[int, int]] = []
     held = 0  # their bytes
 
     def pieces() -> Iterator[Piece]:
@@ -132,11 +133,11 @@ def survey(*files: Iterable[Piece]) -> Survey:
             blank += 1
             continue
         before = text.bytes
-        route = text.add(piece)
-        lowest, highest = min(lowest, route), max(highest, route)
+        split_hash = text.add(piece)
+        lowest, highest = min(lowest, split_hash), max(highest, split_hash)
         size += text.bytes - before
         if piece.last:
-            heapq.heappush(first, (-route, size))
+            heapq.heappush(first, (-split_hash, size))
             held, size = held + size, 0
             while held - first[0][1] >= _LEAST:
                 held -= heapq.heappop(first)[1]
@@ -175,7 +176,7 @@ def sentence_parts(part: Part) -> Iterator[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutRule:
-    """The held-out text: documents with a route below `below`, and everything after byte `tail` of the text."""
+    """The held-out text: documents with a split hash below `below`, and everything after byte `tail` of the text."""
 
     below: int
     tail: int
@@ -189,23 +190,23 @@ class HeldOutRule:
         if share <= 0:
             return cls(0, text.bytes)
         share = max(share, min(0.1, _LEAST / text.bytes))
-        below = max(round(share * (1 << ROUTE_BITS)), text.least_below)
+        below = max(round(share * (1 << SPLIT_HASH_BITS)), text.least_below)
         has_many = share * text.documents >= 4
         if has_many and text.least_below and text.lowest_route < below <= text.highest_route:
             return cls(below, text.bytes)
         return cls(0, text.bytes - round(share * text.bytes))
 
-    def divide(self, piece: Piece, route: int, start: int, end: int) -> list[Part]:
+    def divide(self, piece: Piece, split_hash: int, start: int, end: int) -> list[Part]:
         """Split a piece where the tail begins.
 
         Args:
             piece: the piece.
-            route: route of its document.
+            split_hash: split hash of its document.
             start: its first byte in the text.
             end: its last byte + 1.
         """
         if not start <= self.tail < end:
-            is_held_out = route < self.below or start >= self.tail
+            is_held_out = split_hash < self.below or start >= self.tail
             return [Part(piece.text, is_held_out, piece.last, piece.mentions)]
         before = len(piece.text.encode()[: self.tail - start].decode(errors="ignore"))
         space = _space.search(piece.text, before)

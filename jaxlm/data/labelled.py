@@ -32,7 +32,7 @@ BUCKETS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Lengths of batches as shares of `--data.length`, rounded up to multiples of 8; the step is compiled for each."""
 
 Arrays = dict[str, np.ndarray]
-Row = TypeVar("Row")
+Item = TypeVar("Item")
 
 
 ANSWERS = ("label", "labels", "tags", "answers", "targets")
@@ -68,7 +68,7 @@ class Record(NamedTuple):
         return any(str(leaf).strip() for leaf in leaves if leaf is not None)
 
 
-class Example(NamedTuple):
+class EncodedExample(NamedTuple):
     """Arrays of a record, without batch dimension."""
 
     record: int
@@ -87,7 +87,7 @@ class RowEncoder(Protocol):
         """Padding value of each array whose last axis is tokens; the array of ids comes first."""
         ...
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         """Return examples of at most `length` tokens, in the order of the records.
 
         Raises:
@@ -165,26 +165,27 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError("--data.source is empty; give a file of rows.")
     train, bad_train = good_rows(data, data.source, needs_labels=True)
     held_out, bad_held_out = good_rows(data, data.dev)
-    division = ""
+    holdout_description = ""
     if train and not data.dev and data.held_out:
         groups = group_rows([row.texts for row in train], [row.document for row in train])
         wanted = max(1, round(data.held_out * len(train)))
         drawn = draw_rows(groups, wanted)  # not the last ones: files of tasks are often sorted by label
         held_out = [row for row, is_drawn in zip(train, drawn, strict=True) if is_drawn]
         train = [row for row, is_drawn in zip(train, drawn, strict=True) if not is_drawn]
-        division = f"{len(np.unique(groups[drawn])):,} of {groups.max() + 1:,} groups of rows that share texts"
+        num_drawn, num_groups = len(np.unique(groups[drawn])), groups.max() + 1
+        holdout_description = f"{num_drawn:,} of {num_groups:,} groups of rows that share texts"
         if abs(len(held_out) - wanted) > 0.1 * wanted:
             share = f"--data.held-out {data.held_out:g}"
-            division += f", drawn whole, so not {share} of the rows; name others with --data.dev FILE"
+            holdout_description += f", drawn whole, so not {share} of the rows; name others with --data.dev FILE"
     if data.source and not train:
         raise UserError(f"{data.source} has no rows to train on.")
     if data.dev and not held_out:
         raise UserError(f"{data.dev} has no rows to evaluate on.")
     records = {"train": train, "held_out": held_out}
-    return LabelledSource(tokenizer, records, data.buckets, division, bad_train + bad_held_out)
+    return LabelledSource(tokenizer, records, data.buckets, holdout_description, bad_train + bad_held_out)
 
 
-def row_or_error(read: Callable[..., Row], *arguments: Any) -> Row | UserError:
+def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:
     """Return the row that `read(*arguments)` returns, or the UserError that it raises."""
     try:
         return read(*arguments)
@@ -240,7 +241,7 @@ class LabelledSource:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = "",
+        self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, holdout_description: str = "",
         num_bad: int = 0,
     ) -> None:
         """Hold the records of each split.
@@ -249,12 +250,12 @@ class LabelledSource:
             tokenizer: The tokenizer.
             records: The records of each split.
             buckets: See `LabelledData.buckets`.
-            division: How the held-out rows were drawn, for the summary.
+            holdout_description: How the held-out rows were drawn, for the summary.
             num_bad: Number of rows that were left out.
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
-        self._division, self.num_bad = division, num_bad
-        self._encoded: dict[Any, list[Example]] = {}
+        self._holdout_description, self.num_bad = holdout_description, num_bad
+        self._encoded: dict[Any, list[EncodedExample]] = {}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -267,7 +268,7 @@ class LabelledSource:
     @property
     def summary(self) -> str:
         """Sizes of both splits, in one line."""
-        how = f" ({self._division})" if self._division else ""
+        how = f" ({self._holdout_description})" if self._holdout_description else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
         bad = f"; {self.num_bad:,} left out, which have no text or cannot be used" if self.num_bad else ""
         sizes = f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
@@ -285,7 +286,7 @@ class LabelledSource:
         """Token statistics, all zero: tasks do not use them."""
         return Statistics(np.zeros(self.tokenizer.vocabulary.size, np.int64), 0.0)
 
-    def examples(self, split: str, encoder: RowEncoder, length: int) -> list[Example]:
+    def examples(self, split: str, encoder: RowEncoder, length: int) -> list[EncodedExample]:
         """Return the examples of a split, which is encoded once for equal encoders."""
         key = (split, encoder, length)
         if key not in self._encoded:
@@ -298,14 +299,14 @@ class LabelledSource:
         `row` is the number of the example, or -1 in rows that fill up a batch.
         """
         encoder, length = row_format.packing, row_format.length
-        made = _Rows(self.examples(split, encoder, length), encoder.padding, length, self._buckets)
-        return LengthBatches(made, rows, seed) if self._buckets else Batches(made, rows, seed)
+        encoded = _Rows(self.examples(split, encoder, length), encoder.padding, length, self._buckets)
+        return LengthBatches(encoded, rows, seed) if self._buckets else Batches(encoded, rows, seed)
 
 
 class _Rows:
     """Examples as rows; see `jaxlm.data.batches.Rows`."""
 
-    def __init__(self, examples: list[Example], padding: dict[str, int], length: int, buckets: bool) -> None:
+    def __init__(self, examples: list[EncodedExample], padding: dict[str, int], length: int, buckets: bool) -> None:
         self._examples, self._padding = examples, padding
         self.count, self.length = len(examples), length
         name = next(iter(padding))

@@ -217,7 +217,7 @@ def require_columns(wanted: Iterable[str], found: Sequence[str], place: str, hin
             )
 
 
-Row = TypeVar("Row", bound=NamedTuple)
+Schema = TypeVar("Schema", bound=NamedTuple)
 NUMBERS = (int, float)
 LABELS = (int, float, bool)
 """Types other than str of the texts and of the labels of a row."""
@@ -245,7 +245,7 @@ def text_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBER
     )
 
 
-def row_of(schema: type[Row], value: Any, place: str) -> Row:
+def row_of(schema: type[Schema], value: Any, place: str) -> Schema:
     """Return the fields of a JSON object that a NamedTuple declares.
 
     Text may be a number (see `text_of`), and a list may be one of objects with a NamedTuple of their own. Null stands

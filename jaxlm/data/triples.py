@@ -24,7 +24,7 @@ from jaxlm.types import Report, TripleBatch
 
 _FORMAT = 2
 _GROUP = 1 << 18  # triples hashed at a time
-_ROUTES = 1 << 64
+_SPLIT_HASHES = 1 << 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,10 +149,10 @@ class _Rows:
         if self._known is None:
             return TripleBatch(triples)
         start, end = np.moveaxis(self._ranges, -1, 0)
-        places = np.arange(max(1, np.max(end - start)))
+        offsets = np.arange(max(1, np.max(end - start)))
         start, end = (np.where(is_row, bound[np.maximum(index, 0)], 0)[..., None] for bound in (start, end))
-        known = self._known[np.minimum(start + places, len(self._known) - 1)]
-        return TripleBatch(triples, np.where(start + places < end, known, -1))
+        known = self._known[np.minimum(start + offsets, len(self._known) - 1)]
+        return TripleBatch(triples, np.where(start + offsets < end, known, -1))
 
 
 def _arrays(data: TripleData, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
@@ -183,8 +183,8 @@ def _rows(data: TripleData, vocabulary: Vocabulary) -> Iterator[tuple[int, int, 
         for head, relation, tail in read_triples(file):
             is_held_out = file == data.dev
             if not data.dev:
-                route = hashlib.sha256(f"{head}\t{relation}\t{tail}".encode()).digest()[:8]
-                is_held_out = int.from_bytes(route, "little") < data.held_out * _ROUTES
+                split_hash = hashlib.sha256(f"{head}\t{relation}\t{tail}".encode()).digest()[:8]
+                is_held_out = int.from_bytes(split_hash, "little") < data.held_out * _SPLIT_HASHES
             try:
                 yield entities[head], relations[relation], entities[tail], is_held_out
             except KeyError as error:

@@ -1,4 +1,4 @@
-"""Samples of what a model makes of text while it is trained: filled masks, or continuations."""
+"""Qualitative samples logged during training: filled masks, or continuations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxlm.inference.fill_mask import fill_rows
 from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.text import write
+from jaxlm.inference.text import generate_text
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
@@ -51,7 +51,7 @@ def sampler(
         return lines
 
     def written(params: Params) -> list[str]:
-        answers = write(PretrainedModel(objective, params, tokenizer), prompts, settings)
+        answers = generate_text(PretrainedModel(objective, params, tokenizer), prompts, settings)
         asked = [tokenizer.decode(prompt, skip_special=False) for prompt in prompts]
         return [f"{prompt}|{answer.text}" for prompt, answer in zip(asked, answers, strict=True)]
 

@@ -19,7 +19,7 @@ BATCH = 32
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
-class Written(NamedTuple):
+class Completion(NamedTuple):
     """Continuation of one prompt as text.
 
     Attributes:
@@ -33,10 +33,10 @@ class Written(NamedTuple):
     log_probs: list[float]
 
 
-def write(
+def generate_text(
     loaded: PretrainedModel, prompts: Sequence[Sequence[int]], settings: Settings, stop: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None, skip_special: bool = False,
-) -> list[Written]:
+) -> list[Completion]:
     """Continue prompts until the end token, a stop string or max_new_tokens.
 
     Args:
@@ -61,13 +61,13 @@ def write(
     settings = dataclasses.replace(settings, stop_ids=[*settings.stops(v), *symbols])
     return [
         answer for start in range(0, len(prompts), BATCH)
-        for answer in _write(
+        for answer in _generate_batch(
             loaded, prompts[start : start + BATCH], settings, strings, on_text, skip_special, start
         )
     ]
 
 
-def _write(loaded, prompts, settings, strings, on_text, skip_special, stream):
+def _generate_batch(loaded, prompts, settings, strings, on_text, skip_special, stream):
     tokenizer, shown = loaded.tokenizer, 0
 
     def text_of(number: int, ids: Sequence[int]) -> tuple[str, bool]:
@@ -100,7 +100,7 @@ def _write(loaded, prompts, settings, strings, on_text, skip_special, stream):
         count = len(ids)
         while is_cut and text_of(number, ids[: count - 1])[1]:  # drop tokens after the stop string
             count -= 1
-        answers.append(Written(text, ids[:count], log_probs[:count]))
+        answers.append(Completion(text, ids[:count], log_probs[:count]))
     if on_text:
         show(answers[0].text)
     return answers

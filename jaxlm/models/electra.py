@@ -95,9 +95,9 @@ class Electra(TransformerConfig, Model):
         return self._network("generator_")
 
     def _network(self, prefix: str) -> ElectraEncoder:
-        own = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+        sizes = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
         names = [item.name for item in dataclasses.fields(ElectraEncoder)]
-        return ElectraEncoder(**{name: getattr(self, prefix + name if name in own else name) for name in names})
+        return ElectraEncoder(**{name: getattr(self, prefix + name if name in sizes else name) for name in names})
 
     @property
     def replaced_head(self) -> TwoLayerHead:

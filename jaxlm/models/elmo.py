@@ -164,7 +164,7 @@ class Elmo(HasDtype, Model):
             x = carry * jax.nn.relu(dense(layer["transform"], x)) + (1.0 - carry) * x
         return dense(params["token_projection"], x).reshape(*shape, self.hidden_size)
 
-    def initial_state(self, rows: int) -> tuple[LstmState, ...]:
+    def initial_memory(self, rows: int) -> tuple[LstmState, ...]:
         """Return the initial state of one direction's LSTMs: zeros."""
         return tuple(
             LstmState(jnp.zeros((rows, self.cell_size)), jnp.zeros((rows, self.hidden_size), self.dtype))
@@ -212,7 +212,7 @@ class Elmo(HasDtype, Model):
 
         def read(direction: str, symbol: jax.Array, words: jax.Array) -> list[jax.Array]:
             words = jnp.concatenate([jnp.broadcast_to(symbol, (rows, 1, self.hidden_size)), words], axis=1)
-            layers, _ = self.run(params[direction], words, self.initial_state(rows))
+            layers, _ = self.run(params[direction], words, self.initial_memory(rows))
             return [layer[:, 1:] for layer in layers]
 
         forward = read("forward", symbols[0], jnp.where(characters[..., 1:2] == END_TEXT, symbols[0], words))

@@ -16,7 +16,7 @@ from jaxlm.models.heads import MaskedLMHead
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, kernel_init
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility
-from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
+from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
@@ -108,7 +108,7 @@ class Encoder(TransformerConfig, TokenPredictor):
         x, shared = self._embed(params, inputs, keys[0])
         return run_stack(self.stack, params["encoder"], x, shared, key=keys[1], **options)
 
-    def _embed(self, params: Params, inputs: Inputs, key: jax.Array | None) -> tuple[jax.Array, LayerInputs]:
+    def _embed(self, params: Params, inputs: Inputs, key: jax.Array | None) -> tuple[jax.Array, SharedInputs]:
         """Return the inputs of the first layer, and those that all layers share."""
         x = call(
             self._embeddings, params["embeddings"], inputs.ids, self._positions(inputs), inputs.token_types,
@@ -117,7 +117,7 @@ class Encoder(TransformerConfig, TokenPredictor):
         if self.has_projection:
             x = call(self._dense, params["projection"], x)
         segments = None if inputs.mask is None else inputs.mask.astype(jnp.int32)
-        return x, LayerInputs(visible=Visibility(key_segments=segments))
+        return x, SharedInputs(visible=Visibility(key_segments=segments))
 
     def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
         """Return the row of the position embedding for each token."""

@@ -16,7 +16,7 @@ from jaxlm.models.base import FineTuning, Inputs, Writer
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, transformer_sizes
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
-from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
+from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
@@ -101,7 +101,7 @@ class Gpt2(TransformerConfig, Writer):
         else:
             documents = documents.astype(jnp.int32)
             positions = document_positions(documents)
-        return self._run(params, inputs.ids, positions, LayerInputs(Visibility(documents, documents)), key=key)[0]
+        return self._run(params, inputs.ids, positions, SharedInputs(Visibility(documents, documents)), key=key)[0]
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
         """Return the word embedding, and no bias."""
@@ -118,7 +118,7 @@ class Gpt2(TransformerConfig, Writer):
         causal = jnp.arange(length)[:, None] >= jnp.arange(slots)[None, :]
         visible = Visibility(mask=filled[:, None, None, :] & causal)
         hidden, caches = self._run(
-            params, prompts, positions, LayerInputs(visible, index=jnp.int32(0)),
+            params, prompts, positions, SharedInputs(visible, index=jnp.int32(0)),
             caches=empty_cache(self.stack, batch, slots),
         )
         state = DecoderState(caches, filled, positions[:, -1] + 1, jnp.int32(length))
@@ -130,7 +130,7 @@ class Gpt2(TransformerConfig, Writer):
         filled = state.filled.at[:, state.index].set(True)
         visible = Visibility(mask=filled[:, None, None, :])
         hidden, caches = self._run(
-            params, tokens[:, None], state.position[:, None], LayerInputs(visible, index=state.index),
+            params, tokens[:, None], state.position[:, None], SharedInputs(visible, index=state.index),
             caches=state.caches,
         )
         state = DecoderState(caches, filled, state.position + 1, state.index + 1)
@@ -140,12 +140,12 @@ class Gpt2(TransformerConfig, Writer):
         return stack_flops(self.stack, length) + 2.0 * predicted * self.hidden_size * self.vocab_size
 
     def _run(
-        self, params: Params, ids: jax.Array, positions: jax.Array, inputs: LayerInputs, *,
+        self, params: Params, ids: jax.Array, positions: jax.Array, shared: SharedInputs, *,
         key: jax.Array | None = None, caches: Any = None,
     ) -> tuple[jax.Array, Any]:
         keys = (None, None) if key is None else jax.random.split(key)
         x = call(self._embeddings, params["embeddings"], ids, positions, deterministic=key is None, key=keys[0])
-        return run_stack(self.stack, params["decoder"], x, inputs, key=keys[1], caches=caches)
+        return run_stack(self.stack, params["decoder"], x, shared, key=keys[1], caches=caches)
 
     @property
     def _embeddings(self) -> Embeddings:

@@ -164,11 +164,11 @@ class Reformer(TransformerConfig, UncachedWriter):
         names = [] if key is None else ["dropout", "hashes"] if self.new_hashes else ["dropout"]
         rngs = {name: jax.random.split(jax.random.fold_in(keys[1], i), (len(types), 2, self._repeats))
                 for i, name in enumerate(names)}
-        inputs = tuple(
+        per_layer = tuple(
             tuple({name: rng[i, j] for name, rng in rngs.items()} for j in range(2)) for i in range(len(types))
         )
         layers = tuple(params["layers"][str(i)] for i in range(len(types)))
-        state = run_reversible(couplings, self._repeats, self.loop_layers, layers, (x, x), inputs, rows)
+        state = run_reversible(couplings, self._repeats, self.loop_layers, layers, (x, x), per_layer, rows)
         y = call(self._final_norm, params["final_norm"], jnp.concatenate(state, axis=-1))
         return dropout(y, self.dropout, keys[2])
 

@@ -19,7 +19,7 @@ from jaxlm.models.layers.config import Activation, StackConfig, TransformerConfi
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
-from jaxlm.models.layers.stack import LayerInputs, call, init_stack, run_stack, stack_flops
+from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
@@ -154,7 +154,7 @@ class T5(TransformerConfig, Writer):
         """Return the encoder's output."""
         bias = self.position_bias("encoder", params, inputs.ids.shape[1])
         visible = Visibility(key_segments=_int(inputs.mask), bias=bias)
-        return self._run("encoder", params, inputs.ids, LayerInputs(visible), key=key)[0]
+        return self._run("encoder", params, inputs.ids, SharedInputs(visible), key=key)[0]
 
     def decoder_states(
         self, params: Params, decoder_ids: Int[Array, "batch targets"],
@@ -172,8 +172,8 @@ class T5(TransformerConfig, Writer):
             key: Dropout key; None turns dropout off.
         """
         bias = self.position_bias("decoder", params, decoder_ids.shape[1])
-        inputs = LayerInputs(Visibility(bias=bias), memory, Visibility(key_segments=_int(memory_mask)))
-        return self._run("decoder", params, decoder_ids, inputs, key=key)[0]
+        shared = SharedInputs(Visibility(bias=bias), memory, Visibility(key_segments=_int(memory_mask)))
+        return self._run("decoder", params, decoder_ids, shared, key=key)[0]
 
     def decoder_start(self, vocabulary: Vocabulary) -> int:
         return super().decoder_start(vocabulary) if self.start_id is None else self.start_id
@@ -218,10 +218,10 @@ class T5(TransformerConfig, Writer):
         slots = state.caches[0]["self"]["key"].shape[1]
         filled = (jnp.arange(slots) <= state.index)[None, None, None, :]
         bias = self.position_bias_at(params, state.index, slots)
-        inputs = LayerInputs(
+        shared = SharedInputs(
             Visibility(mask=filled, bias=bias), memory, Visibility(key_segments=_int(state.mask)), state.index
         )
-        hidden, caches = self._run("decoder", params, ids, inputs, caches=state.caches)
+        hidden, caches = self._run("decoder", params, ids, shared, caches=state.caches)
         return self.predict_tokens(params, hidden[:, 0]), EncoderDecoderState(caches, state.mask, state.index + 1)
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
@@ -232,13 +232,13 @@ class T5(TransformerConfig, Writer):
         return flops + 2.0 * predicted * self.hidden_size * self.vocab_size
 
     def _run(
-        self, name: str, params: Params, ids: jax.Array, inputs: LayerInputs, *, key: jax.Array | None = None,
+        self, name: str, params: Params, ids: jax.Array, shared: SharedInputs, *, key: jax.Array | None = None,
         caches: Any = None,
     ) -> tuple[jax.Array, Any]:
         config = self.encoder_stack if name == "encoder" else self.decoder_stack
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         x = dropout(call(self._table, params["shared"], ids), self.dropout, keys[0])
-        x, caches = run_stack(config, params[name], x, inputs, key=keys[1], caches=caches)
+        x, caches = run_stack(config, params[name], x, shared, key=keys[1], caches=caches)
         return dropout(x, self.dropout, keys[2]), caches
 
     @property

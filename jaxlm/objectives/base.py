@@ -187,13 +187,13 @@ class Objective:
         Raises:
             UserError: The model is of another family.
         """
-        own, pretrained = self.model, source.objective.model
-        if type(own) is not type(pretrained):
+        model, pretrained = self.model, source.objective.model
+        if type(model) is not type(pretrained):
             raise UserError(
                 f"--init-from {source.path} holds a {type(pretrained).__name__}, but the configuration trains a "
-                f"{type(own).__name__}; choose a preset of the same family."
+                f"{type(model).__name__}; choose a preset of the same family."
             )
-        return dataclasses.replace(self, model=with_options(pretrained, own))
+        return dataclasses.replace(self, model=with_options(pretrained, model))
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""
@@ -203,8 +203,8 @@ class Objective:
         """Return fresh parameters, float32, as a nested dict."""
         return self.model.init(key)
 
-    def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
-        """Return the parameters that training begins with.
+    def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
+        """Return the parameters of step 0: the fresh ones, replaced by pretrained ones where there are any.
 
         Args:
             params: Fresh parameters.
@@ -213,8 +213,8 @@ class Objective:
         """
         return params if source is None else merge_params(params, extend_vocabulary(source.params, params))
 
-    def from_pretrained(self, source: PretrainedModel) -> Params:
-        """Return the parameters of a pretrained model that training may begin with."""
+    def select_params(self, source: PretrainedModel) -> Params:
+        """Return the parameters of a pretrained model for `merge_pretrained`; by default all."""
         return source.params
 
     def prepare(self, rows: Any, data: Any) -> Self:

@@ -111,7 +111,7 @@ class BidirectionalLM(Objective):
         return example
 
     def initial_memory(self, rows: int) -> Memory:
-        return {name: self.model.initial_state(rows // 2) for name in DIRECTIONS}
+        return {name: self.model.initial_memory(rows // 2) for name in DIRECTIONS}
 
     def stream_loss(
         self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool

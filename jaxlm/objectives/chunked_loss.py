@@ -208,8 +208,8 @@ def _exactly(
     is cheaper than the copies of the table's gradient that the condition costs, and with a sharded vocabulary the rows
     of the labels would be gathered from other devices.
     """
-    few = weights.size // num_batch_shards() <= 2 * hidden.shape[-1]
-    if few or num_vocabulary_shards() > 1:
+    is_small = weights.size // num_batch_shards() <= 2 * hidden.shape[-1]
+    if is_small or num_vocabulary_shards() > 1:
         # The TPU compiler may make the table's gradient after the backward pass, from logits that it keeps in HBM. With
         # a barrier it does not: two layers of T5-1.1-base on v5e:2x2 take 13 % less HBM then, and 0.6 % more time.
         return run(None)

@@ -96,13 +96,13 @@ class Distillation(MaskedLM):
         if theirs.num_layers < ours.num_layers:
             yield from size_mismatches(theirs, ours, "num_layers")
 
-    def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
+    def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
         """Initialize the student with the teacher's embeddings, head and evenly spaced layers.
 
         Six layers of twelve are 0, 2, 4, 7, 9 and 11, as in the released code.
         """
         if source is not None or not self.copy_layers:
-            return super().initial_params(params, source)
+            return super().merge_pretrained(params, source)
         teacher = self.constants
         last = teacher.objective.model.num_layers - 1
         teacher_layers = np.linspace(0, last, self.model.num_layers).round().astype(int)

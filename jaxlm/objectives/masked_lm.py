@@ -81,14 +81,14 @@ class MaskedLM(Objective):
         return PAIR_TASKS.get(self.input_format)
 
     @property
-    def _is_roberta(self) -> bool:
-        """Whether masks are drawn by RoBERTa's rules."""
+    def _has_full_rows(self) -> bool:
+        """Whether rows are full across documents; their masks follow fairseq's rules (see `input_format`)."""
         return self.input_format == "full-sentences"
 
     def num_slots(self, length: int) -> int:
         """Return the number of prediction slots per row."""
         most = math.ceil(self.mask_rate * length)
-        num_slots = most if self._is_roberta else max_predictions(length, self.mask_rate)
+        num_slots = most if self._has_full_rows else max_predictions(length, self.mask_rate)
         return min(num_slots, self.max_predictions) if self.max_predictions else num_slots
 
     @property
@@ -160,8 +160,8 @@ class MaskedLM(Objective):
         masked = mask_tokens(
             key_mask, ids, jnp.asarray(self.never_masked), mask=v.mask, attention_mask=example["attention_mask"],
             rate=self.mask_rate, slots=self.num_slots(ids.shape[1]), mask_share=self.mask_share,
-            random_share=self.random_share, random_ids=v.text_ids if self._is_roberta else v.random_ids,
-            preference=self.preference, round_randomly=self._is_roberta,
+            random_share=self.random_share, random_ids=v.text_ids if self._has_full_rows else v.random_ids,
+            preference=self.preference, round_randomly=self._has_full_rows,
             word_start=jnp.asarray(starts) if self.whole_word else None,
             longest_ngram=self.longest_ngram,
         )

@@ -94,7 +94,7 @@ class MixtureOfDenoisers(EncoderDecoderLM):
         key, *keys = jax.random.split(key, len(DENOISERS) + 1)
         drawn = jax.random.choice(key, len(DENOISERS), (rows,), p=jnp.array(self.rates))
         is_drawn = [drawn == number for number in range(len(DENOISERS))]
-        pairs = [denoiser.corrupt(own, batch, v) for denoiser, own in zip(DENOISERS, keys, strict=True)]
+        pairs = [denoiser.corrupt(key, batch, v) for denoiser, key in zip(DENOISERS, keys, strict=True)]
         modes = jnp.select(is_drawn, [jnp.int32(v.id(MODES[d.mode])) for d in DENOISERS])
 
         inputs = _select(is_drawn, [pair.inputs for pair in pairs], widths.inputs - 1, v.pad)

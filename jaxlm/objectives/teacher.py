@@ -69,7 +69,7 @@ def require_fit(path: str, mismatches: Sequence[Mismatch]) -> None:
     flags = [mismatch.flags for mismatch in mismatches]
     advice = f"add {' '.join(flags)}, or choose another teacher" if all(flags) else "choose another teacher"
     raise UserError(
-        f"the teacher {path} does not fit the student: it has {', '.join(one.what for one in mismatches)}; {advice}."
+        f"the teacher {path} does not fit the student: it has {', '.join(each.what for each in mismatches)}; {advice}."
     )
 
 

@@ -128,13 +128,13 @@ def ranks(
     entities, relation = model.entities(params), model.relations(params, triples[:, 1])
     ends = entities[triples[:, ::2]]
     queries = jnp.stack([ends[:, 1] - relation, ends[:, 0] + relation], axis=1)
-    own = model.distances(queries, ends)[..., None]
+    target_distances = model.distances(queries, ends)[..., None]
 
     def nearer(vectors: Float[Array, "..."], is_entity: Bool[Array, "..."]) -> Float[Array, "batch 2"]:
         """Return the number of entities nearer than the triple's own, equal ones by half."""
         distances = model.distances(queries[:, :, None], vectors)
-        is_tie = jnp.abs(distances - own) <= TIE * own
-        counted = jnp.where(is_tie, 0.5, distances < own)
+        is_tie = jnp.abs(distances - target_distances) <= TIE * target_distances
+        counted = jnp.where(is_tie, 0.5, distances < target_distances)
         return jnp.sum(jnp.where(is_entity, counted, 0.0), axis=-1)
 
     def add_entities(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:

@@ -36,7 +36,7 @@ JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
 """Seconds to wait for the other processes to start, 300 by default."""
 WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 """Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
-SAY_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """Seconds between two messages of a waiting process."""
 LEAVE_SECONDS = 30.0
 """Seconds that a process of several waits for the others at its end, once for a save and once to exit."""
@@ -61,21 +61,20 @@ def join_processes() -> None:
         return
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    seconds, given = _seconds(JOIN_SECONDS, 300), _processes_from_env()
-
+    seconds, processes = _seconds(JOIN_SECONDS, 300), _processes_from_env()
     state = "this process waits for the others of its cluster"  # jax chooses where they meet
-    if given:
-        address, count, index = given
+    if processes:
+        address, count, index = processes
         state = f"process {index} of {count} waits for {'process 0' if index else 'the others'} at {address}"
-    say(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
+    log(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     try:
-        if given and not given[2]:
-            _require_free_port(given[0])
-        bind = given[0] if given and _is_loopback(given[0]) else None
+        if processes and index == 0:
+            _require_free_port(address)
+        bind = address if processes and _is_loopback(address) else None
         # jax's own timeout aborts with a C++ stack.
         with _patience(state, seconds, JOIN_SECONDS, 2, "Start all at the same time, each with an index of its own."):
             jax.distributed.initialize(
-                *(given or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
+                *(processes or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
                 heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),
             )
     except ValueError as error:
@@ -87,17 +86,17 @@ def join_processes() -> None:
 
 @contextlib.contextmanager
 def _patience(state: str, seconds: int, variable: str, code: int, advice: str) -> Iterator[None]:
-    """Say every `SAY_SECONDS` that the block still waits, and exit with `code` after `seconds`."""
+    """Log every `LOG_SECONDS` that the block still waits, and exit with `code` after `seconds`."""
     ended = threading.Event()
 
     def watch() -> None:
         left = float(seconds)
-        while not ended.wait(min(SAY_SECONDS, left)):
-            left -= SAY_SECONDS
+        while not ended.wait(min(LOG_SECONDS, left)):
+            left -= LOG_SECONDS
             if left <= 0:
-                say(f"{state}; gave up after {seconds} s. {advice}")
+                log(f"{state}; gave up after {seconds} s. {advice}")
                 return os._exit(code)
-            say(f"{state}, {seconds - left:.0f} s so far of up to {seconds} ({variable}).")
+            log(f"{state}, {seconds - left:.0f} s so far of up to {seconds} ({variable}).")
 
     threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()
     try:
@@ -147,7 +146,7 @@ def _require_free_port(address: str) -> None:
         ) from error
 
 
-def say(sentence: str) -> None:
+def log(sentence: str) -> None:
     """Print a sentence on standard error, on any process."""
     print(f"jaxlm: {sentence}", file=sys.stderr, flush=True)
 
@@ -213,7 +212,7 @@ def wait_for_all(reason: str) -> None:
     """Wait until all processes have called this, for hours if need be.
 
     They wait on their hosts, since a collective on the devices has the platform's time limit. A process says every
-    `SAY_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
+    `LOG_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
 
     Args:
         reason: What the process waits for, such as "process 0 to prepare the text".
@@ -237,7 +236,7 @@ def require_same(facts: Mapping[str, Any]) -> None:
     devices = [Counter() for _ in range(jax.process_count())]
     for device in jax.devices():
         devices[device.process_index][device.device_kind] += 1
-    kinds = [" and ".join(f"{count} {kind}" for kind, count in own.items()) or "none" for own in devices]
+    kinds = [" and ".join(f"{count} {kind}" for kind, count in counts.items()) or "none" for counts in devices]
     # Checked before any collective, which needs the same number of devices in every process. jax knows the other
     # processes' devices, but not their host names.
     _refuse_differences([
@@ -245,9 +244,9 @@ def require_same(facts: Mapping[str, Any]) -> None:
     ])
     record = {"host": host, "python": platform.python_version(), "code of jaxlm": _source_digest()}
     record |= {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
-    own = json.dumps(record | dict(facts)).encode()
-    length = int(multihost_utils.process_allgather(np.int32(len(own))).max())
-    rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(length), np.uint8))
+    encoded = json.dumps(record | dict(facts)).encode()
+    length = int(multihost_utils.process_allgather(np.int32(len(encoded))).max())
+    rows = multihost_utils.process_allgather(np.frombuffer(encoded.ljust(length), np.uint8))
     _refuse_differences([json.loads(row.tobytes()) for row in rows])
 
 
@@ -318,7 +317,7 @@ def exit_process(code: int, failure: Exception | None = None) -> None:
         timer.start()
         return
     traceback.print_exception(failure)
-    say(
+    log(
         f"this process ends ({cause(failure)}): it has failed, or has lost another process of the run, whose output "
         "then says why. Run the same command on all to go on."
     )

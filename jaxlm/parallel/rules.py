@@ -20,8 +20,8 @@ Axes = str | tuple[str, ...] | None
 """Mesh axes that split a dimension; None for none."""
 
 # The first pattern that matches the end of the path decides; its axes are those of the last dimensions, and None
-# leaves a dimension whole. Of each pair of matrices the first is split by its outputs and the second by its inputs
-# over `tensor`, so that one all-reduce a pair suffices (Megatron-LM, Shoeybi et al. 2019, section 3). `fsdp` always
+# leaves a dimension whole. In each pair of matrices the first is column-parallel and the second row-parallel over
+# `tensor`, so that one all-reduce a pair suffices (Megatron-LM, Shoeybi et al. 2019, section 3). `fsdp` always
 # splits the inputs: the gathered parts of rows are contiguous, while those of columns have to be rearranged, which took
 # a quarter of a step of GPT-3 13B on 256 chips of v5e.
 RULES: tuple[tuple[str, tuple[Axes, ...]], ...] = (

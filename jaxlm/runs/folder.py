@@ -22,7 +22,7 @@ from jaxlm.config.json import to_json
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import digest
-from jaxlm.parallel.hosts import say
+from jaxlm.parallel.hosts import log
 from jaxlm.paths import absolute, any_path, cause, in_bucket, refuse_links, without_empty_folders, write_whole
 from jaxlm.runs.lease import Lease
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
         except KeyError:  # an older run has no digest
             continue
         except (OSError, ValueError, TypeError, RecursionError):
-            say(f"{path} is damaged; using the copy in a checkpoint, if there is one.")
+            log(f"{path} is damaged; using the copy in a checkpoint, if there is one.")
     return {}
 
 

@@ -15,7 +15,7 @@ import tensorstore as ts
 
 from jaxlm.data.arrays import kvstore
 from jaxlm.errors import UserError
-from jaxlm.parallel.hosts import say
+from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause
 
 SECONDS = 120.0
@@ -87,7 +87,7 @@ class Lease:
             if not lease:
                 continue
             if watched is None:
-                say(f"{self._folder} belongs to {lease.get('owner')}; waiting to see whether that is still running.")
+                log(f"{self._folder} belongs to {lease.get('owner')}; waiting to see whether that is still running.")
             watched = generation
             time.sleep(min(1.0, SECONDS / 10))
 
@@ -120,5 +120,5 @@ class Lease:
 
 
 def _exit(sentence: str) -> None:
-    say(f"{sentence} This process ends; run the same command to go on.")
+    log(f"{sentence} This process ends; run the same command to go on.")
     os._exit(1)  # at once: nothing more may be written

@@ -103,7 +103,7 @@ def _train(
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
     stack.callback(checkpoints.close)
     with clock.during("restore" if checkpoints.steps() else "startup"):
-        state, totals = initial_state(program, checkpoints, metadata, session.pretrained, report)
+        state, totals = restore_or_init_state(program, checkpoints, metadata, session.pretrained, report)
         first = int(state.step)
     report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
     if first >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, first), t):
@@ -152,7 +152,7 @@ def _kernel_remarks(program: Program) -> list[str]:
     return [f"Attention keeps its scores in memory; cuDNN's kernel needs {' and '.join(needed)}."] if needed else []
 
 
-def initial_state(
+def restore_or_init_state(
     program: Program, checkpoints: Checkpoints, metadata: dict[str, Any], source: PretrainedModel | None, report: Report
 ) -> tuple[TrainState, Totals]:
     """Return the state to train from, and the sums of metrics that are not logged yet."""
@@ -162,10 +162,10 @@ def initial_state(
     if checkpoints.steps():  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
-        return program.begin(params), Totals()
+        return program.init_state(params), Totals()
     fresh = program.init_params(program.train.seed)
-    params = program.objective.with_constants(program.constants).initial_params(fresh, source)
-    state = program.begin(params)
+    params = program.objective.with_constants(program.constants).merge_pretrained(fresh, source)
+    state = program.init_state(params)
     if params is not fresh:
         if source is not None:
             remark = unshared(fresh, source)

@@ -90,8 +90,8 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
 def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     """Return the metadata for data.json and every checkpoint.
 
-    It has the fingerprints of token store, tokenizer and constants (on their devices), the text's source and
-    unigram entropy in nats, the fields that decide the result, and the model that the run began from.
+    It has the fingerprints of token store, tokenizer and constants (key "frozen"; the arrays are on their devices), the
+    text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
     source, experiment, rows = session.pretrained, session.experiment, session.rows
     begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}

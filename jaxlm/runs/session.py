@@ -78,7 +78,7 @@ class Session:
         warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
         if pretrained is not None:
             objective.require_rows(rows, data)
-            pretrained = dataclasses.replace(pretrained, params=objective.from_pretrained(pretrained))
+            pretrained = dataclasses.replace(pretrained, params=objective.select_params(pretrained))
         experiment = with_steps(
             dataclasses.replace(experiment, objective=objective), objective.num_examples(rows, length), warmup_steps
         )

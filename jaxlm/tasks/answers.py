@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, Record, row_or_error
 from jaxlm.data.readers import open_text, row_of, text_of
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -191,19 +191,19 @@ class Answers(Task):
     others, as MLQA's has for Chinese. Then all punctuation is ignored, and no articles."""
 
     name = "answers"
-    pools = False
+    use_pooling = False
     longest_text = 48
     gold_value = "answers"
 
     @property
     def template(self) -> Template:
-        return self.reading.answer_template or super().template
+        return self.fine_tuning.answer_template or super().template
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return 2
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         passages = list(dict.fromkeys(record.values["passage"] for record in records))
         encoded = dict(zip(passages, tokenizer.encode_with_offsets(passages), strict=True))
         questions = tokenizer.encode_arrays([record.values["question"] for record in records])
@@ -218,7 +218,7 @@ class Answers(Task):
                     f"question of {len(question)}; raise it or lower objective.max_question."
                 )
             windows = self._windows(record, question, *encoded[record.values["passage"]], room)
-            examples += [Example(number, arrays, window) for arrays, window in windows]
+            examples += [EncodedExample(number, arrays, window) for arrays, window in windows]
         return examples
 
     def _windows(
@@ -282,7 +282,7 @@ class Answers(Task):
         title = "answer" if kind == "span" else kind
         return [line._replace(marks=marks), Line(title, found, ["target"] * len(found))]
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         """Return the best span of all windows, by the sum of a start's and an end's logit.
 
         The score `null` is that of no answer, the lowest of the windows', minus that of the best span (run_squad.py).

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxlm.corruption.entities import NONE
 from jaxlm.data.base import RowFormat
-from jaxlm.data.labelled import Arrays, Example, LabelledData, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
@@ -24,7 +24,7 @@ from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
 from jaxlm.tasks.metrics import label_order
 from jaxlm.tasks.remarks import require_classes, row_remarks
-from jaxlm.tokenizers.template import Row, Template
+from jaxlm.tokenizers.template import EncodedText, Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
@@ -64,7 +64,7 @@ class Task(Objective):
     primary_metric = "task_loss"
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
-    pools: ClassVar[bool] = True
+    use_pooling: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
@@ -77,7 +77,7 @@ class Task(Objective):
         others = {"token_type_ids": 0, "attention_mask": 0, "labels": NO_LABEL, "entities": NONE}
         return {"input_ids": max(self.vocabulary.pad, 0)} | others
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         """Return the examples of records; see `jaxlm.data.labelled.RowEncoder`."""
         raise NotImplementedError
 
@@ -92,8 +92,8 @@ class Task(Objective):
         return RowFormat(self, length)
 
     @property
-    def reading(self) -> FineTuning:
-        """How the task reads its model."""
+    def fine_tuning(self) -> FineTuning:
+        """How the family is fine-tuned; raises UserError if it cannot be."""
         if self.model.fine_tuning is None:
             raise UserError(f"{type(self.model).__name__} cannot be fine-tuned for this task; choose another model.")
         return self.model.fine_tuning
@@ -101,7 +101,7 @@ class Task(Objective):
     @property
     def template(self) -> Template:
         """Special tokens around the texts."""
-        return self.reading.template.for_vocabulary(self.vocabulary)
+        return self.fine_tuning.template.for_vocabulary(self.vocabulary)
 
     @property
     def text_template(self) -> Template:
@@ -112,14 +112,14 @@ class Task(Objective):
         return self.template.symbols
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         """Number of logits of the classifier."""
         return len(self.labels)
 
     @property
     def has_classifier_bias(self) -> bool:
         """Whether the classifier has a bias."""
-        return self.reading.use_bias or not self.pools
+        return self.fine_tuning.use_bias or not self.use_pooling
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model and its training options.
@@ -130,7 +130,7 @@ class Task(Objective):
         # The attention kernel was chosen for the machine that trained.
         model = source.objective.model.text_model.with_execution(attention="auto")
         task = dataclasses.replace(self, model=model)
-        assert task.reading
+        assert task.fine_tuning
         return task
 
     def label_names(self, record: Record) -> Sequence[str]:
@@ -194,25 +194,25 @@ class Task(Objective):
         return super().bind(vocabulary, length, statistics)
 
     def init(self, key: jax.Array) -> Params:
-        if not self.outputs:
+        if not self.num_logits:
             raise UserError(
                 "this task has no labels, or no model that supports it; pass --init-from RUN_OR_HF_DIR with "
                 "--data.source FILE, or give a fine-tuned run."
             )
         key_model, key_pooler, key_classifier = jax.random.split(key, 3)
         params = self.model.init_task(key_model)
-        if self.pools and self.reading.activation:
+        if self.use_pooling and self.fine_tuning.activation:
             params["pooler"] = self._dense(key_pooler, self.model.width, True)
-        params["classifier"] = self._dense(key_classifier, self.outputs, self.has_classifier_bias)
+        params["classifier"] = self._dense(key_classifier, self.num_logits, self.has_classifier_bias)
         return params
 
-    def _dense(self, key: jax.Array, outputs: int, bias: bool) -> Params:
-        shape = (self.model.width, outputs)
+    def _dense(self, key: jax.Array, num_outputs: int, use_bias: bool) -> Params:
+        shape = (self.model.width, num_outputs)
         kernel = {"kernel": INIT_STD * jax.random.truncated_normal(key, -2.0, 2.0, shape)}
-        return kernel | {"bias": jnp.zeros(outputs)} if bias else kernel
+        return kernel | {"bias": jnp.zeros(num_outputs)} if use_bias else kernel
 
-    def from_pretrained(self, source: PretrainedModel) -> Params:
-        """Return the parameters of a pretrained model that training begins with.
+    def select_params(self, source: PretrainedModel) -> Params:
+        """Return the parameters of a pretrained model for `merge_pretrained`.
 
         They are those of the model (see `Model.text_params`), and the classifier of a model that was fine-tuned for
         the same task and labels.
@@ -244,7 +244,7 @@ class Task(Objective):
         self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None
     ) -> Float[Array, "*batch hidden"]:
         """Apply the dense layer before the classifier, if the family has one, and dropout."""
-        if name := self.reading.activation:
+        if name := self.fine_tuning.activation:
             act = jnp.tanh if name == "tanh" else ACTIVATIONS[name]
             pooler = params["pooler"]
             x = act(x @ pooler["kernel"].astype(x.dtype) + pooler["bias"].astype(x.dtype))
@@ -256,8 +256,8 @@ class Task(Objective):
 
     def flops(self, length: int) -> float:
         width = self.model.width
-        pooler = 2 * width * width if self.pools and self.reading.activation else 0
-        return self.model.forward_flops(length) + pooler + 2 * width * self.outputs
+        pooler = 2 * width * width if self.use_pooling and self.fine_tuning.activation else 0
+        return self.model.forward_flops(length) + pooler + 2 * width * self.num_logits
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         lines = []
@@ -281,11 +281,11 @@ class Task(Objective):
     def answers(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Answer]:
         """Return the answer to each held-out record."""
         records = source.records["held_out"]
-        parts: list[list[tuple[Example, Arrays]]] = [[] for _ in records]
+        parts: list[list[tuple[EncodedExample, Arrays]]] = [[] for _ in records]
         outputs = self.run(params, source, length, batch_size)
         for example, output in zip(source.examples("held_out", self, length), outputs, strict=True):
             parts[example.record].append((example, output))
-        return [self.answer(record, own) for record, own in zip(records, parts, strict=True)]
+        return [self.answer(record, answer_parts) for record, answer_parts in zip(records, parts, strict=True)]
 
     def score_rows(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> dict[str, float]:
         golds = [self.gold(record) for record in source.records["held_out"]]
@@ -299,7 +299,7 @@ class Task(Objective):
         """Return the outputs for each row of a batch from which `answer` makes answers."""
         raise NotImplementedError
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         """Return the answer to a record from its examples, each with the outputs of `predict` for it."""
         raise NotImplementedError
 
@@ -346,7 +346,7 @@ def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "
     return logits(x, head["kernel"].T, head.get("bias"))
 
 
-def text_arrays(row: Row) -> Arrays:
+def text_arrays(row: EncodedText) -> Arrays:
     """Return the arrays of a text with its special tokens, int32 [length]."""
     return {
         "input_ids": row.input_ids, "token_type_ids": row.segments, "attention_mask": np.ones_like(row.input_ids),

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.data import tfds_source
-from jaxlm.data.labelled import Arrays, Example, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.objectives.base import Term, Terms
@@ -78,7 +78,7 @@ class Classification(PooledTask):
         return 2 if self.both_orders else 1
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return 1 if self.target == "number" else len(self.labels)
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
@@ -106,7 +106,7 @@ class Classification(PooledTask):
     def shown_label(self, label: Any) -> str:
         return f"label {label:g}" if self.target == "number" else super().shown_label(label)
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         is_number = self.target == "number"
         return Answer(float(parts[0][1]["logits"][0]), {}) if is_number else super().answer(record, parts)
 

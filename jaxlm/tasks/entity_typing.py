@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.data.readers import LABELS, row_of, texts_of
 from jaxlm.objectives.base import Term, Terms
 from jaxlm.tasks import metrics
@@ -80,7 +80,7 @@ class EntityTyping(MarkedTask):
         is_right = jnp.all((logits > 0) == (label > 0), axis=-1)
         return {"task_loss": Term.of(losses, weights, 1.0), "accuracy": Term.of(is_right, weights)}
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         logits = parts[0][1]["logits"].astype(np.float64)
         is_predicted = (logits > 0) | (self.top_label & (logits == logits.max()))
         shares = 1 / (1 + np.exp(-logits))

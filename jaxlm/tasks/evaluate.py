@@ -26,8 +26,8 @@ the task's details, such as `classes` and `confusion` (see `jaxlm.tasks.metrics.
 95 % confidence interval of each metric, with `groups`, the number of groups of rows that were resampled."""
 
 
-class Answers(NamedTuple):
-    """Answers of a model to rows."""
+class AnsweredRows(NamedTuple):
+    """Labelled rows with the answers of a model."""
 
     task: Task
     records: Sequence[Record]
@@ -88,7 +88,7 @@ def evaluate(
     } | details
 
 
-def intervals(own: Answers, resamples: int, other: Answers | None = None) -> Result:
+def intervals(answered: AnsweredRows, resamples: int, other: AnsweredRows | None = None) -> Result:
     """Return `intervals` and `groups`, from percentiles of a bootstrap over groups of rows; see `Result`.
 
     Rows of a group are right or wrong together, so that resampled single rows would make the intervals too narrow. A
@@ -96,47 +96,47 @@ def intervals(own: Answers, resamples: int, other: Answers | None = None) -> Res
     group has no intervals.
 
     Args:
-        own: Answers of a model.
+        answered: Rows with the answers of a model.
         resamples: Number of resamples.
-        other: Answers of another model to the same rows; the intervals are then of the differences of the metrics.
-            Each resample draws the same rows for both models (a paired bootstrap).
+        other: The same rows with the answers of another model; the intervals are then of the differences of the
+            metrics. Each resample draws the same rows for both models (a paired bootstrap).
     """
-    draws, groups, (golds, _) = np.random.default_rng(0), own.groups(), own.scored()
-    models = [each.scored()[1] for each in (own, other) if each]
+    draws, groups, (golds, _) = np.random.default_rng(0), answered.groups(), answered.scored()
+    models = [each.scored()[1] for each in (answered, other) if each]
     found: dict[str, list[float]] = collections.defaultdict(list)
     for _ in range(resamples if len(groups) > 1 else 0):
         chosen = np.concatenate([groups[i] for i in draws.integers(0, len(groups), len(groups))])
-        drawn = [own.task.score([golds[i] for i in chosen], [answers[i] for i in chosen]) for answers in models]
+        drawn = [answered.task.score([golds[i] for i in chosen], [answers[i] for i in chosen]) for answers in models]
         for name, value in drawn[0].items():
             found[name].append(value - sum(each[name] for each in drawn[1:]))
     shares = {name: np.percentile(values, [2.5, 97.5]).round(6).tolist() for name, values in found.items()}
     return {"groups": len(groups), "intervals": shares}
 
 
-def compare(own: Answers, other: Answers, resamples: int) -> Result:
+def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Result:
     """Return the metrics of two models on the same rows, their differences, and the intervals of these.
 
     Raises:
         UserError: The models answer different rows or tasks, or the rows have no labels.
     """
-    if (own.task.name, [r.id for r in own.records], own.golds) != (
+    if (answered.task.name, [r.id for r in answered.records], answered.golds) != (
         other.task.name, [r.id for r in other.records], other.golds
     ):
         raise UserError("the two models are not of the same task and rows; name the rows with --data.source FILE.")
-    golds, answers = own.scored()
+    golds, answers = answered.scored()
     if not golds:
         raise UserError("the rows have no labels, so that the models cannot be compared.")
-    metrics, theirs = own.task.score(golds, answers), other.task.score(golds, other.scored()[1])
+    metrics, theirs = answered.task.score(golds, answers), other.task.score(golds, other.scored()[1])
     differences = {name: metrics[name] - theirs[name] for name in metrics}
     return {
-        "task": own.task.name, "metrics": _rounded(metrics), "examples": len(own.records),
+        "task": answered.task.name, "metrics": _rounded(metrics), "examples": len(answered.records),
         "against": _rounded(theirs), "differences": _rounded(differences),
-    } | intervals(own, resamples, other)
+    } | intervals(answered, resamples, other)
 
 
 def answer_rows(
     task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int, report: Report = print
-) -> Answers:
+) -> AnsweredRows:
     """Return the answers of a fine-tuned model to the held-out rows of `data`; see `evaluate`."""
     source = data.open(tokenizer, report)
     records, skipped = source.records["held_out"], source.num_bad
@@ -152,7 +152,8 @@ def answer_rows(
     source.examples("held_out", task, data.length)
     if (unknown := source.unknown) and jax.process_index() == 0:
         report(unknown)
-    return Answers(task, records, golds, task.answers(params, source, data.length, batch_size), unseen, skipped)
+    answers = task.answers(params, source, data.length, batch_size)
+    return AnsweredRows(task, records, golds, answers, unseen, skipped)
 
 
 def _rounded(metrics: dict[str, float]) -> dict[str, float]:

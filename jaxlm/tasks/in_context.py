@@ -15,12 +15,12 @@ import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
-from jaxlm.inference.text import fit_prompts, write
+from jaxlm.inference.text import fit_prompts, generate_text
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import any_path, check_output
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
-from jaxlm.tasks.prompts import METRICS, Example, PromptTask, read_examples, read_task
+from jaxlm.tasks.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.tokenizers.unknown import summarize_unknown
 
 Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
@@ -56,7 +56,7 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     return {"task": task.task, "metrics": found, "examples": len(examples)} | settings
 
 
-def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], is_run: bool = False) -> Result:
+def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], is_run: bool = False) -> Result:
     """Return the result of a task.
 
     Args:
@@ -77,7 +77,7 @@ def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Examp
     return function(loaded, task, examples, sentinel)
 
 
-def _choice(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
+def _choice(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Choose the likeliest continuation of each prompt."""
     def scores(pairs: Iterable[tuple[str, str]]) -> list[Score]:
         return score(loaded, [encode_pair(loaded, *pair, sentinel) for pair in pairs])
@@ -110,7 +110,7 @@ def _size(normalise: str, text: str, found: Score) -> int:
     return max(1, sizes.get(normalise, 1))
 
 
-def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
+def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Write free answers, by greedy decoding or beam search."""
     tokenizer, v, stops = loaded.tokenizer, loaded.tokenizer.vocabulary, task.stop
     if sentinel:  # the span ends at the next sentinel
@@ -120,7 +120,7 @@ def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exam
     prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     settings = Settings(max_new_tokens=task.max_new_tokens, beams=task.beams, length_penalty=task.length_penalty)
-    answers = write(loaded, prompts, settings, stops, skip_special=True)
+    answers = generate_text(loaded, prompts, settings, stops, skip_special=True)
     texts, golds = [answer.text.strip() for answer in answers], [list(example.answers) for example in examples]
     rows = [
         {"prediction": text, "gold": gold, "log_likelihood": sum(answer.log_probs)}
@@ -129,7 +129,7 @@ def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exam
     return rows, metrics.text_metrics(task.metrics or METRICS["generate"][:1], texts, golds), {}
 
 
-def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
+def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Predict the last word of each text (LAMBADA).
 
     A word is right if each of its tokens is the likeliest. The token metrics are those of its last token given the
@@ -159,7 +159,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Exa
     }, {}
 
 
-def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool) -> Result:
+def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Score whole texts: perplexity per token and per word (between white space), and bits per byte."""
     length = max_length(loaded.objective)
     stride = task.stride or max(1, length // 2)
@@ -179,7 +179,7 @@ def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Ex
 
 
 def _pseudo_likelihood(
-    loaded: PretrainedModel, task: PromptTask, examples: Sequence[Example], sentinel: bool
+    loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool
 ) -> Result:
     """Score whole texts: pseudo-perplexity, the exponential of the mean over all tokens."""
     found = score(loaded, [Pair([], loaded.tokenizer.encode(example.prompt)) for example in examples])

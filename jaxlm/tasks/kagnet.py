@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxlm.data.cache import cached_arrays
 from jaxlm.data.concept_graph import open_graph
 from jaxlm.data.grounding import lemmatizer, statement
-from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
 from jaxlm.data.schema_graph import GraphSizes, Knowledge, build_graphs, describe_path, empty
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -124,7 +124,7 @@ class KagNet(MultipleChoice):
             raise UserError("KagNet has no language-model loss; set --objective.lm-coefficient 0.")
         return super().bind(vocabulary, length, statistics)
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         examples = super().encode(records, tokenizer, length)
         if self.graph:
             rows = [(_question(record), record.values["choices"]) for record in records]
@@ -161,7 +161,7 @@ class KagNet(MultipleChoice):
             print(f"Computing the vectors of the statements of {len(records):,} rows")
             rows = LabelledSource(tokenizer, {"held_out": list(records)}, buckets=True)
             key = purpose_key(0, Purpose.INITIALIZATION)
-            params = merge_params(jax.jit(encoder_only.init)(key), encoder_only.from_pretrained(source))
+            params = merge_params(jax.jit(encoder_only.init)(key), encoder_only.select_params(source))
             outputs = encoder_only.run(params, rows, length, batch_size=16)
             return {"statement": np.stack([output["statement"] for output in outputs])}
 
@@ -194,9 +194,9 @@ class KagNet(MultipleChoice):
         network = self.network.init(key_network, self.model.width)
         return self.model.init_task(key_model) | {"knowledge": network}
 
-    def from_pretrained(self, source: PretrainedModel) -> Params:
+    def select_params(self, source: PretrainedModel) -> Params:
         """Return the encoder's parameters of `source`, and those of a KagNet with the same graph and sizes."""
-        params, pretrained = super().from_pretrained(source), source.objective
+        params, pretrained = super().select_params(source), source.objective
         if isinstance(pretrained, KagNet):
             options = {"dropout": self.network.dropout, "published_padding": self.network.published_padding}
             network = dataclasses.replace(pretrained.network, **options)
@@ -204,9 +204,9 @@ class KagNet(MultipleChoice):
             params = params if same else {name: tree for name, tree in params.items() if name != "knowledge"}
         return params
 
-    def initial_params(self, params: Params, source: PretrainedModel | None) -> Params:
-        """Return the parameters that training begins with: the tables from the vectors, inverse relations as copies."""
-        initial = super().initial_params(params, source)
+    def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
+        """Return the parameters of step 0: the tables from the vectors, inverse relations as copies."""
+        initial = super().merge_pretrained(params, source)
         if not self.graph or not self.vectors or (source is not None and "knowledge" in source.params):
             return initial
         knowledge = self._knowledge()
@@ -263,7 +263,7 @@ class KagNet(MultipleChoice):
         pair = jnp.take_along_axis(scores.pair_attention, example["path_pairs"].astype(jnp.int32), axis=-1)
         return {"logits": scores.logit, "attention": pair * scores.path_attention, "statement": statements}
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         """Return the answer, with the best paths of each choice and the attention on them."""
         (example, outputs), = parts
         answer = super().answer(record, parts)

@@ -19,7 +19,7 @@ import jaxlm
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import encode_pair, score, score_texts
-from jaxlm.inference.text import cut, fit_prompts, write
+from jaxlm.inference.text import cut, fit_prompts, generate_text
 
 try:
     from lm_eval.api.instance import Instance
@@ -87,7 +87,7 @@ class JaxLM(LM):
             # lm_eval leaves room for the last new token, which is never read.
             prompts = fit_prompts(self.loaded, prompts, settings.max_new_tokens + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]
-            found = write(self.loaded, prompts, settings, stop, skip_special=True)
+            found = generate_text(self.loaded, prompts, settings, stop, skip_special=True)
             for i, answer in zip(numbers, found, strict=True):
                 answers[i], _ = cut(tokenizer.decode(answer.ids), stop)  # decoded alone: no leading space
         return answers
@@ -102,8 +102,8 @@ def _settings(options: dict[str, Any]) -> Settings:
         raise UserError(
             f"a task sets the generation option {sorted(unknown)[0]}, which jaxlm does not support; choose another."
         )
-    given = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
-    return Settings(temperature=0.0 if samples is False else float(temperature), **given)
+    settings = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
+    return Settings(temperature=0.0 if samples is False else float(temperature), **settings)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.corruption.entities import NONE
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, Record, row_or_error
 from jaxlm.data.mentions import Mention, Mentions, first_tokens
 from jaxlm.data.readers import NUMBERS, json_object, open_text, read_lines
 from jaxlm.errors import UserError
@@ -160,7 +160,7 @@ class MarkedTask(ReadsEntities, PooledTask):
     def as_text(self, record: Record) -> tuple[str, str]:
         return self.marked(record)[0], ", ".join(self.label_names(record))
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         texts = [self.marked(record) for record in records]
         reads_entities, numbers = self.model.entity_width > 0, {}
         if reads_entities:
@@ -177,7 +177,7 @@ class MarkedTask(ReadsEntities, PooledTask):
                     entities[token] = numbers[name]
                 arrays["entities"] = np.full(len(row.input_ids), NONE, np.int32)
                 arrays["entities"][row.part == 1] = entities[:room]
-            examples.append(Example(number, arrays))
+            examples.append(EncodedExample(number, arrays))
         return examples
 
     def synthetic(self, rows: int, length: int) -> Arrays:

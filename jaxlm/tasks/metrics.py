@@ -143,11 +143,11 @@ def token_f1(prediction: str, golds: Sequence[str], normalize: Normalize = norma
     return max(_words_f1(normalize(prediction).split(), normalize(gold).split()) for gold in golds or [""])
 
 
-def _words_f1(own: Sequence[str], theirs: Sequence[str]) -> float:
-    if not own or not theirs:
-        return float(own == theirs)
-    common = sum((collections.Counter(own) & collections.Counter(theirs)).values())
-    return 2 * common / (len(own) + len(theirs))
+def _words_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = sum((collections.Counter(predicted) & collections.Counter(gold)).values())
+    return 2 * common / (len(predicted) + len(gold))
 
 
 Entity = tuple[int, int, int, str]
@@ -174,9 +174,9 @@ def entities(tags: Sequence[Sequence[str]]) -> set[Entity]:
 
 def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return precision, recall and f1 over whole entities (CoNLL 2003), strict IOB2."""
-    own, theirs = entities(predictions), entities(gold)
-    hits = len(own & theirs)
-    return _precision_recall("", hits / max(1, len(own)), hits / max(1, len(theirs)))
+    predicted, right = entities(predictions), entities(gold)
+    hits = len(predicted & right)
+    return _precision_recall("", hits / max(1, len(predicted)), hits / max(1, len(right)))
 
 
 def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -186,15 +186,15 @@ def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequ
     rows of the right share of the predicted and of the gold labels, 0 for a row without any; loose micro ones are
     shares of all predicted and of all gold labels.
     """
-    pairs = [(set(own), set(theirs)) for own, theirs in zip(predictions, golds, strict=True)]
-    sums = np.array([[len(own & theirs), len(own), len(theirs)] for own, theirs in pairs], float).reshape(-1, 3)
-    hits, own, theirs = sums.T
-    macro = np.sum(hits / np.maximum(own, 1)), np.sum(hits / np.maximum(theirs, 1))
-    total_hits, total_own, total_theirs = sums.sum(axis=0)
+    pairs = [(set(labels), set(gold)) for labels, gold in zip(predictions, golds, strict=True)]
+    sums = np.array([[len(labels & gold), len(labels), len(gold)] for labels, gold in pairs], float).reshape(-1, 3)
+    hits, num_predicted, num_gold = sums.T
+    macro = np.sum(hits / np.maximum(num_predicted, 1)), np.sum(hits / np.maximum(num_gold, 1))
+    total_hits, total_predicted, total_gold = sums.sum(axis=0)
     return {
         "accuracy": accuracy([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
         **_precision_recall("macro_", *(value / max(1, len(pairs)) for value in macro)),
-        **_precision_recall("micro_", total_hits / max(1, total_own), total_hits / max(1, total_theirs)),
+        **_precision_recall("micro_", total_hits / max(1, total_predicted), total_hits / max(1, total_gold)),
     }
 
 

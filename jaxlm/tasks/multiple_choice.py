@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.data.readers import LABELS, text_of
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import Line
@@ -86,7 +86,7 @@ class MultipleChoice(PooledTask):
     """As in SWAG; the FLOPs of rows with other numbers of choices are in proportion."""
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return 1
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
@@ -107,7 +107,7 @@ class MultipleChoice(PooledTask):
         label = int(example["label"][row])
         return [line._replace(title="right" if i == label else "wrong") for i, line in enumerate(lines)]
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         logits = parts[0][1]["logits"]
         return Answer(record.values["names"][logits.argmax()], {"scores": logits.astype(float).tolist()})
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import pad
@@ -20,7 +20,7 @@ from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks.base import Answer, Task
-from jaxlm.tokenizers.template import Row
+from jaxlm.tokenizers.template import EncodedText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
@@ -52,7 +52,7 @@ class PooledTask(Task):
         names = self.label_names(record)
         return np.int32(self.label_number(record, names[0]) if names else 0)
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         texts = [self.texts(record) for record in records]
         strings = list(dict.fromkeys(string for row in texts for parts in row for string in parts))
         ids = dict(zip(strings, tokenizer.encode_arrays(strings), strict=True))
@@ -65,10 +65,10 @@ class PooledTask(Task):
             arrays = {"input_ids": input_ids, "token_type_ids": segments, "attention_mask": mask.astype(np.int32)}
             if self.num_texts == 1:
                 arrays = {name: array[0] for name, array in arrays.items()}
-            examples.append(Example(number, arrays | {"label": self.label(record)}))
+            examples.append(EncodedExample(number, arrays | {"label": self.label(record)}))
         return examples
 
-    def _build(self, parts: Sequence[np.ndarray], length: int) -> Row:
+    def _build(self, parts: Sequence[np.ndarray], length: int) -> EncodedText:
         room = length - self.template.num_symbols(len(parts) == 2)
         if len(parts) == 2:
             parts = truncate_pair(*parts, room)
@@ -103,7 +103,7 @@ class PooledTask(Task):
     def predict(self, params: Params, example: Arrays) -> Arrays:
         return {"logits": self.row_logits(params, self.pooled(params, example, None))}
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         logits = parts[0][1]["logits"].astype(np.float64)
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()

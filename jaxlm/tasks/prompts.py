@@ -119,7 +119,7 @@ class PromptTask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
+class PromptRow:
     """A row as the model reads it."""
 
     place: str
@@ -158,7 +158,7 @@ def read_task(path: str) -> PromptTask:
     return dataclasses.replace(task, **files, task=task.task or Path(path).stem)
 
 
-def read_examples(task: PromptTask, limit: int = 0) -> list[Example]:
+def read_examples(task: PromptTask, limit: int = 0) -> list[PromptRow]:
     """Return the rows of a task, each with its shots.
 
     Args:
@@ -204,7 +204,7 @@ def _rows(task: PromptTask, path: str) -> Iterator[TableRow]:
             document = ""
 
 
-def _solved(task: PromptTask, example: Example) -> str:
+def _solved(task: PromptTask, example: PromptRow) -> str:
     """Return an example with its right answer."""
     if task.kind == "last-word":
         return example.prompt
@@ -212,8 +212,8 @@ def _solved(task: PromptTask, example: Example) -> str:
     return example.prompt + answer
 
 
-def _example(task: PromptTask, number: int, row: TableRow) -> Example:
-    example = Example(row.place, number, fill(task.prompt, row))
+def _example(task: PromptTask, number: int, row: TableRow) -> PromptRow:
+    example = PromptRow(row.place, number, fill(task.prompt, row))
     if task.kind == "generate":
         answers = tuple(row.labels(task.answer))
         if not answers:

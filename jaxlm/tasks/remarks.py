@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxlm.data.labelled import Example, LabelledData, LabelledSource, Record
+from jaxlm.data.labelled import EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -
     )
 
 
-def row_remarks(task: Task, rows: LabelledSource, examples: Sequence[Example], length: int) -> list[str]:
+def row_remarks(task: Task, rows: LabelledSource, examples: Sequence[EncodedExample], length: int) -> list[str]:
     """Return one line per remark about the training rows.
 
     Args:

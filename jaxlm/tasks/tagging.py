@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.data.labelled import Arrays, Example, LabelledData, Record, row_or_error
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, Record, row_or_error
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -120,7 +120,7 @@ class Tagging(Task):
     """Metrics besides accuracy: none, or precision, recall and F1 of whole entities in IOB2 tags."""
 
     name = "tagging"
-    pools = False
+    use_pooling = False
     longest_text = 256
     gold_value = "tags"
 
@@ -132,7 +132,7 @@ class Tagging(Task):
     def label_names(self, record: Record) -> Sequence[str]:
         return record.values["tags"] or ()
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         # In byte-level and SentencePiece vocabularies a word after a space has other tokens.
         space = " " if tokenizer.is_byte_level else ""
         tokens = iter(tokenizer.encode_arrays([
@@ -149,7 +149,7 @@ class Tagging(Task):
             row = self.template.build(self.vocabulary, np.concatenate(words)[:room])
             arrays = text_arrays(row) | {"labels": np.full(len(row.input_ids), NO_LABEL, np.int32)}
             arrays["labels"][row.part == 1] = labels[:room]
-            examples.append(Example(number, arrays))
+            examples.append(EncodedExample(number, arrays))
         return examples
 
     def synthetic(self, rows: int, length: int) -> Arrays:
@@ -180,7 +180,7 @@ class Tagging(Task):
         tags = " ".join(self.labels[label] for label in labels if label >= 0)
         return [line._replace(marks=marks), Line(f"tags {tags}", [], [])]
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         ((example, output),) = parts
         is_word = example.arrays["labels"] >= 0
         tags = [self.labels[tag] for tag in output["tags"][: len(is_word)][is_word]]

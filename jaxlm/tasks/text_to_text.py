@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.labelled import Arrays, Example, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import generate
@@ -101,7 +101,7 @@ class TextToText(Task):
         return self.model.template
 
     @property
-    def outputs(self) -> int:
+    def num_logits(self) -> int:
         return self.model.vocab_size if self.model.writes_answers else 0
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
@@ -144,7 +144,7 @@ class TextToText(Task):
     def padding(self) -> dict[str, int]:
         return super().padding | ({"weights": 0} if self.is_decoder else {})
 
-    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Example]:
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         pairs = [self.texts(record) for record in records]
         prompts, targets = (tokenizer.encode_arrays([pair[side] for pair in pairs]) for side in (0, 1))
         end = np.array([self.vocabulary.eos], np.int32)
@@ -167,7 +167,7 @@ class TextToText(Task):
                 arrays = {"input_ids": prompt, "weights": np.pad(weights, (0, rest)),
                           "targets": np.pad(target, (0, rest), constant_values=self.vocabulary.pad)}
             arrays["attention_mask"] = np.ones_like(arrays["input_ids"])
-            examples.append(Example(number, arrays, prompt))
+            examples.append(EncodedExample(number, arrays, prompt))
         return examples
 
     def synthetic(self, rows: int, length: int) -> Arrays:
@@ -226,7 +226,7 @@ class TextToText(Task):
                 found[i] = {"text": np.array(source.tokenizer.decode(ids).strip())}
         return found
 
-    def answer(self, record: Record, parts: Sequence[tuple[Example, Arrays]]) -> Answer:
+    def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         text = str(parts[0][1]["text"])
         return Answer(self.kind.from_text(record, text), {"text": text}) if self.kind else Answer(text, {})
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
-class Row(NamedTuple):
+class EncodedText(NamedTuple):
     """One or two texts with their special tokens.
 
     Attributes:
@@ -60,7 +60,7 @@ class Template:
         """Return the number of special tokens around one text, or around two."""
         return sum(not name.startswith("$") for name, _ in parts(self.pair if pair else self.single))
 
-    def build(self, vocabulary: Vocabulary, first: np.ndarray, second: np.ndarray | None = None) -> Row:
+    def build(self, vocabulary: Vocabulary, first: np.ndarray, second: np.ndarray | None = None) -> EncodedText:
         """Return the row of one text, or of two, from their ids."""
         pieces = []
         for name, segment in parts((self.single or "$A") if second is None else self.pair):
@@ -69,7 +69,7 @@ class Template:
             else:
                 ids, part = np.array([symbol_id(vocabulary, name)]), 0
             pieces.append((np.asarray(ids), np.full(len(ids), segment), np.full(len(ids), part)))
-        return Row(*(np.concatenate(arrays).astype(np.int32) for arrays in zip(*pieces, strict=True)))
+        return EncodedText(*(np.concatenate(arrays).astype(np.int32) for arrays in zip(*pieces, strict=True)))
 
 
 def parts(sequence: str) -> list[tuple[str, int]]:

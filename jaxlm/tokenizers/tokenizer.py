@@ -171,7 +171,7 @@ class Tokenizer:
         return self._by_sentencepiece(texts, num_threads)
 
     def _by_sentencepiece(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
-        segments = [list(self._segments(mend_surrogates(text))) for text in texts]
+        segments = [list(self._segments(replace_surrogates(text))) for text in texts]
         encoded = iter(self._processor.encode(
             list(itertools.chain.from_iterable(segments)), num_threads=num_threads or -1, return_type="numpy"
         ))
@@ -223,7 +223,7 @@ class Tokenizer:
 
         A special token takes the space before it, like the word that it replaces.
         """
-        return self._marked.encode(mend_surrogates(text), add_special_tokens=False).ids
+        return self._marked.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`, without or with the names of special tokens. Invalid UTF-8 becomes U+FFFD."""
@@ -289,7 +289,7 @@ class Tokenizer:
 def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> Iterator[Any]:
     """Yield the encoding of each text, group by group."""
     for start in range(0, len(texts), _GROUP):
-        group = [mend_surrogates(text) for text in texts[start : start + _GROUP]]
+        group = [replace_surrogates(text) for text in texts[start : start + _GROUP]]
         yield from encode_batch(group, add_special_tokens=False)
 
 
@@ -307,7 +307,7 @@ def split_sentences(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-def mend_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Join surrogate pairs, and replace unpaired surrogates, which UTF-8 cannot hold, by U+FFFD."""
     try:
         if not text.isascii():

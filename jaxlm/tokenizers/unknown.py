@@ -51,5 +51,5 @@ def summarize_unknown(tokenizer: Tokenizer, rows: Sequence[tuple[np.ndarray, Seq
     """Return `describe_unknown` of rows of a task: the ids of each, of any shape, and the texts that they encode."""
     v, ids = tokenizer.vocabulary, np.concatenate([np.zeros(0, np.int32), *(ids.ravel() for ids, _ in rows)])
     counts = np.where(v.special, 0, np.bincount(ids, minlength=v.size))
-    texts = (text for row, own in rows if v.unk in row for text in own)
+    texts = (text for row, row_texts in rows if v.unk in row for text in row_texts)
     return describe_unknown(counts, v.unk, unknown_words(tokenizer, texts), "the rows")

@@ -15,7 +15,7 @@ from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import checksums, digest
-from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, main_first, run_with_timeout, say
+from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, log, main_first, run_with_timeout
 from jaxlm.paths import absolute, in_bucket, without_queries
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
@@ -165,7 +165,7 @@ class Checkpoints:
         return TrainState(**restored), metadata
 
     def restore_params(
-        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = say
+        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = log
     ) -> tuple[Any, int]:
         """Return (parameters, step) of the newest checkpoint that can be read, or of `step`."""
         if shardings is None:

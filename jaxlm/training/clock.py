@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.parallel.hosts import say
+from jaxlm.parallel.hosts import log
 
 PREFIX = "time_"
 """Prefix of the names of phases in metrics.jsonl."""
@@ -23,7 +23,7 @@ TICK = 1.0
 
 
 class Clock:
-    """Seconds that a run spent in each phase, over all its starts, as this process sees them.
+    """Wall time of a run per phase in seconds, accumulated over restarts, as this process measures it.
 
     `step` is useful work: steps that had not been computed before. `lost` are steps that an earlier start had computed
     after its last checkpoint. `data` is the wait for batches that came after the device had finished its work, an upper
@@ -110,10 +110,10 @@ def watchdog(clock: Clock, seconds: float) -> Iterator[None]:
             what = f"process {jax.process_index()}: no progress for {idle:,.0f} s ({clock.phase})"
             if idle >= limit and not reported:
                 reported = True
-                say(f"{what}; it will end after {2 * limit:,.0f} (--train.stall-seconds). Its threads:")
+                log(f"{what}; it will end after {2 * limit:,.0f} (--train.stall-seconds). Its threads:")
                 faulthandler.dump_traceback(sys.__stderr__)
             if idle >= 2 * limit:
-                say(f"{what}. This process ends; run the same command to go on.")
+                log(f"{what}. This process ends; run the same command to go on.")
                 os._exit(1)
 
     if seconds:

@@ -104,11 +104,11 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a stateless transformation of single parameters to each layer of a stack by itself."""
-    def one(update: jax.Array, param: jax.Array) -> jax.Array:
+    def update_layer(update: jax.Array, param: jax.Array) -> jax.Array:
         return transform.update(update, optax.EmptyState(), param)[0]
 
     def update(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
-        return (jax.vmap(one) if is_stacked(path_string(path)) else one)(update, param)
+        return (jax.vmap(update_layer) if is_stacked(path_string(path)) else update_layer)(update, param)
 
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(update, updates, params))
 
@@ -130,7 +130,7 @@ def scale_by_depth(
 ) -> optax.GradientTransformation:
     """Multiply each update by decay^(number of layers above its parameter), as in the fine-tuning of ELECTRA and XLNet.
 
-    Of n layers, layer i has the depth i + 1, the parameters named in `input_params` 0, and all others, heads,
+    Layer i of n has depth i + 1. The parameters named in `input_params` have depth 0, and all others, such as heads,
     n + `above_layers`. A stack with fewer layers than the deepest one (ERNIE's entities) belongs to the last layers.
     """
     def factors(params: Any) -> Any:

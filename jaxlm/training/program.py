@@ -76,7 +76,7 @@ class Program:
         self.optimizer = make_optimizer(
             optimizer, train.steps, model.input_params, self.frozen_params, model.decay_above_layers
         )
-        self.shapes: TrainState = jax.eval_shape(lambda key: self._begin(objective.init(key)), jax.random.key(0))
+        self.shapes: TrainState = jax.eval_shape(lambda key: self._init_state(objective.init(key)), jax.random.key(0))
         _check_patterns(optimizer.freeze, self.shapes.params)
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
@@ -93,19 +93,19 @@ class Program:
         key = purpose_key(seed, Purpose.INITIALIZATION)
         return jax.jit(self.objective.init, out_shardings=self.shardings.params)(key)
 
-    def begin(self, params: Params) -> TrainState:
+    def init_state(self, params: Params) -> TrainState:
         """Return the state of step 0 with these parameters.
 
         They are copied, since a step reuses the memory of its state and a student may begin with its teacher's arrays.
         """
         params = jax.device_put(params, self.shardings.params)
-        return jax.jit(self._begin, out_shardings=self.shardings)(params)
+        return jax.jit(self._init_state, out_shardings=self.shardings)(params)
 
     def local_params(self, params: Params) -> Params:
         """Return the parameters as arrays of this process's first device."""
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
 
-    def _begin(self, params: Params) -> TrainState:
+    def _init_state(self, params: Params) -> TrainState:
         memory = self.objective.initial_memory(self.train.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
 

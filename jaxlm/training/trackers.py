@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.parallel.hosts import say
+from jaxlm.parallel import hosts
 from jaxlm.paths import cause, write_whole
 
 SERVICES = ("wandb", "trackio")
@@ -110,7 +110,7 @@ class Service(Tracker):
             getattr(self._package, function)(*args, **kwargs)
         except Exception as error:  # each package has exceptions of its own
             self._has_failed = True
-            say(f"{self._package.__name__} gets no further metrics ({cause(error)}); see metrics.jsonl.")
+            hosts.log(f"{self._package.__name__} gets no further metrics ({cause(error)}); see metrics.jsonl.")
 
 
 def require_tracker(kind: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from jaxlm.config import flags
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.config.flags import override
-from jaxlm.config.json import CLASSES, differences, flatten, from_json, to_json
+from jaxlm.config.json import CLASS_BY_NAME, differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_ranges, field
 from jaxlm.objectives.base import Objective
@@ -51,7 +51,7 @@ BOUND = Experiment(objective=Learn(vocabulary=object()))
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     for cls in (Layer, Model, Learn):
-        monkeypatch.setitem(CLASSES, cls.__name__, cls)
+        monkeypatch.setitem(CLASS_BY_NAME, cls.__name__, cls)
 
 
 def test_what_decides_the_result_and_what_decides_the_weights():

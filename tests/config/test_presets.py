@@ -147,7 +147,7 @@ def test_a_tiny_preset_trains_in_bfloat16(name, tmp_path):
         objective, experiment.train, experiment.optimizer, make_mesh(experiment.mesh, jax.devices()[:1]), constants
     )
     batch = experiment.data.synthetic(4, objective.row_format(length), vocabulary)
-    state, terms = program.train_step(program.begin(program.init_params(0)), batch, constants)
+    state, terms = program.train_step(program.init_state(program.init_params(0)), batch, constants)
     assert int(state.step) == 1 and np.isfinite(float(terms["loss"].total))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.data.base import RowFormat
-from jaxlm.data.labelled import Example, LabelledData, Record
+from jaxlm.data.labelled import EncodedExample, LabelledData, Record
 from jaxlm.errors import UserError
 from tests.data.stand_ins import ByteTokenizer
 
@@ -28,7 +28,8 @@ class Encoder:
         made = []
         for number, row in enumerate(records):
             size = min(row.values["size"], length)
-            made.append(Example(number, {"ids": np.arange(1, size + 1, dtype=np.int32), "label": np.int32(number)}))
+            arrays = {"ids": np.arange(1, size + 1, dtype=np.int32), "label": np.int32(number)}
+            made.append(EncodedExample(number, arrays))
         return made
 
     @property

@@ -174,7 +174,7 @@ def test_twenty_steps_of_lamb_as_in_pytorch():
     optimizer = OptimizerConfig(name="lamb", learning_rate=0.02, warmup_steps=5, bias_correction=False)
     train = TrainConfig(steps=STEPS, batch_size=ROWS, seed=3)
     program = Program(objective, train, optimizer, make_mesh(MeshConfig(), jax.devices()[:1]))
-    state = program.begin(program.init_params(0))
+    state = program.init_state(program.init_params(0))
     # Second moments and parameters exist once for all layers that share them.
     assert state.params["encoder"]["layers"]["mlp"]["wi"]["kernel"].shape[0] == 1
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))

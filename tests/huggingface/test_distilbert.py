@@ -169,12 +169,12 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
     objective = Distillation(model=Distilbert(num_layers=2, **sizes), teacher="it")
     objective = objective.bind(vocabulary, length, Statistics(np.arange(160), 0.0))
     optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=5)
-    frozen = objective.load_constants(lambda path: teacher)
+    constants = objective.load_constants(lambda path: teacher)
     program = Program(
         objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer,
-        make_mesh(MeshConfig(), jax.devices()[:1]), frozen,
+        make_mesh(MeshConfig(), jax.devices()[:1]), constants,
     )
-    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
+    state = program.init_state(objective.with_constants(constants).merge_pretrained(program.init_params(0), None))
     (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
     student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
                         state.params).train()
@@ -205,7 +205,7 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
         loss = 5 * soft + 2 * answer.loss + cosine
         adamw.step(loss)
         reference.append(loss.item())
-        state, terms = program.train_step(state, given, frozen)
+        state, terms = program.train_step(state, given, constants)
         ours.append(float(terms["loss"].total))
     assert reference[0] - min(reference) > 0.3, "the student learns, or the comparison says little"
     np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-3)

@@ -74,7 +74,7 @@ def test_a_spanbert_is_initialized_from_a_bert(objective, exported):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / "spanbert_tiny.py"))
     own = experiment.objective.with_pretrained_model(imported).bind(imported.tokenizer.vocabulary, LENGTH)
     fresh = jax.jit(own.init)(jax.random.key(0))
-    begun = own.initial_params(fresh, imported)
+    begun = own.merge_pretrained(fresh, imported)
     np.testing.assert_array_equal(begun["mlm_head"]["bias"], params["mlm_head"]["bias"])
     np.testing.assert_array_equal(begun["sbo_head"]["bias"], fresh["sbo_head"]["bias"])
 

@@ -198,7 +198,7 @@ def test_twenty_steps_of_a_stream_as_in_pytorch():
     optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=5)
     train = TrainConfig(steps=steps, batch_size=count, seed=3)
     program = Program(objective, train, optimizer, make_mesh(MeshConfig(), jax.devices()[:1]))
-    state = program.begin(program.init_params(0))
+    state = program.init_state(program.init_params(0))
     (counterpart,) = FAMILY.models(objective)
     config = transformers.XLNetConfig(**(counterpart.config | dict(reuse_len=length // 2, bi_data=True)))
     theirs = load_into(transformers.XLNetLMHeadModel(config), counterpart.table, state.params).train()

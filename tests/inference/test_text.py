@@ -13,7 +13,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.inference import text as module
 from jaxlm.inference.generate import Settings
-from jaxlm.inference.text import stable_length, write
+from jaxlm.inference.text import generate_text, stable_length
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
@@ -61,7 +61,7 @@ def parrot(tokenizer: Tokenizer, text: str) -> CausalLM:
 def say(tokenizer: Tokenizer, text: str, stop=(), stream=None, **options):
     prompt = tokenizer.encode("It is")
     loaded = PretrainedModel(parrot(tokenizer, text), {}, tokenizer)
-    (answer,) = write(loaded, [prompt], Settings(**options), stop, stream)
+    (answer,) = generate_text(loaded, [prompt], Settings(**options), stop, stream)
     return answer
 
 
@@ -93,7 +93,7 @@ def test_a_special_symbol_is_one_stop(bytes_tokenizer):
     end = bytes_tokenizer.vocabulary.eos
     type(objective.model).script = (*bytes_tokenizer.encode(" on"), end, *bytes_tokenizer.encode("off"))
     for settings in (Settings(max_new_tokens=9), Settings(max_new_tokens=9, stop_ids=[])):
-        (answer,) = write(PretrainedModel(objective, {}, bytes_tokenizer), [[5]], settings, ["<|endoftext|>"])
+        (answer,) = generate_text(PretrainedModel(objective, {}, bytes_tokenizer), [[5]], settings, ["<|endoftext|>"])
         assert answer.text == " on" and answer.ids[-1] == end
 
 
@@ -120,7 +120,7 @@ def test_stable_length(text, stop, count):
 def test_equal_prompts_of_two_batches_are_sampled_independently(bytes_tokenizer, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 2)
     settings = Settings(max_new_tokens=9, temperature=5.0)
-    answers = write(PretrainedModel(parrot(bytes_tokenizer, "the"), {}, bytes_tokenizer), [[5]] * 4, settings)
+    answers = generate_text(PretrainedModel(parrot(bytes_tokenizer, "the"), {}, bytes_tokenizer), [[5]] * 4, settings)
     assert len({tuple(answer.ids) for answer in answers}) == 4
 
 

@@ -108,8 +108,8 @@ def test_later_tokens_and_other_documents_have_no_gradient(params):
     assert (influence[allowed & real[:, None]] > 1e-4).mean() > 0.8
 
 
-def plain(layers, repeats, loop, params, state, inputs, shared):
-    return stack.reversible_forward(layers, repeats, loop, params, state, inputs, shared)[0]
+def plain(layers, repeats, loop, params, state, per_layer, shared):
+    return stack.reversible_forward(layers, repeats, loop, params, state, per_layer, shared)[0]
 
 
 @pytest.mark.parametrize("loop", [pytest.param(False, marks=pytest.mark.slow), True])

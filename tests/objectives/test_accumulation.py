@@ -144,7 +144,7 @@ def params(name: str):
 def step(name: str, num_microbatches: int):
     """Return the gradients and terms of one step from the same parameters."""
     own = program(name, num_microbatches)
-    state, terms = own.train_step(own.begin(params(name)), text(bound(name)), constants(name))
+    state, terms = own.train_step(own.init_state(params(name)), text(bound(name)), constants(name))
     assert int(state.step) == 1
     return jax.device_get((state.opt_state, terms))
 

@@ -141,7 +141,7 @@ def test_the_student_begins_with_layers_of_its_teacher():
     loaded = objective.load_constants(lambda path: teacher(layers=5))
     assert set(loaded.params) == {"embeddings", "encoder", "mlm_head"}
     fresh = jax.jit(objective.init)(jax.random.key(0))
-    params = objective.with_constants(loaded).initial_params(fresh, None)
+    params = objective.with_constants(loaded).merge_pretrained(fresh, None)
     assert jax.tree.structure(params) == jax.tree.structure(fresh) and "token_type" not in params["embeddings"]
     for own, theirs in ((0, 0), (1, 2), (2, 4)):
         jax.tree.map(
@@ -150,10 +150,10 @@ def test_the_student_begins_with_layers_of_its_teacher():
         )
     jax.tree.map(np.testing.assert_array_equal, params["mlm_head"], loaded.params["mlm_head"])
     alone = student(layers=3, copy_layers=False).with_constants(loaded)
-    assert alone.initial_params(fresh, None) is fresh
+    assert alone.merge_pretrained(fresh, None) is fresh
     # Six of twelve layers, as in the released code; a pretrained model takes precedence over the teacher.
     assert np.linspace(0, 11, 6).round().astype(int).tolist() == [0, 2, 4, 7, 9, 11]
-    assert objective.initial_params(fresh, PretrainedModel(objective, fresh)) == fresh
+    assert objective.merge_pretrained(fresh, PretrainedModel(objective, fresh)) == fresh
 
 
 def test_a_student_that_is_its_teacher_has_no_distance_and_the_teacher_no_gradient():
@@ -214,7 +214,7 @@ def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     assert changes == dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40, num_layers=2)
     fitting = dataclasses.replace(student(), model=dataclasses.replace(student().model, **changes))
     loaded = fitting.load_constants(lambda path: wide)
-    begun = fitting.with_constants(loaded).initial_params(jax.jit(fitting.init)(jax.random.key(0)), None)
+    begun = fitting.with_constants(loaded).merge_pretrained(jax.jit(fitting.init)(jax.random.key(0)), None)
     assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
 
 

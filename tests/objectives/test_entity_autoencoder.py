@@ -190,7 +190,7 @@ def test_a_bert_gives_the_token_side_and_the_heads(graph):
     objective = objective.with_pretrained_model(source).bind(VOCABULARY, LENGTH)
     assert objective.model == dataclasses.replace(MODEL, vocab_size=160, dropout=0.3)
     fresh = jax.jit(objective.init)(jax.random.key(1))
-    params = objective.initial_params(fresh, source)
+    params = objective.merge_pretrained(fresh, source)
     for name, tree in source.params.items():
         jax.tree.map(np.testing.assert_array_equal, params[name], tree)
     assert unshared(fresh, source) == "; randomly initialized: entity_encoder, entity_head"

@@ -128,7 +128,7 @@ def step(name: str, mesh: jax.sharding.Mesh) -> dict:
     program.make_optimizer = lambda *_: optax.sgd(0.5)
     constants = constants_of(name, mesh)
     own = program.Program(objective, TrainConfig(batch_size=ROWS), OptimizerConfig(), mesh, constants)
-    state = own.begin(own.init_params(0))
+    state = own.init_state(own.init_params(0))
     part = "decoder" if name == "gpt2" else "encoder"
     query = state.params[part]["layers"]["attention"]["query"]["kernel"]
     split = [list(query.shape), list(query.addressable_shards[0].data.shape)]

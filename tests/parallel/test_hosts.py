@@ -192,7 +192,7 @@ def test_another_folder_of_the_same_name_has_no_lock(tmp_path, monkeypatch):
 
 def test_a_wait_says_what_it_waits_for_and_ends(monkeypatch, capsys):
     ended = threading.Event()
-    monkeypatch.setattr(hosts, "SAY_SECONDS", 1)
+    monkeypatch.setattr(hosts, "LOG_SECONDS", 1)
     monkeypatch.setattr(hosts.os, "_exit", lambda code: code == 1 and ended.set())
     monkeypatch.setattr("orbax.checkpoint.multihost.get_barrier_sync_fn", lambda: lambda **wait: ended.wait(20))
     monkeypatch.setenv(hosts.WAIT_SECONDS, "2")

@@ -87,7 +87,7 @@ def on_mesh(name: str, train: bool) -> dict:
     )
     program = Program(OBJECTIVE, experiment.train, experiment.optimizer, mesh)
     if name in ("one", "mixed"):
-        state = program.begin(program.init_params(0))
+        state = program.init_state(program.init_params(0))
         INITIAL[name] = jax.device_get(state)
     else:  # saves a compilation
         state = jax.device_put(INITIAL["one"], program.shardings)

@@ -17,7 +17,9 @@ def canned_answers(right, group=1):
     """Return answers to rows of which `right` are right, by groups of one text, and one more row without a label."""
     records = [Record(str(i), f"row {i}", {"label": "a"}, (f"text {i // group}",)) for i in range(len(right) + 1)]
     answers = [Answer("a" if is_right else "b", {}) for is_right in right] + [Answer("b", {})]
-    return evaluation.Answers(Classification(labels=("a", "b")), records, ["a"] * len(right) + [None], answers, 0)
+    return evaluation.AnsweredRows(
+        Classification(labels=("a", "b")), records, ["a"] * len(right) + [None], answers, 0
+    )
 
 
 def test_intervals_as_scipy_has_them():

@@ -225,10 +225,10 @@ def test_only_the_same_task_keeps_a_head():
     params = {"classifier": 1, "encoder": 2}
     fields = dict(model=Bert(), labels=("a", "b"))
     task, distilled = Classification(**fields), DistilledClassification(**fields)
-    assert task.from_pretrained(PretrainedModel(distilled, params)) == params
-    assert distilled.from_pretrained(PretrainedModel(task, params)) == params
+    assert task.select_params(PretrainedModel(distilled, params)) == params
+    assert distilled.select_params(PretrainedModel(task, params)) == params
     for other in (Classification(model=Bert(), labels=("a", "c")), Tagging(**fields), MaskedLM(model=Bert())):
-        assert task.from_pretrained(PretrainedModel(other, params)) == {"encoder": 2}
+        assert task.select_params(PretrainedModel(other, params)) == {"encoder": 2}
 
 
 def test_logits_of_a_bfloat16_model_are_float32():

@@ -245,7 +245,7 @@ def test_types_are_learnt_from_entities_where_all_texts_are_the_same(tmp_path, t
     program = Program(task, TrainConfig(batch_size=8, steps=120), optimizer, mesh, constants)
     # With large weights few steps suffice, but not from every draw: of seeds 0 to 3 only 1 does.
     large = jax.tree.map(lambda leaf: 5 * leaf if leaf.ndim > 1 else leaf, program.init_params(1))
-    state, accuracies = program.begin(large), []
+    state, accuracies = program.init_state(large), []
     for _ in range(120):
         state, terms = program.train_step(state, batch, constants)
         accuracies.append(float(terms["accuracy"].total / terms["accuracy"].weight))

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
-from jaxlm.data.labelled import Example, Record, good_rows
+from jaxlm.data.labelled import EncodedExample, Record, good_rows
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.tasks import evaluate as evaluation
@@ -124,7 +124,7 @@ def test_choices_have_the_names_of_the_data(tmp_path):
     choices = [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]
     (row,) = read(ChoiceRows(), tmp_path, "x.jsonl", json.dumps(CHOICE | {"choices": choices, "label": "B"}))
     task = MultipleChoice()
-    answer = task.answer(row, [(Example(0, {}), {"logits": np.array([0.0, 1.0])})])
+    answer = task.answer(row, [(EncodedExample(0, {}), {"logits": np.array([0.0, 1.0])})])
     assert (answer.prediction, task.gold(row), task.as_text(row)[1]) == ("B", "B", "B")
     assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
 
@@ -140,7 +140,7 @@ def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path)
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "x.json", json.dumps({"data": [STORY]}))
     window = Window(2, 0, np.array([[0, 3], [4, 9]]), np.array([True, True]))
     output = {"start": np.array([-9.0, 0, 0, 5]), "end": np.array([-9.0, 0, 0, 5]), "kind": np.eye(4)[kind]}
-    answer = Answers(kinds=True, no_answer=True).answer(row, [(Example(0, {}, window), output)])
+    answer = Answers(kinds=True, no_answer=True).answer(row, [(EncodedExample(0, {}, window), output)])
     assert answer == (prediction, {"best": "house", "null": -28.0})
 
 
@@ -439,7 +439,7 @@ def test_remarks_about_rows():
     rows = [Record(str(i), f"x, line {i}", {"text": text, "label": "a"}, (text,)) for i, text in
             enumerate(("short", "a text of many words", " "))]
     task = Classification(labels=("a",), vocabulary=Vocabulary.stand_in(300))
-    examples = [Example(i, {"input_ids": np.zeros(min(12, 2 + len(row.texts[0])), np.int32)})
+    examples = [EncodedExample(i, {"input_ids": np.zeros(min(12, 2 + len(row.texts[0])), np.int32)})
                 for i, row in enumerate(rows)]
     assert row_remarks(task, SimpleNamespace(records={"train": rows}), examples, 12) == [
         "Labels (1): a (3)", "1 row with an empty text (kept), the first at x, line 2",

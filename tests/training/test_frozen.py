@@ -51,7 +51,7 @@ class Readout(Objective):
         table = jax.random.normal(key, (self.model.vocab_size, width))
         return {"word": {"embedding": table}, "readout": {"kernel": jnp.zeros((width, width))}}
 
-    def initial_params(self, params, source):
+    def merge_pretrained(self, params, source):
         return params | {"word": self.constants["embeddings"]["word"]}
 
     def corrupt(self, key, batch):
@@ -73,7 +73,7 @@ class Readout(Objective):
 
 @pytest.fixture
 def experiment(finished, monkeypatch) -> Experiment:
-    monkeypatch.setitem(config_json.CLASSES, "Readout", Readout)
+    monkeypatch.setitem(config_json.CLASS_BY_NAME, "Readout", Readout)
     teacher = load_config(finished / "config.json")
     return Experiment(
         Readout(model=teacher.objective.model, teacher=str(finished)),
@@ -174,26 +174,26 @@ def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, acc
     train = dataclasses.replace(experiment.train, accumulate=accumulate)
     experiment = dataclasses.replace(experiment, train=train)
     objective = experiment.objective.bind(load_model(finished).tokenizer.vocabulary, LENGTH)
-    frozen = jax.tree.map(jnp.asarray, objective.load_constants(load_teacher))
-    kept = jax.device_get(frozen)
+    constants = jax.tree.map(jnp.asarray, objective.load_constants(load_teacher))
+    kept = jax.device_get(constants)
     program = Program(
-        objective, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), frozen
+        objective, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), constants
     )
-    state = program.begin(objective.with_constants(frozen).initial_params(program.init_params(0), None))
+    state = program.init_state(objective.with_constants(constants).merge_pretrained(program.init_params(0), None))
     assert program.num_params == 512 * 16 + 16 * 16
     tokens = np.random.default_rng(0).integers(110, 512, (8, LENGTH)).astype(np.int32)
     batch = TokenBatch(tokens, (np.arange(LENGTH) < np.arange(8)[:, None] * 4 + 4).astype(np.int32))
     example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
-    taught = objective.with_constants(frozen)
+    taught = objective.with_constants(constants)
     grads = jax.grad(lambda p: total_loss(taught.loss(p, example, jax.random.key(0), True)))(state.params)
     expected = float(optax.tree.norm(grads))
     for step in range(3):
-        state, terms = program.train_step(state, batch, frozen)
+        state, terms = program.train_step(state, batch, constants)
         if step == 0:
             assert float(terms["grad_norm"].total) == pytest.approx(expected, rel=1e-5)
-    assert_same_arrays(frozen, kept)
+    assert_same_arrays(constants, kept)
     # The loss does depend on it.
-    other = jax.tree.map(lambda x: x + 0.1, frozen)
+    other = jax.tree.map(lambda x: x + 0.1, constants)
     _, changed = program.train_step(state, batch, other)
     assert abs(float(changed["loss"].total) - float(terms["loss"].total)) > 1e-3
 

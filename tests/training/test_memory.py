@@ -72,7 +72,7 @@ def by_hand(steps: int) -> tuple[float, np.ndarray]:
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_each_row_finds_what_it_left(num_microbatches, monkeypatch):
     own = program(monkeypatch, num_microbatches)
-    state = own.begin(own.init_params(0))
+    state = own.init_state(own.init_params(0))
     for step in range(3):
         state, _ = own.train_step(state, batch(step), ())
     kernel, mean = by_hand(3)
@@ -84,7 +84,7 @@ def test_each_row_finds_what_it_left(num_microbatches, monkeypatch):
 def test_a_skipped_step_moves_it_on_with_the_text(broken, expected, monkeypatch):
     """The memory is that of the batch that was read, or the initial one where it is not finite."""
     own = program(monkeypatch, 1, skip_nonfinite=1)
-    fresh = own.begin(own.init_params(0))
+    fresh = own.init_state(own.init_params(0))
     state = jax.tree.map(jnp.copy, fresh)
     state = state._replace(**{broken: jax.tree.map(lambda x: x * jnp.nan, getattr(state, broken))})
     state, terms = own.train_step(state, batch(0), ())
@@ -96,7 +96,7 @@ def test_a_skipped_step_moves_it_on_with_the_text(broken, expected, monkeypatch)
 
 def test_a_checkpoint_has_it(monkeypatch, tmp_path):
     own = program(monkeypatch, 1)
-    state, _ = own.train_step(own.begin(own.init_params(0)), batch(0), ())
+    state, _ = own.train_step(own.init_state(own.init_params(0)), batch(0), ())
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state, 1, {})
     checkpoints.wait()
@@ -108,7 +108,7 @@ def test_a_checkpoint_has_it(monkeypatch, tmp_path):
 def test_an_evaluation_begins_with_none(monkeypatch):
     """The memory of training is neither seen nor changed."""
     own = program(monkeypatch, 1)
-    state, _ = own.train_step(own.begin(own.init_params(0)), batch(0), ())
+    state, _ = own.train_step(own.init_state(own.init_params(0)), batch(0), ())
 
     class Feed:
         def held_out(self):

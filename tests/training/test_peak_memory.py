@@ -28,13 +28,13 @@ def train(*arguments):
     assert "torch" not in sys.modules
     return result
 
-def initial_state(*arguments):
+def restore_or_init_state(*arguments):
     peaks.append(peak())
     return state(*arguments)
 
 peaks = []
 steps, pretrain.train = pretrain.train, train
-state, pretrain.initial_state = pretrain.initial_state, initial_state
+state, pretrain.restore_or_init_state = pretrain.restore_or_init_state, restore_or_init_state
 sys.exit(main(["pretrain", "configs/bert_tiny.py", "--train.steps", "2", "--train.short-steps", "0", *sys.argv[1:]]))
 """
 MEGABYTES = 1e6

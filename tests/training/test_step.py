@@ -80,7 +80,7 @@ def test_twenty_steps_as_in_pytorch():
     steps = 20
     config = OptimizerConfig(learning_rate=5e-3, warmup_steps=5)
     program = program_of(config, steps)
-    state = program.begin(program.init_params(0))
+    state = program.init_state(program.init_params(0))
     assert state.step.dtype == jnp.int32 and int(state.step) == 0
     (counterpart,) = family_of(OBJECTIVE).models(OBJECTIVE)
     theirs = transformers.BertForPreTraining(
@@ -122,7 +122,7 @@ def test_accumulation_is_one_larger_batch(accumulate):
     """Though rows have different numbers of predictions, and some none."""
     config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
     whole, parted = program_of(config, rows=32), program_of(config, rows=32, accumulate=accumulate)
-    state_whole, state_parted = whole.begin(whole.init_params(0)), parted.begin(parted.init_params(0))
+    state_whole, state_parted = whole.init_state(whole.init_params(0)), parted.init_state(parted.init_params(0))
     for step in range(3):
         full = batch(step, 32)
         state_whole, terms = whole.train_step(state_whole, full, ())
@@ -162,7 +162,7 @@ def test_an_evaluation_repeats_itself():
 def test_an_evaluation_of_several_batches_is_that_of_one():
     """Σ coefficient · total / weight over all of the held-out rows: a mean of the batches' losses is another number."""
     program = program_of()
-    state = program.begin(program.init_params(0))
+    state = program.init_state(program.init_params(0))
     # Of full rows, of rows of two words, and of one row in eight.
     full, short, few = (batch(step) for step in (1, 4, 5))
     short = TokenBatch(*(np.where(np.arange(x.shape[1]) < 6, x, 0) for x in short[:2]))
@@ -211,7 +211,7 @@ def test_stacks_of_different_depth_are_trained(system, name):
     objective = UNEVEN[system].bind(Vocabulary.stand_in(160), LENGTH)
     config = OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0, schedule="constant", weight_decay=0.0)
     program = program_of(config, objective=objective)
-    state: TrainState = program.begin(program.init_params(0))
+    state: TrainState = program.init_state(program.init_params(0))
     before = jax.device_get(state.params)
     draw = np.random.default_rng(0)
     for step in range(2):

@@ -26,7 +26,7 @@ from jaxlm.types import Params
 
 State = TypeVar("State")
 Layer = Callable[[Any, State, Any], tuple[State, Any]]
-"""(parameters, state, inputs) -> (state, output) of one layer."""
+"""(parameters, state, inputs of this layer) -> (state, output) of one layer."""
 
 # "cheap" keeps the results of matrix products and what the backward pass of attention reads; "dots" keeps neither the
 # attention scores nor the dropout bits; "full" keeps only the input of a layer.
@@ -57,16 +57,16 @@ def layer_keys(key: jax.Array | None, num_layers: int) -> jax.Array | None:
 
 
 def run_layers(
-    layer: Layer, params: Any, state: State, inputs: Any = None, *, num_layers: int, remat: RematPolicy = "none",
+    layer: Layer, params: Any, state: State, per_layer: Any = None, *, num_layers: int, remat: RematPolicy = "none",
     loop: bool = False,
 ) -> tuple[State, Any]:
-    """Run `state, output = layer(params[i], state, inputs[i])` for each layer i.
+    """Run `state, output = layer(params[i], state, per_layer[i])` for each layer i.
 
     Args:
         layer: The function of one layer.
         params: Stacked parameters of all layers.
         state: Any pytree: hidden states, two streams, the two halves of reversible layers.
-        inputs: Stacked inputs that differ from layer to layer, such as dropout keys.
+        per_layer: Stacked inputs that differ from layer to layer, such as dropout keys.
         num_layers: Number of layers.
         remat: What the backward pass recomputes.
         loop: Compile the layers as a loop, which compiles faster. Unrolled layers save the copies into and out of the
@@ -81,9 +81,9 @@ def run_layers(
         return layer(xs[0], state, xs[1])
 
     if loop:
-        return jax.lax.scan(step, state, (params, inputs), length=num_layers)
+        return jax.lax.scan(step, state, (params, per_layer), length=num_layers)
     outputs = []
-    for xs in unstack((params, inputs), num_layers):
+    for xs in unstack((params, per_layer), num_layers):
         state, output = step(state, xs)
         outputs.append(output)
     return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else None
@@ -130,7 +130,7 @@ class Coupling(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def run_reversible(
     layers: tuple[Coupling, ...], repeats: int, loop: bool, params: tuple[Any, ...],
-    state: tuple[jax.Array, jax.Array], inputs: tuple[Any, ...], shared: Any,
+    state: tuple[jax.Array, jax.Array], per_layer: tuple[Any, ...], shared: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Run a sequence of couplings `repeats` times over two streams.
 
@@ -143,17 +143,17 @@ def run_reversible(
         loop: As in `run_layers`.
         params: For each coupling, the stacked parameters of its repeats.
         state: The two streams.
-        inputs: For each coupling, the stacked inputs of its repeats. They have no gradients.
+        per_layer: For each coupling, the stacked inputs of its repeats. They have no gradients.
         shared: Inputs of all layers. They have no gradients.
     """
-    return reversible_forward(layers, repeats, loop, params, state, inputs, shared)[0]
+    return reversible_forward(layers, repeats, loop, params, state, per_layer, shared)[0]
 
 
-def reversible_forward(layers, repeats, loop, params, state, inputs, shared):
+def reversible_forward(layers, repeats, loop, params, state, per_layer, shared):
     """Return the streams after the layers, and the residuals of the backward pass."""
-    def forward(params, state, inputs):
+    def forward(params, state, per_layer):
         residuals = []
-        for layer, layer_params, layer_inputs in zip(layers, params, inputs, strict=True):
+        for layer, layer_params, layer_inputs in zip(layers, params, per_layer, strict=True):
             x1, x2 = state
             change, residual = layer.first(layer_params, x2, layer_inputs, shared, None)
             y1 = constrain(x1 + change)
@@ -161,19 +161,19 @@ def reversible_forward(layers, repeats, loop, params, state, inputs, shared):
             residuals.append(residual)
         return state, tuple(residuals)
 
-    state, residuals = run_layers(forward, params, state, inputs, num_layers=repeats, loop=loop)
-    return state, (params, state, inputs, shared, residuals)
+    state, residuals = run_layers(forward, params, state, per_layer, num_layers=repeats, loop=loop)
+    return state, (params, state, per_layer, shared, residuals)
 
 
 def _reversible_backward(layers, repeats, loop, saved, gradient):
-    params, state, inputs, shared, residuals = saved
+    params, state, per_layer, shared, residuals = saved
 
-    def backward_layer(layer, params, carry, inputs, residuals):
+    def backward_layer(layer, params, carry, layer_inputs, residuals):
         (y1, y2), (dy1, dy2) = carry
-        change, vjp = jax.vjp(lambda params, y: layer.second(params, y, inputs, shared), params, y1)
+        change, vjp = jax.vjp(lambda params, y: layer.second(params, y, layer_inputs, shared), params, y1)
         d_second, dy = vjp(dy2)
         x2, dy1 = constrain(y2 - change), dy1 + dy
-        change, vjp = jax.vjp(lambda params, x: layer.first(params, x, inputs, shared, residuals)[0], params, x2)
+        change, vjp = jax.vjp(lambda params, x: layer.first(params, x, layer_inputs, shared, residuals)[0], params, x2)
         d_first, dx = vjp(dy1)
         carry = (constrain(y1 - change), x2), (dy1, dy2 + dx)
         # The barrier runs one layer after the other; otherwise all layers' inputs would be held for their gradients.
@@ -188,7 +188,7 @@ def _reversible_backward(layers, repeats, loop, saved, gradient):
 
     flip = functools.partial(jax.tree.map, lambda leaf: jnp.flip(leaf, 0))
     (_, gradient), d_params = run_layers(
-        backward, flip(params), (state, gradient), flip((inputs, residuals)), num_layers=repeats, loop=loop
+        backward, flip(params), (state, gradient), flip((per_layer, residuals)), num_layers=repeats, loop=loop
     )
     return flip(d_params), gradient, None, None
 
@@ -196,7 +196,7 @@ def _reversible_backward(layers, repeats, loop, saved, gradient):
 run_reversible.defvjp(reversible_forward, _reversible_backward)
 
 
-class LayerInputs(NamedTuple):
+class SharedInputs(NamedTuple):
     """Inputs that all layers of a stack share, besides the hidden states."""
 
     visible: Visibility = Visibility()
@@ -209,7 +209,7 @@ class LayerInputs(NamedTuple):
     """Slot of the next token in the caches."""
 
 
-NO_INPUTS = LayerInputs()
+NO_INPUTS = SharedInputs()
 
 
 class Block(nn.Module):
@@ -223,7 +223,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "batch length hidden"], inputs: LayerInputs = NO_INPUTS,
+        self, x: Float[Array, "batch length hidden"], shared: SharedInputs = NO_INPUTS,
         cache: dict[str, Cache] | None = None, positions: Int[Array, "batch selected"] | None = None,
         with_scores: bool = False,
     ) -> tuple[Float[Array, "batch length_or_selected hidden"], Any]:
@@ -231,7 +231,7 @@ class Block(nn.Module):
 
         Args:
             x: Hidden states of all tokens.
-            inputs: Inputs that all layers share.
+            shared: Inputs that all layers share.
             cache: Caches of self-attention and cross-attention.
             positions: The only positions to compute and return; attention is over all tokens.
             with_scores: Return scale · q kᵀ in float32, before masks, bias and softmax.
@@ -249,14 +249,14 @@ class Block(nn.Module):
             # The caller's mask has the causality of decoding, where queries and slots are not aligned.
             query, source = (y, None) if positions is None else (at_positions(y, positions), y)
             y, new["self"] = MultiHeadAttention(c, name="attention")(
-                query, source, visibility=inputs.visible, causal=c.causal and "self" not in old, cache=old.get("self"),
-                index=inputs.index, deterministic=self.deterministic, with_scores=with_scores,
+                query, source, visibility=shared.visible, causal=c.causal and "self" not in old, cache=old.get("self"),
+                index=shared.index, deterministic=self.deterministic, with_scores=with_scores,
             )
             return y
 
         def cross_attention(y: jax.Array) -> jax.Array:
             y, new["cross"] = MultiHeadAttention(c, name="cross_attention")(
-                y, inputs.memory, visibility=inputs.memory_visible, cache=old.get("cross"), cross=True,
+                y, shared.memory, visibility=shared.memory_visible, cache=old.get("cross"), cross=True,
                 deterministic=self.deterministic,
             )
             return y
@@ -271,16 +271,16 @@ class Block(nn.Module):
 def init_stack(config: StackConfig, key: jax.Array) -> Params:
     """Return fresh parameters of a stack: `layers`, stacked by layer or group of layers, and `final_norm` if any."""
     x = jnp.zeros((1, 2, config.hidden_size), config.dtype)
-    inputs = LayerInputs(memory=x if config.cross_attention else None)
+    shared = SharedInputs(memory=x if config.cross_attention else None)
     block = Block(config)
-    params = {"layers": init_layers(lambda key: block.init(key, x, inputs)["params"], key, config.groups)}
+    params = {"layers": init_layers(lambda key: block.init(key, x, shared)["params"], key, config.groups)}
     if config.final_norm:
         params["final_norm"] = _final_norm(config).init(key, x)["params"]
     return params
 
 
 def run_stack(
-    config: StackConfig, params: Params, x: Float[Array, "batch length hidden"], inputs: LayerInputs = NO_INPUTS, *,
+    config: StackConfig, params: Params, x: Float[Array, "batch length hidden"], shared: SharedInputs = NO_INPUTS, *,
     key: jax.Array | None = None, caches: list[dict[str, Cache]] | None = None,
     positions: Int[Array, "batch selected"] | None = None, collect: bool = False,
 ) -> tuple[Float[Array, "batch length_or_selected hidden"], Any]:
@@ -290,7 +290,7 @@ def run_stack(
         config: Configuration of the stack.
         params: Parameters from `init_stack`.
         x: Inputs of the first layer.
-        inputs: Inputs that all layers share.
+        shared: Inputs that all layers share.
         key: Dropout key; None turns dropout off.
         caches: Key/value caches of each layer (see `empty_cache`).
         positions: The only positions to return. The stack must have no causality, biases or caches, and its masks must
@@ -308,7 +308,7 @@ def run_stack(
     def layer(
         block: Block, params: Params, x: jax.Array, key: jax.Array | None, positions: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
-        y, scores = call(block, params, x, inputs, None, positions, collect, key=key)
+        y, scores = call(block, params, x, shared, None, positions, collect, key=key)
         return y, (x, scores) if collect else None
 
     layers, keys = [functools.partial(layer, block) for block in blocks], layer_keys(key, config.num_layers)
@@ -317,7 +317,7 @@ def run_stack(
         outputs = []
         for i, cache in enumerate(caches):
             layer_params = jax.tree.map(lambda leaf, i=i: leaf[config.group_of(i)], params["layers"])
-            x, cache = call(blocks[i % len(blocks)], layer_params, x, inputs, cache)
+            x, cache = call(blocks[i % len(blocks)], layer_params, x, shared, cache)
             outputs.append(cache)
     elif len(blocks) > 1:
         x, outputs = _run_pairs(config, layers, params, x, keys)

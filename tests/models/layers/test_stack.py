@@ -11,7 +11,7 @@ import pytest
 
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
-from jaxlm.models.layers.stack import LayerInputs, init_stack, run_layers, run_stack, unstack
+from jaxlm.models.layers.stack import SharedInputs, init_stack, run_layers, run_stack, unstack
 
 CONFIG = StackConfig(  # all features of a family
     hidden_size=16, num_layers=3, num_heads=2, head_dim=8, intermediate_size=32, causal=True, cross_attention=True,
@@ -44,8 +44,8 @@ def test_a_loop_equals_unrolled_layers():
         config = dataclasses.replace(CONFIG, loop_layers=loop)
 
         def loss(params, x, memory, bias):
-            given = LayerInputs(Visibility(bias=bias), memory, Visibility(mask=seen))
-            return jnp.mean(run_stack(config, params, x, given)[0] ** 3)
+            shared = SharedInputs(Visibility(bias=bias), memory, Visibility(mask=seen))
+            return jnp.mean(run_stack(config, params, x, shared)[0] ** 3)
 
         function = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))
         assert has_loop(function, params, x, memory, bias) == loop
@@ -62,15 +62,15 @@ def test_a_loop_equals_unrolled_layers():
         caches, states = empty_cache(CONFIG, ROWS, LENGTH, MEMORY), []
         for index in range(LENGTH):
             read = jnp.arange(LENGTH)[None, None, None] <= index
-            given = LayerInputs(
+            shared = SharedInputs(
                 Visibility(mask=read), memory if index == 0 else None, Visibility(mask=seen), jnp.int32(index)
             )
-            state, caches = run_stack(config, params, x[:, index : index + 1], given, caches=caches)
+            state, caches = run_stack(config, params, x[:, index : index + 1], shared, caches=caches)
             states.append(state)
         return jnp.concatenate(states, axis=1)
 
-    given = LayerInputs(memory=memory, memory_visible=Visibility(mask=seen))
-    whole = jax.jit(lambda params: run_stack(CONFIG, params, x, given)[0])(params)
+    shared = SharedInputs(memory=memory, memory_visible=Visibility(mask=seen))
+    whole = jax.jit(lambda params: run_stack(CONFIG, params, x, shared)[0])(params)
     for loop in (False, True):
         decoded = jax.jit(token_by_token, static_argnums=3)(params, x, memory, loop)
         np.testing.assert_allclose(decoded, whole, atol=2e-5)
