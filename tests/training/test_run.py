@@ -224,11 +224,8 @@ def test_half_a_configuration_is_no_other_file(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"config\.json cannot be written \(No space left"):
         run_folder.write_json(run / "config.json", {})
     assert not list(run.iterdir())
-    monkeypatch.setattr(Path, "replace", lambda *names: raise_error(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        run_folder.write_json(run / "config.json", {})
     monkeypatch.setattr(Path, "replace", replace)
-    assert len(list(run.iterdir())) == 1
+    (run / ".config.json.0123456789abcdef.partial").write_text("{")
     run_folder.create(run)
     run_folder.write_json(run / "config.json", {})
     # What the killed process has left stays: each write has a name of its own, also those of two machines.
