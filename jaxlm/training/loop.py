@@ -111,11 +111,16 @@ def train(
 def run_step(
     program: Program, state: TrainState, batches: Iterator[Any], log: StepLog, step: int, change: str | None
 ) -> TrainState:
-    """Start `step` and return its state, before the device has computed it. A change of shapes is printed."""
+    """Start `step` and return its state, before the device has computed it; then print `change`, if there is one.
+
+    The first step of each shape is compiled, and this waits for its end, so that its time counts as compilation.
+    """
     clock = log.clock
     clock.switch("lost" if step <= clock.lost_until else "step")
     batch = log.next_batch(batches)
-    if change or not log.has_terms:
+    shapes = tuple(array.shape for array in jax.tree.leaves(batch))
+    if shapes not in log.compiled_shapes:
+        log.compiled_shapes.add(shapes)
         with clock.during("compilation"):
             state, terms = jax.block_until_ready(program.train_step(state, batch, program.constants))
     else:
@@ -207,13 +212,13 @@ class StepLog:
         self._count = 0
         """Updates before the newest step that was read: the optimizer counts no skipped ones."""
         self._pending: tuple[int, Terms] | None = None
-        self.has_terms = False
-        """Whether a step has been added."""
+        self.compiled_shapes: set[tuple[tuple[int, ...], ...]] = set()
+        """Shapes of the batches so far; the step is compiled for each."""
         self._clock_seconds, self._clock_step = clock.training_seconds(), first
 
     def add(self, step: int, terms: Terms) -> None:
         """Take the terms of a step that is still running, and read those of the step before."""
-        previous, self._pending, self.has_terms = self._pending, (step, terms), True
+        previous, self._pending = self._pending, (step, terms)
         if previous is not None:
             self._read(*previous)
             self.write(previous[0], {})
