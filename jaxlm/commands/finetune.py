@@ -135,16 +135,16 @@ def train(training: Training, options: argparse.Namespace) -> dict[str, Any]:
     """Train a run, or finish it, and return its result on the held-out rows."""
     import jax
 
-    from jaxlm.commands.evaluate import evaluate_session
     from jaxlm.runs.finetune import finetune
+    from jaxlm.tasks.evaluate import evaluate
 
-    session = finetune(training.resolved, training.folder)
+    evaluation = finetune(training.resolved, training.folder)
     if jax.process_index() == 0:
         update_curves(training.folder)
-    if session is None:
+    if evaluation is None:
         print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
         return {"task": training.resolved.experiment.objective.name, "metrics": {}, "examples": 0}
-    return evaluate_session(session, training.predictions, options.bootstrap if options.seeds == 1 else 0)
+    return evaluate(evaluation, training.predictions, options.bootstrap if options.seeds == 1 else 0)
 
 
 def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
-from jaxlm.runs.session import Session, open_session, with_steps
+from jaxlm.runs.session import open_session, with_steps
 from jaxlm.systems import TASKS, system_of
 from jaxlm.tasks.base import Task
+from jaxlm.tasks.evaluate import Evaluation
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -78,8 +79,8 @@ def resolve(
     return Resolved(experiment, pretrained)
 
 
-def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Session:
-    """Open a fine-tuned model, the session's `pretrained`, to evaluate it.
+def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Evaluation:
+    """Open a fine-tuned model and rows, to evaluate it.
 
     Its rows are those of a flag, else those of the run's `data.dev`, else those held out of the run's `data.source`.
 
@@ -107,16 +108,18 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     dev = data.source or data.dev or stored.data.dev
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
-    run = RunFolder.read(path)
-    if not dev and run.metadata.get("data") not in (None, data.open(pretrained.tokenizer).fingerprint):
+    for name in task.symbols:  # `open_session` would add those that the model was not trained with
+        pretrained.tokenizer.vocabulary.id(name)
+    run, objective = RunFolder.read(path), experiment.objective.with_models(load_model)
+    experiment = dataclasses.replace(experiment, objective=objective, data=data)
+    session = open_session(Resolved(experiment, pretrained), run)
+    rows = data.open(session.tokenizer)
+    if not dev and run.metadata.get("data") not in (None, rows.fingerprint):
         raise UserError(
             f"{data.source} is not divided as when {path} was trained on it, so rows that it has learnt from would be "
             "scored; give rows of their own with --data.source FILE."
         )
-    for name in task.symbols:  # `open_session` would add those that the model was not trained with
-        pretrained.tokenizer.vocabulary.id(name)
-    objective = experiment.objective.with_models(load_model)
-    return open_session(Resolved(dataclasses.replace(experiment, objective=objective, data=data), pretrained), run)
+    return Evaluation(session.objective, pretrained.params, rows, data, experiment.train.batch_size)
 
 
 def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:

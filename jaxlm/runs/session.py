@@ -33,7 +33,7 @@ class Session:
         run: State of the run's folder when it was opened; empty for a preset.
         tokenizer: The tokenizer; None if the vocabulary is a stand-in.
         constants: Arrays that the loss reads and that are not trained, on the host, or their shapes.
-        pretrained: The model that training begins with.
+        pretrained: The model that training begins with; after `with_rows` only the parameters that the objective uses.
         rows: The opened data; None before `with_rows`.
     """
 

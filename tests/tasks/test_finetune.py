@@ -232,7 +232,14 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
     encoded.clear()
     flags = ["--sweep", "data.length=16,24"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "more", *flags) == 0
+    capsys.readouterr()
     assert encoded == [36, 4] * 2
+    # A file of held-out rows is encoded once too. The row without text is not one of its rows.
+    encoded.clear()
+    train = tmp_path / "train.tsv"
+    train.write_text(rows["classify"].read_text() + "\tyes\n")
+    assert finetune("classify", train, models("bert"), tmp_path / "dev", "--data.dev", str(rows["classify"])) == 0
+    assert encoded == [40, 40] and "skipped" not in result(capsys)
 
 
 @pytest.mark.slow
