@@ -89,7 +89,7 @@ def _train(
     session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock
 ) -> Trained:
     experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
-    t, remarks = experiment.train, resume.schedule_remarks(run, experiment)  # before `write_run` writes config.json
+    t = experiment.train
     program = session.program(mesh)
     feed = session.feed(program)
     has_samples = t.sample_every and jax.process_count() == 1
@@ -110,7 +110,8 @@ def _train(
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1])
-    for line in [*remarks, *_kernel_remarks(program), "Compiling the step; its first figures follow."]:
+    remarks = [*resume.schedule_remarks(run, experiment), *_kernel_remarks(program)]
+    for line in [*remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
     # Steps.

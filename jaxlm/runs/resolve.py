@@ -13,7 +13,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
-from jaxlm.config.presets import load_config, load_preset
+from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
@@ -94,7 +94,8 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
             f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, or "
             "--task FILE to evaluate it with prompts."
         )
-    stored = experiment_of(path, task)
+    run = RunFolder.read(path)
+    stored = run.experiment or folder_experiment(task)
     preset = dataclasses.replace(stored, objective=task, data=dataclasses.replace(stored.data, source="", dev=""))
     experiment = override(preset, list(flags), f"jaxlm evaluate {path}")
     for old, _ in _changes(preset, experiment):
@@ -110,7 +111,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
     for name in task.symbols:  # `open_session` would add those that the model was not trained with
         pretrained.tokenizer.vocabulary.id(name)
-    run, objective = RunFolder.read(path), experiment.objective.with_models(load_model)
+    objective = experiment.objective.with_models(load_model)
     experiment = dataclasses.replace(experiment, objective=objective, data=data)
     session = open_session(Resolved(experiment, pretrained), run)
     rows = data.open(session.tokenizer)
@@ -122,10 +123,8 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     return Evaluation(session.objective, pretrained.params, rows, data, experiment.train.batch_size)
 
 
-def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
-    """Return the configuration of a run, or one for a Transformers folder: the task with its default form of rows."""
-    if (any_path(path) / "checkpoints").is_dir():
-        return load_config(any_path(path) / "config.json")
+def folder_experiment(task: Task) -> Experiment:
+    """Return the configuration to evaluate a Transformers folder: the task with its default form of rows."""
     length = task.model.max_length or 512
     data = dict(TASKS)[type(task)](length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))

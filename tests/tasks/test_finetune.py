@@ -20,7 +20,7 @@ from jaxlm.inference.generate import Settings, continuations
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import resolve as resolution
 from jaxlm.runs.load import load_model, load_run
-from jaxlm.runs.resolve import experiment_of, resolve
+from jaxlm.runs.resolve import folder_experiment, resolve
 from jaxlm.runs.session import open_session
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
@@ -358,9 +358,8 @@ def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
 
 
 def test_a_transformers_folder_is_evaluated_in_small_batches(models):
-    path = models("bert")
-    task = Classification().with_pretrained_model(import_folder(path))
-    assert experiment_of(path, task).train.batch_size == 32
+    task = Classification().with_pretrained_model(import_folder(models("bert")))
+    assert folder_experiment(task).train.batch_size == 32
 
 
 def test_show_draws_examples(models, rows, capsys):
