@@ -52,11 +52,11 @@ def train(
         Stopped: A signal has stopped the run; its state has been saved.
     """
     t = program.train
-    first, evaluation = int(state.step), {}
-    best = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
+    first, figures = int(state.step), {}
+    history = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
     if t.uses_best and not feed.has_held_out:
         raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
-    if t.best_by and first not in best:  # finds a name that is no figure, before the steps
+    if t.best_by and first not in history:  # finds a name that is no figure, before the steps
         log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
     with (
         _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watchdog(log.clock, t.stall_seconds),
@@ -77,8 +77,8 @@ def train(
                     raise log.not_finite(step, "the held-out loss")
             log.write(step, figures)
             if figures:
-                evaluation, best[step] = figures, figures[t.criterion]
-                log.progress.note(evaluation_line(step, figures, program, entropy, best))
+                history[step] = figures[t.criterion]
+                log.progress.note(evaluation_line(step, figures, program, entropy, history))
             if sampling:
                 with log.clock.during("evaluation"):
                     log.write_samples(step, sampler(state.params))
@@ -87,10 +87,10 @@ def train(
                     if log.writer:
                         log.writer.sync()
                     try:
-                        checkpoints.save(state, step, metadata | log.totals.state(), best)
+                        checkpoints.save(state, step, metadata | log.totals.state(), history)
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
-            if is_out_of_patience(best, t) and step < t.steps:
+            if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
             if stopping and step < t.steps:
@@ -101,11 +101,11 @@ def train(
                 raise Stopped(stopping)
         with log.clock.during("save"):
             checkpoints.wait()
-    if t.uses_best and best:
-        chosen = best_step(best, t.criterion)
-        log.progress.note(f"Best: step {chosen:,}, {t.criterion} {best[chosen]:.4f}; later commands read this one.")
+    if t.uses_best and history:
+        chosen = best_step(history, t.criterion)
+        log.progress.note(f"Best: step {chosen:,}, {t.criterion} {history[chosen]:.4f}; later commands read this one.")
     log.progress.note(str(log.clock))
-    return state, evaluation
+    return state, figures
 
 
 def run_step(
@@ -162,25 +162,25 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
 
 
 def evaluation_line(
-    step: int, means: dict[str, float], program: Program, entropy: float, figures: Mapping[int, float]
+    step: int, figures: dict[str, float], program: Program, entropy: float, history: Mapping[int, float]
 ) -> str:
     """Return the printed line of an evaluation, the criterion or else the primary metric first.
 
     Args:
         step: Step of the evaluation.
-        means: Its figures.
+        figures: Its figures.
         program: The program of the run.
         entropy: Unigram entropy of the held-out text in nats.
-        figures: The criterion's figure of every evaluation so far.
+        history: The criterion's figure of every evaluation so far.
     """
     objective, t = program.objective, program.train
     name = t.best_by or objective.primary_metric
-    others = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
+    others = "  ".join(f"{key} {value:.4f}" for key, value in figures.items() if key not in ("loss", name))
     remark = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
-    if t.uses_best and figures:
-        best = best_step(figures, t.criterion)
-        remark += " (best so far)" if best == step else f" (best: {figures[best]:.4f} at step {best:,})"
-    return f"step {step:,}  held out: {name} {means.get(name, math.nan):.4f}{remark}  {others}"
+    if t.uses_best and history:
+        best = best_step(history, t.criterion)
+        remark += " (best so far)" if best == step else f" (best: {history[best]:.4f} at step {best:,})"
+    return f"step {step:,}  held out: {name} {figures.get(name, math.nan):.4f}{remark}  {others}"
 
 
 class StepLog:
