@@ -46,37 +46,47 @@ def resolve(
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
-    objective = experiment.objective
-    if as_text:
-        # A decoder's row holds the text and the answer.
-        objective = _as_text(objective, experiment.data.length // 2)
-    if init_from:
-        if pretrained is None:
-            pretrained = load_model(init_from)
-            # On the host, from where each device of the mesh gets its shard.
-            pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
-        model = pretrained.objective.model
-        if objective.name and model.writes_answers and not model.fine_tuning:
-            objective = _as_text(objective)
-        if system_of(objective, model):  # it may be of another family than the preset's
-            objective = dataclasses.replace(objective, model=with_options(model, objective.model))
-        objective = objective.with_pretrained_model(pretrained)
-    preset = dataclasses.replace(experiment, objective=objective)
-    experiment = override(preset, list(flags), program)
-    _require_one_duration(preset, experiment, is_run)
+    if as_text and not experiment.objective.name:
+        raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
+    if init_from and pretrained is None:
+        pretrained = load_model(init_from)
+        # On the host, from where each device of the mesh gets its shard.
+        pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
+    unchanged = dataclasses.replace(experiment, objective=_objective_of(experiment, pretrained, as_text))
+    experiment = override(unchanged, list(flags), program)
+    _require_one_duration(unchanged, experiment, is_run)
     if pretrained is not None:
-        _require_same_weights(preset, experiment, pretrained.path, "objective.model.")
+        _require_same_weights(unchanged, experiment, pretrained.path, "objective.model.")
         tokenizer = experiment.data.tokenizer
         if tokenizer not in ("", "auto") and Tokenizer.load(tokenizer) != pretrained.tokenizer:
             raise UserError(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-    if is_run or not objective.name:
+    if is_run or not experiment.objective.name:
         experiment = with_steps(experiment)
     experiment.validate()
     experiment = dataclasses.replace(experiment, objective=experiment.objective.with_models(load_model))
     return Resolved(experiment, pretrained)
+
+
+def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as_text: bool) -> Objective:
+    """Return the objective of a configuration with the pretrained model, if there is one.
+
+    A task gets its text-to-text form with `as_text`, and for a model that has no other.
+    """
+    objective, model = experiment.objective, pretrained and pretrained.objective.model
+    if objective.name:
+        only_writes = model is not None and model.writes_answers and not model.fine_tuning
+        if (as_text or only_writes) and not isinstance(objective, TextToText):
+            longest = objective.longest_text
+            # A decoder's row holds the text and the answer.
+            max_target = min(longest, experiment.data.length // 2) if as_text else longest
+            objective = TextToText(kind=objective, max_target=max_target)
+    elif model is not None and system_of(objective, model):
+        # It may be of another family than the preset's; `with_pretrained_model` refuses those not registered.
+        objective = dataclasses.replace(objective, model=with_options(model, objective.model))
+    return objective if pretrained is None else objective.with_pretrained_model(pretrained)
 
 
 def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Evaluation:
@@ -96,14 +106,14 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         )
     run = RunFolder.read(path)
     stored = run.experiment or folder_experiment(task)
-    preset = dataclasses.replace(stored, objective=task, data=dataclasses.replace(stored.data, source="", dev=""))
-    experiment = override(preset, list(flags), f"jaxlm evaluate {path}")
-    for old, _ in _changes(preset, experiment):
+    unchanged = dataclasses.replace(stored, objective=task, data=dataclasses.replace(stored.data, source="", dev=""))
+    experiment = override(unchanged, list(flags), f"jaxlm evaluate {path}")
+    for old, _ in _changes(unchanged, experiment):
         if not old.name.startswith(("data.", "objective.", "train.batch_size")):
             raise UserError(
                 f"{_flag(old)} has no effect here; only --data.…, --objective.… and --train.batch-size have one."
             )
-    _require_same_weights(preset, experiment, str(path))
+    _require_same_weights(unchanged, experiment, str(path))
     data = experiment.data
     if data.source and data.dev:
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
@@ -137,18 +147,10 @@ def require_command(experiment: Experiment, command: str, config: str) -> None:
         raise UserError(f"{config} is a configuration of {kind}; use `jaxlm {experiment.data.command}`.")
 
 
-def _as_text(task: Objective, max_target: int | None = None) -> TextToText:
-    """Return the text-to-text form of a task, whose answers have at most `max_target` tokens."""
-    if not task.name:
-        raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
-    longest = min(task.longest_text, max_target or task.longest_text)
-    return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=longest)
-
-
-def _require_one_duration(preset: Experiment, experiment: Experiment, is_run: bool) -> None:
+def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run: bool) -> None:
     """Raise UserError if both a number of steps and the epochs or the share that determine it are given."""
     for part, share, number in (("train", "epochs", "steps"), ("optimizer", "warmup_share", "warmup_steps")):
-        old, new = getattr(preset, part), getattr(experiment, part)
+        old, new = getattr(unchanged, part), getattr(experiment, part)
         # The steps of a run were resolved when it began; a flag for the steps overrides a preset's epochs.
         is_resolved = getattr(new, share) == getattr(old, share) and (is_run or getattr(old, number) is None)
         if getattr(new, share) and getattr(new, number) is not None and not is_resolved:
@@ -161,9 +163,9 @@ def _require_one_duration(preset: Experiment, experiment: Experiment, is_run: bo
             )
 
 
-def _require_same_weights(preset: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
+def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
     """Raise UserError for a flag that changes a field on which the weights in the folder `path` depend."""
-    for old, _ in _changes(preset, experiment):
+    for old, _ in _changes(unchanged, experiment):
         if old.decides_weights() and old.name.startswith(prefix):
             raise UserError(f"the weights of {path} were trained with {_flag(old)} {old.value}; leave the flag out.")
 
