@@ -105,7 +105,6 @@ class RowEncoder(Protocol):
 class LabelledData(Data):
     """Rows of a task in files; a subclass per format implements `read`."""
 
-    command = "finetune"
     label_flag: ClassVar[str] = ""
     """Flag of the column of labels."""
 

@@ -132,6 +132,8 @@ class Objective:
     constants: Constants = field((), bound=True)
     """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
 
+    is_task: ClassVar[bool] = False
+    """Whether it is a task over labelled rows, for which a pretrained model is fine-tuned."""
     name: ClassVar[str] = ""
     """Name of a task in the results of `jaxlm evaluate`; empty for pretraining."""
     symbols: ClassVar[tuple[str, ...]] = ()

@@ -63,7 +63,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         mesh = make_mesh(experiment.mesh)
         check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
         session = open_session(resolved, run, report, teacher_arrays)
-        if not session.objective.name:  # a task has no classes before its rows are read
+        if not session.objective.is_task:  # a task has no classes before its rows are read
             dataclasses.replace(session, constants=()).program(mesh)
         return _train(session.with_rows(report), mesh, report, stack, clock)
 

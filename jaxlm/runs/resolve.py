@@ -46,7 +46,7 @@ def resolve(
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
-    if as_text and not experiment.objective.name:
+    if as_text and not experiment.objective.is_task:
         raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
     if init_from and pretrained is None:
         pretrained = load_model(init_from)
@@ -63,7 +63,7 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-    if is_run or not experiment.objective.name:
+    if is_run or not experiment.objective.is_task:
         experiment = with_steps(experiment)
     experiment.validate()
     experiment = dataclasses.replace(experiment, objective=experiment.objective.with_models(load_model))
@@ -76,7 +76,7 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
     A task gets its text-to-text form with `as_text`, and for a model that has no other.
     """
     objective, model = experiment.objective, pretrained and pretrained.objective.model
-    if objective.name:
+    if objective.is_task:
         only_writes = model is not None and model.writes_answers and not model.fine_tuning
         if (as_text or only_writes) and not isinstance(objective, TextToText):
             longest = objective.longest_text
@@ -99,7 +99,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     """
     pretrained = load_model(path)
     task = pretrained.objective
-    if not task.name:
+    if not task.is_task:
         raise UserError(
             f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, or "
             "--task FILE to evaluate it with prompts."
@@ -142,9 +142,9 @@ def folder_experiment(task: Task) -> Experiment:
 
 def require_command(experiment: Experiment, command: str, config: str) -> None:
     """Raise UserError unless `jaxlm COMMAND` trains the configuration, a task or pretraining."""
-    if experiment.data.command != command:
-        kind = "a task" if experiment.objective.name else "pretraining"
-        raise UserError(f"{config} is a configuration of {kind}; use `jaxlm {experiment.data.command}`.")
+    if experiment.command != command:
+        kind = "a task" if experiment.objective.is_task else "pretraining"
+        raise UserError(f"{config} is a configuration of {kind}; use `jaxlm {experiment.command}`.")
 
 
 def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run: bool) -> None:

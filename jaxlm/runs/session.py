@@ -167,7 +167,7 @@ def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Token
 
 def require_model(experiment: Experiment) -> None:
     """Raise UserError for a task whose model is still to be given."""
-    if experiment.objective.name and experiment.objective.model == Model():
+    if experiment.objective.is_task and experiment.objective.model == Model():
         raise UserError(
             "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
             "preset."

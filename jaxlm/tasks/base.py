@@ -61,6 +61,7 @@ class Task(Objective):
     classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
+    is_task = True
     primary_metric = "task_loss"
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""

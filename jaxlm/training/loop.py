@@ -153,7 +153,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
     figures = {"loss": totals.loss()} | totals.means()
-    if program.objective.name and name and not name.endswith("loss"):
+    if program.objective.is_task and name and not name.endswith("loss"):
         params = program.local_params(state.params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
