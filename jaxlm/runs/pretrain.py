@@ -63,8 +63,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         mesh = make_mesh(experiment.mesh)
         check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
         session = open_session(resolved, run, report, teacher_arrays)
-        if not session.objective.is_task:  # a task has no classes before its rows are read
-            dataclasses.replace(session, constants=()).program(mesh)
+        _check_program(session, mesh)
         return _train(session.with_rows(report), mesh, report, stack, clock)
 
 
@@ -83,6 +82,16 @@ def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -
     main_first(lock, "lock the run folder", everywhere=False)
     require_same({"owner of the run folder": owner(folder)})
     return main_first(open_run, "check the run folder")
+
+
+def _check_program(session: Session, mesh: Mesh) -> None:
+    """Build the program once to find a mistake in it, as in `optimizer.freeze`, before hours of preparing text.
+
+    A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
+    are read it has no classes, and so no shapes of parameters.
+    """
+    if not session.objective.is_task:
+        dataclasses.replace(session, constants=()).program(mesh)
 
 
 def _train(
