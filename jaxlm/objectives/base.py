@@ -227,12 +227,9 @@ class Objective:
             data: Its configuration, a `jaxlm.data.base.Data`.
 
         Raises:
-            UserError: Training cannot use the data.
+            UserError: Training cannot use the data, or learn anything from it.
         """
         return self
-
-    def require_rows(self, rows: Any, data: Any) -> None:
-        """Raise UserError if nothing can be learnt from the data, as from rows of a single class."""
 
     def remarks(self, rows: Any, length: int) -> list[str]:
         """Return lines about the opened data for the user, as rows of `length` tokens."""

@@ -69,16 +69,16 @@ class Session:
         )
         rows = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
-        objective = self.objective if pretrained is None else self.objective.prepare(rows, data)
+        objective = self.objective
+        if pretrained is not None:  # a run that is resumed has its labels and parameters in its folder
+            objective = objective.prepare(rows, data)
+            pretrained = dataclasses.replace(pretrained, params=objective.from_pretrained(pretrained))
         objective = objective.bind(objective.vocabulary, length, rows.statistics)
-        objective.with_constants(self.constants)  # a teacher must know the labels
+        objective.with_constants(self.constants)  # raises if a teacher has other labels; the steps bind the arrays
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
         warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
-        if pretrained is not None:
-            objective.require_rows(rows, data)
-            pretrained = dataclasses.replace(pretrained, params=objective.from_pretrained(pretrained))
         experiment = with_steps(
             dataclasses.replace(experiment, objective=objective), objective.num_examples(rows, length), warmup_steps
         )

@@ -162,9 +162,11 @@ class Task(Objective):
             raise UserError("--data.source is empty; give a file of rows to train on.")
         if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
             raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
+        self.require_rows(rows, data)
         return self.with_labels(_labelled(rows, data), data.class_names())
 
     def require_rows(self, rows: LabelledSource, data: LabelledData) -> None:
+        """Raise UserError if nothing can be learnt from the rows, as from those of a single class."""
         require_classes(self, _labelled(rows, data), data)
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
