@@ -78,10 +78,11 @@ class Session:
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
-        warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
-        experiment = with_steps(
-            dataclasses.replace(experiment, objective=objective), objective.num_examples(rows, length), warmup_steps
-        )
+        optimizer = experiment.optimizer
+        if run.has_begun and optimizer.warmup_steps is None:  # more steps do not change the warm-up that is done
+            optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)
+        experiment = dataclasses.replace(experiment, objective=objective, optimizer=optimizer)
+        experiment = with_steps(experiment, objective.num_examples(rows, length))
         return dataclasses.replace(self, experiment=experiment, pretrained=pretrained, rows=rows)
 
     def replace(self, **parts: Any) -> Self:
@@ -174,13 +175,12 @@ def require_model(experiment: Experiment) -> None:
         )
 
 
-def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int | None = None) -> Experiment:
-    """Replace None in `train.steps` and in `optimizer.warmup_steps`.
+def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
+    """Compute `train.steps` from the epochs, and `optimizer.warmup_steps` from its share of them, where they are None.
 
     Args:
         experiment: The experiment.
-        num_examples: Examples of an epoch.
-        warmup_steps: Warm-up steps of the run that is resumed; None for `warmup_share` of the steps.
+        num_examples: Examples of an epoch; 0 if they are not read, or for text.
 
     Raises:
         UserError: There is no number of steps, and no epochs or examples.
@@ -191,6 +191,5 @@ def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int 
             raise UserError("train.steps is None; give a number, or for a new run of a task train.epochs.")
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
     if optimizer.warmup_steps is None:
-        warmup_steps = round(optimizer.warmup_share * train.steps) if warmup_steps is None else warmup_steps
-        optimizer = dataclasses.replace(optimizer, warmup_steps=warmup_steps)
+        optimizer = dataclasses.replace(optimizer, warmup_steps=round(optimizer.warmup_share * train.steps))
     return dataclasses.replace(experiment, train=train, optimizer=optimizer)
