@@ -54,10 +54,8 @@ def train(
     t = program.train
     first, figures = int(state.step), {}
     history = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
-    if t.uses_best and not feed.has_held_out:
-        raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
-    if t.best_by and first not in history:  # finds a name that is no figure, before the steps
-        log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
+    if t.uses_best and first not in history:
+        _check_criterion(program, state, feed, log, entropy)
     with (
         _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watchdog(log.clock, t.stall_seconds),
         profiled(t.profile_steps, checkpoints.folder.parent, log.progress.note) as profile,
@@ -65,24 +63,25 @@ def train(
         for step in range(first + 1, t.steps + 1):
             profile(step, state)
             state = run_step(program, state, batches, log, step, feed.change_at(step))
-            stopping = stop(step)
-            evaluating, saving = _due(t, step, stopping)
-            sampling = sampler is not None and step % t.sample_every == 0
-            if not evaluating and not saving and not sampling:
+            stop_signal = stop(step)
+            should_evaluate = _is_due(step, t.eval_every, t)
+            should_sample = sampler is not None and step % t.sample_every == 0
+            should_save = _is_due(step, t.checkpoint_every, t) or stop_signal or (should_evaluate and t.uses_best)
+            if not (should_evaluate or should_sample or should_save):
                 continue
             log.read_pending()
             with log.clock.during("evaluation"):
-                figures = evaluate(program, state, feed) if evaluating and feed.has_held_out else {}
+                figures = evaluate(program, state, feed) if should_evaluate and feed.has_held_out else {}
                 if not math.isfinite(figures.get("loss", 0.0)):
                     raise log.not_finite(step, "the held-out loss")
             log.write(step, figures)
             if figures:
                 history[step] = figures[t.criterion]
                 log.progress.note(evaluation_line(step, figures, program, entropy, history))
-            if sampling:
+            if should_sample:
                 with log.clock.during("evaluation"):
                     log.write_samples(step, sampler(state.params))
-            if saving:
+            if should_save:
                 with log.clock.during("save"):
                     if log.writer:
                         log.writer.sync()
@@ -93,12 +92,12 @@ def train(
             if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
-            if stopping and step < t.steps:
+            if stop_signal and step < t.steps:
                 with log.clock.during("save"):
                     checkpoints.wait()
                 log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
                 log.progress.note(str(log.clock))
-                raise Stopped(stopping)
+                raise Stopped(stop_signal)
         with log.clock.during("save"):
             checkpoints.wait()
     if t.uses_best and history:
@@ -131,12 +130,20 @@ def run_step(
     return state
 
 
-def _due(t: TrainConfig, step: int, stopping: int) -> tuple[bool, bool]:
-    """Return whether to evaluate and whether to save after `step`."""
-    evaluating = step == t.steps or bool(t.eval_every and step % t.eval_every == 0)
-    due = bool(t.checkpoint_every and step % t.checkpoint_every == 0)
-    saving = due or stopping > 0 or step == t.steps or (evaluating and t.uses_best)
-    return evaluating, saving
+def _is_due(step: int, every: int, t: TrainConfig) -> bool:
+    """Return whether `step` is a multiple of `every` or the last step; with 0 only the last step is."""
+    return step == t.steps or (every > 0 and step % every == 0)
+
+
+def _check_criterion(program: Program, state: TrainState, feed: Feed, log: StepLog, entropy: float) -> None:
+    """Raise UserError before the steps if nothing is held out, or if `train.best_by` is no figure of this run.
+
+    The names of the figures are those of an evaluation, which is printed.
+    """
+    if not feed.has_held_out:
+        raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
+    if program.train.best_by:
+        log.progress.note(evaluation_line(int(state.step), evaluate(program, state, feed), program, entropy, {}))
 
 
 def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float]:
