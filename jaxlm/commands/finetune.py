@@ -60,12 +60,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
-    trainings: dict[str, list[Training]] = {}
-    pretrained = None
-    for value in values:
-        resolved = resolve_config(parser, options, [*flags, *([f"--{field}", value] if field else [])], pretrained)
-        pretrained = resolved.pretrained  # loaded once
-        trainings[value] = trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
+    variants = [[*flags, f"--{field}", value] if field else flags for value in values]
+    first = resolve_config(parser, options, variants[0])
+    others = [resolve_config(parser, options, variant, first.pretrained) for variant in variants[1:]]  # loaded once
+    trainings = {
+        value: trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
+        for value, resolved in zip(values, [first, *others], strict=True)
+    }
     start_jax()
     import jax
 
@@ -73,19 +74,19 @@ def main(arguments: list[str]) -> int:
 
     with standard_output(options):
         try:
-            results = {value: mean_of([train(run, options) for run in runs]) for value, runs in trainings.items()}
+            results = {value: mean_of([train(each, options) for each in group]) for value, group in trainings.items()}
         except Stopped as stopped:
             return stopped.exit_code
-        best = best_of(results, resolved.experiment.train.best_by) if field else ""
-        result, run = results[best], str(trainings[best][0].folder)
+        best = best_of(results, first.experiment.train.best_by) if field else ""
+        result, folder = results[best], str(trainings[best][0].folder)
         if field:
-            result |= {"chosen": {field: best}, "run": run}
+            result |= {"chosen": {field: best}, "run": folder}
             result["sweep"] = {value: found["metrics"] for value, found in results.items()}
             if jax.process_index() == 0:
                 print_sweep(result["sweep"], f"--{field}")
-                print(f"Chosen: --{field} {best}, {run}")
+                print(f"Chosen: --{field} {best}, {folder}")
         if options.test:
-            result["test"] = evaluate_run(run, ["--data.source", options.test], resamples=options.bootstrap)
+            result["test"] = evaluate_run(folder, ["--data.source", options.test], resamples=options.bootstrap)
     if jax.process_index() > 0:
         return 0
     if options.json:
