@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -241,7 +240,7 @@ class LabelledSource:
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, division: str = "",
-        num_bad: Mapping[str, int] = MappingProxyType({}),
+        num_bad: Mapping[str, int] = {},
     ) -> None:
         """Hold the records of each split.
 
