@@ -83,7 +83,9 @@ def main(arguments: list[str]) -> int:
             result |= {"chosen": {field: best}, "run": folder}
             result["sweep"] = {value: found["metrics"] for value, found in results.items()}
             if jax.process_index() == 0:
-                print_sweep(result["sweep"], f"--{field}")
+                for value, metrics in result["sweep"].items():
+                    figures = "  ".join(f"{name} {figure:.4f}" for name, figure in metrics.items())
+                    print(f"--{field} {value}: {figures}")
                 print(f"Chosen: --{field} {best}, {folder}")
         if options.test:
             result["test"] = evaluate_run(folder, ["--data.source", options.test], resamples=options.bootstrap)
@@ -168,9 +170,3 @@ def best_of(results: dict[str, dict[str, Any]], best_by: str) -> str:
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
     return max(results, key=lambda value: results[value]["metrics"][metric])
-
-
-def print_sweep(sweep: dict[str, dict[str, float]], flag: str) -> None:
-    """Print the metrics for each value of the field."""
-    for value, metrics in sweep.items():
-        print(f"{flag} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")

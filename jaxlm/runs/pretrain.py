@@ -94,9 +94,7 @@ def _check_program(session: Session, mesh: Mesh) -> None:
         dataclasses.replace(session, constants=()).program(mesh)
 
 
-def _train(
-    session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock
-) -> Trained:
+def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock) -> Trained:
     experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
     t = experiment.train
     program = session.program(mesh)
