@@ -34,6 +34,7 @@ def config_parser(program: str, description: str | None) -> Parser:
     """Return a parser of `PROGRAM CONFIG [options] [--any.field VALUE …]`, for `resolve_config`."""
     fields = f"Every field of the configuration is a flag: {program} CONFIG --help lists them."
     parser = Parser(program, description, add_help=False, epilog=fields)
+    parser.set_defaults(init_from=None, as_text=False)  # for commands without these options
     parser.add_argument("config", help="a preset (a file of configs/, or for tasks of configs/tasks/) or a run folder")
     return parser
 
@@ -87,12 +88,12 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
     """
     if {"-h", "--help"} & set(flags):
         print(parser.format_help())  # the fields follow
-    init_from, as_text = getattr(options, "init_from", None), getattr(options, "as_text", False)
-    if init_from:  # its parameters are loaded on a device
+    if options.init_from:  # its parameters are loaded on a device
         start_jax()
     from jaxlm.runs.resolve import resolve
 
-    return resolve(options.config, flags, init_from, as_text, f"{parser.prog} {options.config}", pretrained)
+    program = f"{parser.prog} {options.config}"
+    return resolve(options.config, flags, options.init_from, options.as_text, program, pretrained)
 
 
 def log_line(line: str) -> None:

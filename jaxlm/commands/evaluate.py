@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxlm.commands.common import Parser, bootstrap_option, output_option, standard_output, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
-
-if TYPE_CHECKING:
-    from jaxlm.runs.session import Session
 
 RESAMPLES = 1000
 """Resamples of a comparison."""
@@ -71,15 +68,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.runs.resolve import open_evaluation
-
-    return evaluate_session(open_evaluation(path, flags or []), predictions, resamples)
-
-
-def evaluate_session(session: Session, predictions: str | None = None, resamples: int = 0) -> dict[str, Any]:
-    """Return the result of a session's `pretrained` on its held-out rows; see `jaxlm.tasks.evaluate.evaluate`."""
     from jaxlm.tasks.evaluate import evaluate
 
-    return evaluate(*_rows_of(session), predictions, resamples)
+    return evaluate(open_evaluation(path, flags or []), predictions, resamples)
 
 
 def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
@@ -87,15 +78,8 @@ def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dic
     from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import answer_rows, compare
 
-    answers = (answer_rows(*_rows_of(open_evaluation(model_path, flags))) for model_path in (path, other))
+    answers = (answer_rows(open_evaluation(model_path, flags)) for model_path in (path, other))
     return compare(*answers, resamples)
-
-
-def _rows_of(session: Session) -> tuple[Any, ...]:
-    """Return the arguments of `answer_rows` for the model and the rows of an evaluation."""
-    experiment = session.experiment
-    return (session.objective, session.pretrained.params, session.tokenizer, experiment.data,
-            experiment.train.batch_size)
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
     trained_length = experiment.data.length if step else None
-    is_encoder = not model.objective.name and model.objective.answer_kind != "text"
+    is_encoder = not model.objective.is_task and model.objective.answer_kind != "text"
     pooling = options.sentence_transformers or ("mean" if is_encoder else "none")
     vectors = Vectors(pooling, trained_length, options.normalize) if pooling != "none" else None
     out = export_folder(

@@ -60,12 +60,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, flags = parse_options(parser, arguments)
     field, values = parse_sweep(options.sweep)
-    trainings: dict[str, list[Training]] = {}
-    pretrained = None
-    for value in values:
-        resolved = resolve_config(parser, options, [*flags, *([f"--{field}", value] if field else [])], pretrained)
-        pretrained = resolved.pretrained  # loaded once
-        trainings[value] = trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
+    variants = [[*flags, f"--{field}", value] if field else flags for value in values]
+    first = resolve_config(parser, options, variants[0])
+    others = [resolve_config(parser, options, variant, first.pretrained) for variant in variants[1:]]  # loaded once
+    trainings = {
+        value: trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
+        for value, resolved in zip(values, [first, *others], strict=True)
+    }
     start_jax()
     import jax
 
@@ -73,19 +74,21 @@ def main(arguments: list[str]) -> int:
 
     with standard_output(options):
         try:
-            results = {value: mean_of([train(run, options) for run in runs]) for value, runs in trainings.items()}
+            results = {value: mean_of([train(each, options) for each in group]) for value, group in trainings.items()}
         except Stopped as stopped:
             return stopped.exit_code
-        best = best_of(results, resolved.experiment.train.best_by) if field else ""
-        result, run = results[best], str(trainings[best][0].folder)
+        best = best_of(results, first.experiment.train.best_by) if field else ""
+        result, folder = results[best], str(trainings[best][0].folder)
         if field:
-            result |= {"chosen": {field: best}, "run": run}
+            result |= {"chosen": {field: best}, "run": folder}
             result["sweep"] = {value: found["metrics"] for value, found in results.items()}
             if jax.process_index() == 0:
-                print_sweep(result["sweep"], f"--{field}")
-                print(f"Chosen: --{field} {best}, {run}")
+                for value, metrics in result["sweep"].items():
+                    figures = "  ".join(f"{name} {figure:.4f}" for name, figure in metrics.items())
+                    print(f"--{field} {value}: {figures}")
+                print(f"Chosen: --{field} {best}, {folder}")
         if options.test:
-            result["test"] = evaluate_run(run, ["--data.source", options.test], resamples=options.bootstrap)
+            result["test"] = evaluate_run(folder, ["--data.source", options.test], resamples=options.bootstrap)
     if jax.process_index() > 0:
         return 0
     if options.json:
@@ -135,16 +138,16 @@ def train(training: Training, options: argparse.Namespace) -> dict[str, Any]:
     """Train a run, or finish it, and return its result on the held-out rows."""
     import jax
 
-    from jaxlm.commands.evaluate import evaluate_session
     from jaxlm.runs.finetune import finetune
+    from jaxlm.tasks.evaluate import evaluate
 
-    session = finetune(training.resolved, training.folder)
+    evaluation = finetune(training.resolved, training.folder)
     if jax.process_index() == 0:
         update_curves(training.folder)
-    if session is None:
+    if evaluation is None:
         print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
         return {"task": training.resolved.experiment.objective.name, "metrics": {}, "examples": 0}
-    return evaluate_session(session, training.predictions, options.bootstrap if options.seeds == 1 else 0)
+    return evaluate(evaluation, training.predictions, options.bootstrap if options.seeds == 1 else 0)
 
 
 def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -167,9 +170,3 @@ def best_of(results: dict[str, dict[str, Any]], best_by: str) -> str:
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
     return max(results, key=lambda value: results[value]["metrics"][metric])
-
-
-def print_sweep(sweep: dict[str, dict[str, float]], flag: str) -> None:
-    """Print the metrics for each value of the field."""
-    for value, metrics in sweep.items():
-        print(f"{flag} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     from jaxlm.runs.folder import write_imported_run
 
     imported = import_folder(options.hf_dir, seed=options.seed)
-    if imported.objective.name:
+    if imported.objective.is_task:
         raise UserError(
             f"{options.hf_dir} holds a fine-tuned {type(imported.objective).__name__}, which needs no import: give it "
             "to `jaxlm evaluate`, or to `jaxlm finetune` as --init-from."

@@ -126,6 +126,11 @@ class Experiment:
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = field(MeshConfig(), resumable=True)
 
+    @property
+    def command(self) -> str:
+        """The command of `jaxlm` that trains it."""
+        return "finetune" if self.objective.is_task else "pretrain"
+
     def validate(self) -> None:
         """Raise UserError for the first value of a wrong type or out of range."""
         check_types(self)
@@ -141,12 +146,12 @@ class Experiment:
             raise UserError(
                 "train.best_by and train.patience need held-out data; set --data.held-out, or leave them out."
             )
-        if t.sample_every and (not self.objective.answer_kind or self.data.command != "pretrain"):
+        if t.sample_every and (not self.objective.answer_kind or self.objective.is_task):
             raise UserError(
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
                 f"{type(self.objective).__name__}."
             )
-        if t.short_steps and self.data.command != "pretrain":
+        if t.short_steps and self.objective.is_task:
             raise UserError("train.short_steps is for pretraining; set it to 0.")
         if t.short_steps and (t.short_length < 1 or self.data.length % t.short_length):
             raise UserError(

@@ -101,8 +101,6 @@ class Data:
     `tokenizer` and `held_out` (share of the data).
     """
 
-    command: ClassVar[str] = "pretrain"
-    """The command of `jaxlm` that trains on this kind of data."""
     dev: ClassVar[str] = ""
     """File of held-out data; a flag where there is one."""
 

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -104,7 +104,6 @@ class RowEncoder(Protocol):
 class LabelledData(Data):
     """Rows of a task in files; a subclass per format implements `read`."""
 
-    command = "finetune"
     label_flag: ClassVar[str] = ""
     """Flag of the column of labels."""
 
@@ -182,7 +181,8 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     if data.dev and not held_out:
         raise UserError(f"{data.dev} has no rows to evaluate on.")
     records = {"train": train, "held_out": held_out}
-    return LabelledSource(tokenizer, records, data.buckets, holdout_description, bad_train + bad_held_out)
+    num_bad = {"train": bad_train, "held_out": bad_held_out}
+    return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad)
 
 
 def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:
@@ -237,12 +237,12 @@ class LabelledSource:
     Attributes:
         records: the records of each split.
         tokenizer: the tokenizer.
-        num_bad: number of rows that were left out.
+        num_bad: number of rows that were left out, of the file of each split.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, holdout_description: str = "",
-        num_bad: int = 0,
+        num_bad: Mapping[str, int] = {},
     ) -> None:
         """Hold the records of each split.
 
@@ -251,7 +251,7 @@ class LabelledSource:
             records: The records of each split.
             buckets: See `LabelledData.buckets`.
             holdout_description: How the held-out rows were drawn, for the summary.
-            num_bad: Number of rows that were left out.
+            num_bad: Number of rows that were left out, of the file of each split.
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
         self._holdout_description, self.num_bad = holdout_description, num_bad
@@ -270,7 +270,8 @@ class LabelledSource:
         """Sizes of both splits, in one line."""
         how = f" ({self._holdout_description})" if self._holdout_description else ""
         counts = [f"{len(self.records[split]):,}" for split in ("train", "held_out")]
-        bad = f"; {self.num_bad:,} left out, which have no text or cannot be used" if self.num_bad else ""
+        num_bad = sum(self.num_bad.values())
+        bad = f"; {num_bad:,} left out, which have no text or cannot be used" if num_bad else ""
         sizes = f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
         return "; ".join(filter(None, [sizes, self.unknown]))
 
@@ -281,7 +282,7 @@ class LabelledSource:
                 for (split, encoder, _), examples in self._encoded.items() for example in examples]
         return summarize_unknown(self.tokenizer, rows)
 
-    @property
+    @functools.cached_property  # the runs on these rows are bound to it, and share encoded rows if they are equal
     def statistics(self) -> Statistics:
         """Token statistics, all zero: tasks do not use them."""
         return Statistics(np.zeros(self.tokenizer.vocabulary.size, np.int64), 0.0)

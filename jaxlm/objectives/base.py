@@ -132,6 +132,8 @@ class Objective:
     constants: Constants = field((), bound=True)
     """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
 
+    is_task: ClassVar[bool] = False
+    """Whether it is a task over labelled rows, for which a pretrained model is fine-tuned."""
     name: ClassVar[str] = ""
     """Name of a task in the results of `jaxlm evaluate`; empty for pretraining."""
     symbols: ClassVar[tuple[str, ...]] = ()
@@ -225,12 +227,9 @@ class Objective:
             data: Its configuration, a `jaxlm.data.base.Data`.
 
         Raises:
-            UserError: Training cannot use the data.
+            UserError: Training cannot use the data, or learn anything from it.
         """
         return self
-
-    def require_rows(self, rows: Any, data: Any) -> None:
-        """Raise UserError if nothing can be learnt from the data, as from rows of a single class."""
 
     def remarks(self, rows: Any, length: int) -> list[str]:
         """Return lines about the opened data for the user, as rows of `length` tokens."""

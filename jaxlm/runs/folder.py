@@ -43,6 +43,8 @@ class RunFolder:
     """Whether at least one training step has been done."""
     metadata: dict[str, Any]
     """Contents of data.json, or of the newest checkpoint's copy if data.json is damaged, edited or missing."""
+    experiment: Experiment | None
+    """Configuration in config.json, before this start replaces it; None for a folder that is no run."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -53,12 +55,10 @@ class RunFolder:
         steps = sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
         metrics = path / "metrics.jsonl"
         has_begun = bool(steps and steps[-1]) or (metrics.exists() and bool(metrics.read_bytes()))
-        return cls(path, tuple(steps), has_begun, _read_metadata(path, steps))
-
-    @property
-    def experiment(self) -> Experiment:
-        """Configuration in config.json."""
-        return load_config(self.path / "config.json")
+        config = path / "config.json"
+        is_run = config.is_file() and (has_begun or (path / "checkpoints").is_dir())  # or else of a Transformers folder
+        experiment = load_config(config) if is_run else None
+        return cls(path, tuple(steps), has_begun, _read_metadata(path, steps), experiment)
 
     @property
     def newest_step(self) -> int:
@@ -77,7 +77,7 @@ class RunFolder:
         return folder if folder.is_dir() and (self.has_begun or self.steps) else None
 
 
-NO_RUN = RunFolder(epath.Path(), (), False, {})
+NO_RUN = RunFolder(epath.Path(), (), False, {}, None)
 """State of a run without a folder."""
 
 

@@ -54,8 +54,8 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
-        figures = evaluations(folder, t.criterion) if t.uses_best else {}
-        kept = {step: figures[step] for step in checkpoints.steps() if step in figures}
+        history = evaluations(folder, t.criterion) if t.uses_best else {}
+        kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         params, step = checkpoints.restore_params(shapes, step=best_step(kept, t.criterion) if kept else None)
     finally:

@@ -63,8 +63,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         mesh = make_mesh(experiment.mesh)
         check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
         session = open_session(resolved, run, report, teacher_arrays)
-        if not session.objective.name:  # a task has no classes before its rows are read
-            dataclasses.replace(session, constants=()).program(mesh)
+        _check_program(session, mesh)
         return _train(session.with_rows(report), mesh, report, stack, clock)
 
 
@@ -85,11 +84,19 @@ def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -
     return main_first(open_run, "check the run folder")
 
 
-def _train(
-    session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock
-) -> Trained:
+def _check_program(session: Session, mesh: Mesh) -> None:
+    """Build the program once to find a mistake in it, as in `optimizer.freeze`, before hours of preparing text.
+
+    A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
+    are read it has no classes, and so no shapes of parameters.
+    """
+    if not session.objective.is_task:
+        dataclasses.replace(session, constants=()).program(mesh)
+
+
+def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock) -> Trained:
     experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
-    t, remarks = experiment.train, resume.schedule_remarks(run, experiment)  # before `write_run` writes config.json
+    t = experiment.train
     program = session.program(mesh)
     feed = session.feed(program)
     has_samples = t.sample_every and jax.process_count() == 1
@@ -110,7 +117,8 @@ def _train(
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1])
-    for line in [*remarks, *_kernel_remarks(program), "Compiling the step; its first figures follow."]:
+    remarks = [*resume.schedule_remarks(run, experiment), *_kernel_remarks(program)]
+    for line in [*remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
     # Steps.

@@ -13,16 +13,17 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
-from jaxlm.config.presets import load_config, load_preset
+from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_model
-from jaxlm.runs.session import Session, open_session, with_steps
+from jaxlm.runs.session import open_session, with_steps
 from jaxlm.systems import TASKS, system_of
 from jaxlm.tasks.base import Task
+from jaxlm.tasks.evaluate import Evaluation
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
@@ -45,41 +46,51 @@ def resolve(
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
-    objective = experiment.objective
-    if as_text:
-        # A decoder's row holds the text and the answer.
-        objective = _as_text(objective, experiment.data.length // 2)
-    if init_from:
-        if pretrained is None:
-            pretrained = load_model(init_from)
-            # On the host, from where each device of the mesh gets its shard.
-            pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
-        model = pretrained.objective.model
-        if objective.name and model.writes_answers and not model.fine_tuning:
-            objective = _as_text(objective)
-        if system_of(objective, model):  # it may be of another family than the preset's
-            objective = dataclasses.replace(objective, model=with_options(model, objective.model))
-        objective = objective.with_pretrained_model(pretrained)
-    preset = dataclasses.replace(experiment, objective=objective)
-    experiment = override(preset, list(flags), program)
-    _require_one_duration(preset, experiment, is_run)
+    if as_text and not experiment.objective.is_task:
+        raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
+    if init_from and pretrained is None:
+        pretrained = load_model(init_from)
+        # On the host, from where each device of the mesh gets its shard.
+        pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
+    unchanged = dataclasses.replace(experiment, objective=_objective_of(experiment, pretrained, as_text))
+    experiment = override(unchanged, list(flags), program)
+    _require_one_duration(unchanged, experiment, is_run)
     if pretrained is not None:
-        _require_same_weights(preset, experiment, pretrained.path, "objective.model.")
+        _require_same_weights(unchanged, experiment, pretrained.path, "objective.model.")
         tokenizer = experiment.data.tokenizer
         if tokenizer not in ("", "auto") and Tokenizer.load(tokenizer) != pretrained.tokenizer:
             raise UserError(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-    if is_run or not objective.name:
+    if is_run or not experiment.objective.is_task:
         experiment = with_steps(experiment)
     experiment.validate()
     experiment = dataclasses.replace(experiment, objective=experiment.objective.with_models(load_model))
     return Resolved(experiment, pretrained)
 
 
-def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Session:
-    """Open a fine-tuned model, the session's `pretrained`, to evaluate it.
+def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as_text: bool) -> Objective:
+    """Return the objective of a configuration with the pretrained model, if there is one.
+
+    A task gets its text-to-text form with `as_text`, and for a model that has no other.
+    """
+    objective, model = experiment.objective, pretrained and pretrained.objective.model
+    if objective.is_task:
+        only_writes = model is not None and model.writes_answers and not model.fine_tuning
+        if (as_text or only_writes) and not isinstance(objective, TextToText):
+            longest = objective.longest_text
+            # A decoder's row holds the text and the answer.
+            max_target = min(longest, experiment.data.length // 2) if as_text else longest
+            objective = TextToText(kind=objective, max_target=max_target)
+    elif model is not None and system_of(objective, model):
+        # It may be of another family than the preset's; `with_pretrained_model` refuses those not registered.
+        objective = dataclasses.replace(objective, model=with_options(model, objective.model))
+    return objective if pretrained is None else objective.with_pretrained_model(pretrained)
+
+
+def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Evaluation:
+    """Open a fine-tuned model and rows, to evaluate it.
 
     Its rows are those of a flag, else those of the run's `data.dev`, else those held out of the run's `data.source`.
 
@@ -88,41 +99,42 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     """
     pretrained = load_model(path)
     task = pretrained.objective
-    if not task.name:
+    if not task.is_task:
         raise UserError(
             f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, or "
             "--task FILE to evaluate it with prompts."
         )
-    stored = experiment_of(path, task)
-    preset = dataclasses.replace(stored, objective=task, data=dataclasses.replace(stored.data, source="", dev=""))
-    experiment = override(preset, list(flags), f"jaxlm evaluate {path}")
-    for old, _ in _changes(preset, experiment):
+    run = RunFolder.read(path)
+    stored = run.experiment or folder_experiment(task)
+    unchanged = dataclasses.replace(stored, objective=task, data=dataclasses.replace(stored.data, source="", dev=""))
+    experiment = override(unchanged, list(flags), f"jaxlm evaluate {path}")
+    for old, _ in _changes(unchanged, experiment):
         if not old.name.startswith(("data.", "objective.", "train.batch_size")):
             raise UserError(
                 f"{_flag(old)} has no effect here; only --data.…, --objective.… and --train.batch-size have one."
             )
-    _require_same_weights(preset, experiment, str(path))
+    _require_same_weights(unchanged, experiment, str(path))
     data = experiment.data
     if data.source and data.dev:
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     dev = data.source or data.dev or stored.data.dev
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
-    run = RunFolder.read(path)
-    if not dev and run.metadata.get("data") not in (None, data.open(pretrained.tokenizer).fingerprint):
+    for name in task.symbols:  # `open_session` would add those that the model was not trained with
+        pretrained.tokenizer.vocabulary.id(name)
+    objective = experiment.objective.with_models(load_model)
+    experiment = dataclasses.replace(experiment, objective=objective, data=data)
+    session = open_session(Resolved(experiment, pretrained), run)
+    rows = data.open(session.tokenizer)
+    if not dev and run.metadata.get("data") not in (None, rows.fingerprint):
         raise UserError(
             f"{data.source} is not divided as when {path} was trained on it, so rows that it has learnt from would be "
             "scored; give rows of their own with --data.source FILE."
         )
-    for name in task.symbols:  # `open_session` would add those that the model was not trained with
-        pretrained.tokenizer.vocabulary.id(name)
-    objective = experiment.objective.with_models(load_model)
-    return open_session(Resolved(dataclasses.replace(experiment, objective=objective, data=data), pretrained), run)
+    return Evaluation(session.objective, pretrained.params, rows, data, experiment.train.batch_size)
 
 
-def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
-    """Return the configuration of a run, or one for a Transformers folder: the task with its default form of rows."""
-    if (any_path(path) / "checkpoints").is_dir():
-        return load_config(any_path(path) / "config.json")
+def folder_experiment(task: Task) -> Experiment:
+    """Return the configuration to evaluate a Transformers folder: the task with its default form of rows."""
     length = task.model.max_length or 512
     data = dict(TASKS)[type(task)](length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
@@ -130,23 +142,15 @@ def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
 
 def require_command(experiment: Experiment, command: str, config: str) -> None:
     """Raise UserError unless `jaxlm COMMAND` trains the configuration, a task or pretraining."""
-    if experiment.data.command != command:
-        kind = "a task" if experiment.objective.name else "pretraining"
-        raise UserError(f"{config} is a configuration of {kind}; use `jaxlm {experiment.data.command}`.")
+    if experiment.command != command:
+        kind = "a task" if experiment.objective.is_task else "pretraining"
+        raise UserError(f"{config} is a configuration of {kind}; use `jaxlm {experiment.command}`.")
 
 
-def _as_text(task: Objective, max_target: int | None = None) -> TextToText:
-    """Return the text-to-text form of a task, whose answers have at most `max_target` tokens."""
-    if not task.name:
-        raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
-    longest = min(task.longest_text, max_target or task.longest_text)
-    return task if isinstance(task, TextToText) else TextToText(kind=task, max_target=longest)
-
-
-def _require_one_duration(preset: Experiment, experiment: Experiment, is_run: bool) -> None:
+def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run: bool) -> None:
     """Raise UserError if both a number of steps and the epochs or the share that determine it are given."""
     for part, share, number in (("train", "epochs", "steps"), ("optimizer", "warmup_share", "warmup_steps")):
-        old, new = getattr(preset, part), getattr(experiment, part)
+        old, new = getattr(unchanged, part), getattr(experiment, part)
         # The steps of a run were resolved when it began; a flag for the steps overrides a preset's epochs.
         is_resolved = getattr(new, share) == getattr(old, share) and (is_run or getattr(old, number) is None)
         if getattr(new, share) and getattr(new, number) is not None and not is_resolved:
@@ -159,9 +163,9 @@ def _require_one_duration(preset: Experiment, experiment: Experiment, is_run: bo
             )
 
 
-def _require_same_weights(preset: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
+def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
     """Raise UserError for a flag that changes a field on which the weights in the folder `path` depend."""
-    for old, _ in _changes(preset, experiment):
+    for old, _ in _changes(unchanged, experiment):
         if old.decides_weights() and old.name.startswith(prefix):
             raise UserError(f"the weights of {path} were trained with {_flag(old)} {old.value}; leave the flag out.")
 

@@ -28,7 +28,7 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
     # What the vocabulary and a task's rows decide is not known yet; `write_run` checks it.
-    if resolved.pretrained is None or (run.has_begun and not resolved.experiment.objective.name):
+    if resolved.pretrained is None or (run.has_begun and not resolved.experiment.objective.is_task):
         _check_configuration(run, resolved.experiment)
 
 
@@ -53,7 +53,7 @@ def _check_source(run: RunFolder, resolved: Resolved) -> None:
     if init_from is not None and run.steps and (source is None or real_path(source) != real_path(init_from)):
         raise UserError(
             f"{run.path} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
-            f"`jaxlm {run.experiment.data.command} {run.path}`, or choose another --run-dir."
+            f"`jaxlm {run.experiment.command} {run.path}`, or choose another --run-dir."
         )
 
 

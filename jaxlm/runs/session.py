@@ -33,7 +33,7 @@ class Session:
         run: State of the run's folder when it was opened; empty for a preset.
         tokenizer: The tokenizer; None if the vocabulary is a stand-in.
         constants: Arrays that the loss reads and that are not trained, on the host, or their shapes.
-        pretrained: The model that training begins with.
+        pretrained: The model that training begins with; after `with_rows` only the parameters that the objective uses.
         rows: The opened data; None before `with_rows`.
     """
 
@@ -69,19 +69,20 @@ class Session:
         )
         rows = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
-        objective = self.objective if pretrained is None else self.objective.prepare(rows, data)
+        objective = self.objective
+        if pretrained is not None:  # a run that is resumed has its labels and parameters in its folder
+            objective = objective.prepare(rows, data)
+            pretrained = dataclasses.replace(pretrained, params=objective.select_params(pretrained))
         objective = objective.bind(objective.vocabulary, length, rows.statistics)
-        objective.with_constants(self.constants)  # a teacher must know the labels
+        objective.with_constants(self.constants)  # raises if a teacher has other labels; the steps bind the arrays
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
-        warmup_steps = run.experiment.optimizer.warmup_steps if run.has_begun else None
-        if pretrained is not None:
-            objective.require_rows(rows, data)
-            pretrained = dataclasses.replace(pretrained, params=objective.select_params(pretrained))
-        experiment = with_steps(
-            dataclasses.replace(experiment, objective=objective), objective.num_examples(rows, length), warmup_steps
-        )
+        optimizer = experiment.optimizer
+        if run.has_begun and optimizer.warmup_steps is None:  # more steps do not change the warm-up that is done
+            optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)
+        experiment = dataclasses.replace(experiment, objective=objective, optimizer=optimizer)
+        experiment = with_steps(experiment, objective.num_examples(rows, length))
         return dataclasses.replace(self, experiment=experiment, pretrained=pretrained, rows=rows)
 
     def replace(self, **parts: Any) -> Self:
@@ -167,20 +168,19 @@ def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Token
 
 def require_model(experiment: Experiment) -> None:
     """Raise UserError for a task whose model is still to be given."""
-    if experiment.objective.name and experiment.objective.model == Model():
+    if experiment.objective.is_task and experiment.objective.model == Model():
         raise UserError(
             "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
             "preset."
         )
 
 
-def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int | None = None) -> Experiment:
-    """Replace None in `train.steps` and in `optimizer.warmup_steps`.
+def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
+    """Compute `train.steps` from the epochs, and `optimizer.warmup_steps` from its share of them, where they are None.
 
     Args:
         experiment: The experiment.
-        num_examples: Examples of an epoch.
-        warmup_steps: Warm-up steps of the run that is resumed; None for `warmup_share` of the steps.
+        num_examples: Examples of an epoch; 0 if they are not read, or for text.
 
     Raises:
         UserError: There is no number of steps, and no epochs or examples.
@@ -191,6 +191,5 @@ def with_steps(experiment: Experiment, num_examples: int = 0, warmup_steps: int 
             raise UserError("train.steps is None; give a number, or for a new run of a task train.epochs.")
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
     if optimizer.warmup_steps is None:
-        warmup_steps = round(optimizer.warmup_share * train.steps) if warmup_steps is None else warmup_steps
-        optimizer = dataclasses.replace(optimizer, warmup_steps=warmup_steps)
+        optimizer = dataclasses.replace(optimizer, warmup_steps=round(optimizer.warmup_share * train.steps))
     return dataclasses.replace(experiment, train=train, optimizer=optimizer)

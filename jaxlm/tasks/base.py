@@ -61,6 +61,7 @@ class Task(Objective):
     classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
+    is_task = True
     primary_metric = "task_loss"
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
@@ -161,10 +162,10 @@ class Task(Objective):
             raise UserError("--data.source is empty; give a file of rows to train on.")
         if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
             raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
-        return self.with_labels(_labelled(rows, data), data.class_names())
-
-    def require_rows(self, rows: LabelledSource, data: LabelledData) -> None:
-        require_classes(self, _labelled(rows, data), data)
+        # Held-out rows in a file of their own have no part in the labels.
+        labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
+        require_classes(self, labelled, data)
+        return self.with_labels(labelled, data.class_names())
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
         return row_remarks(self, rows, rows.examples("train", self, length), length)
@@ -334,11 +335,6 @@ class Task(Objective):
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(task: Task, params: Params, constants: Constants, batch: Arrays) -> Arrays:
     return task.with_constants(constants).predict(params, batch)
-
-
-def _labelled(rows: LabelledSource, data: LabelledData) -> list[Record]:
-    """Return the rows whose labels are those of the task."""
-    return rows.records["train"] + ([] if data.dev else rows.records["held_out"])
 
 
 def apply_head(head: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

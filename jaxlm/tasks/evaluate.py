@@ -16,8 +16,7 @@ from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 from jaxlm.tasks.base import Answer, Task
-from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.types import Report
+from jaxlm.types import Params, Report
 
 Result = dict[str, Any]
 """`task`, `metrics` by name, and `examples`, the number of rows; if there are any, also `unlabelled`, the number of
@@ -26,8 +25,22 @@ the task's details, such as `classes` and `confusion` (see `jaxlm.tasks.metrics.
 95 % confidence interval of each metric, with `groups`, the number of groups of rows that were resampled."""
 
 
+class Evaluation(NamedTuple):
+    """A fine-tuned model and the rows that it is evaluated on."""
+
+    task: Task
+    """The bound task."""
+    params: Params
+    rows: LabelledSource
+    """The opened rows; those held out are answered."""
+    data: LabelledData
+    """Configuration of the rows."""
+    batch_size: int
+    """Rows per batch."""
+
+
 class AnsweredRows(NamedTuple):
-    """Labelled rows with the answers of a model."""
+    """AnsweredRows of a model to rows."""
 
     task: Task
     records: Sequence[Record]
@@ -52,17 +65,12 @@ class AnsweredRows(NamedTuple):
 
 
 def evaluate(
-    task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int,
-    predictions: str | Path | None = None, resamples: int = 0, report: Report = print,
+    evaluation: Evaluation, predictions: str | Path | None = None, resamples: int = 0, report: Report = print
 ) -> Result:
-    """Return the metrics of a fine-tuned model on the held-out rows of `data`.
+    """Return the metrics of a fine-tuned model on held-out rows.
 
     Args:
-        task: The bound task.
-        params: Its parameters.
-        tokenizer: Its tokenizer.
-        data: The rows.
-        batch_size: Rows per batch.
+        evaluation: The model and the rows.
         predictions: File to write, one JSON object per row with `id`, `prediction`, `gold` and scores.
         resamples: Number of resamples for the confidence intervals of the metrics; 0 for none.
         report: Receives progress messages.
@@ -70,8 +78,9 @@ def evaluate(
     Raises:
         UserError: There are no rows, or a row cannot be read.
     """
+    task, data = evaluation.task, evaluation.data
     check_output(predictions, "--predictions", inputs=(data.source, data.dev))
-    found = answer_rows(task, params, tokenizer, data, batch_size, report)
+    found = answer_rows(evaluation, report)
     if predictions is not None and jax.process_index() == 0:
         write_predictions(predictions, [
             {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
@@ -134,12 +143,10 @@ def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Resu
     } | intervals(answered, resamples, other)
 
 
-def answer_rows(
-    task: Task, params: Any, tokenizer: Tokenizer, data: LabelledData, batch_size: int, report: Report = print
-) -> AnsweredRows:
-    """Return the answers of a fine-tuned model to the held-out rows of `data`; see `evaluate`."""
-    source = data.open(tokenizer, report)
-    records, skipped = source.records["held_out"], source.num_bad
+def answer_rows(evaluation: Evaluation, report: Report = print) -> AnsweredRows:
+    """Return the answers of a fine-tuned model to held-out rows; see `evaluate`."""
+    task, params, source, data, batch_size = evaluation
+    records, skipped = source.records["held_out"], source.num_bad["held_out" if data.dev else "train"]
     if not records:
         raise UserError("there are no rows to evaluate on; give --data.source FILE.")
     golds = [task.gold(record) for record in records]
@@ -148,7 +155,7 @@ def answer_rows(
     readable = [task.without_unseen_label(record) for record in records]
     unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
     if unseen:
-        source = LabelledSource(tokenizer, {"held_out": readable}, data.buckets)
+        source = LabelledSource(source.tokenizer, {"held_out": readable}, data.buckets)
     source.examples("held_out", task, data.length)
     if (unknown := source.unknown) and jax.process_index() == 0:
         report(unknown)

@@ -34,12 +34,12 @@ class _NewestAndBest:
 
     def __init__(self, keep: int, criterion: str) -> None:
         self.keep, self.criterion = keep, criterion
-        self.figures: Mapping[int, float] = {}
+        self.history: Mapping[int, float] = {}
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]  # in order of saving
-        figures = {step: self.figures[step] for step in steps if step in self.figures}
-        best = best_step(figures, self.criterion) if figures else None
+        history = {step: self.history[step] for step in steps if step in self.history}
+        best = best_step(history, self.criterion) if history else None
         return [step == best or step in steps[-self.keep:] for step in steps]
 
 
@@ -85,14 +85,14 @@ class Checkpoints:
         """Return the steps that have a checkpoint, oldest first."""
         return sorted(self.manager.all_steps())
 
-    def save(self, state: TrainState, step: int, metadata: dict[str, Any], figures: Mapping[int, float] = {}) -> None:
+    def save(self, state: TrainState, step: int, metadata: dict[str, Any], history: Mapping[int, float] = {}) -> None:
         """Start to write in the background, after waiting for a save that is still under way.
 
         Args:
             state: All of it is saved.
             step: Its step.
             metadata: What JSON can hold.
-            figures: The criterion's figure of every step that was evaluated.
+            history: The criterion's figure of every step that was evaluated.
 
         Raises:
             FloatingPointError: The state holds a number that is not finite; nothing was written.
@@ -102,7 +102,7 @@ class Checkpoints:
         numbers, finite = checksums(item)
         if not finite:
             raise FloatingPointError(f"the parameters or the optimizer's state of step {step:,} are not finite")
-        self._policy.figures = figures
+        self._policy.history = history
         self._save(step, item, metadata | {"checksums": numbers})
 
     def save_params(self, params: Any, metadata: dict[str, Any]) -> None:

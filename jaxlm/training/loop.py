@@ -52,12 +52,10 @@ def train(
         Stopped: A signal has stopped the run; its state has been saved.
     """
     t = program.train
-    first, evaluation = int(state.step), {}
-    best = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
-    if t.uses_best and not feed.has_held_out:
-        raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
-    if t.best_by and first not in best:  # finds a name that is no figure, before the steps
-        log.progress.note(evaluation_line(first, evaluate(program, state, feed), program, entropy, {}))
+    first, figures = int(state.step), {}
+    history = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
+    if t.uses_best and first not in history:
+        _check_criterion(program, state, feed, log, entropy)
     with (
         _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watchdog(log.clock, t.stall_seconds),
         profiled(t.profile_steps, checkpoints.folder.parent, log.progress.note) as profile,
@@ -65,57 +63,63 @@ def train(
         for step in range(first + 1, t.steps + 1):
             profile(step, state)
             state = run_step(program, state, batches, log, step, feed.change_at(step))
-            stopping = stop(step)
-            evaluating, saving = _due(t, step, stopping)
-            sampling = sampler is not None and step % t.sample_every == 0
-            if not evaluating and not saving and not sampling:
+            stop_signal = stop(step)
+            should_evaluate = _is_due(step, t.eval_every, t)
+            should_sample = sampler is not None and step % t.sample_every == 0
+            should_save = _is_due(step, t.checkpoint_every, t) or stop_signal or (should_evaluate and t.uses_best)
+            if not (should_evaluate or should_sample or should_save):
                 continue
             log.read_pending()
             with log.clock.during("evaluation"):
-                figures = evaluate(program, state, feed) if evaluating and feed.has_held_out else {}
+                figures = evaluate(program, state, feed) if should_evaluate and feed.has_held_out else {}
                 if not math.isfinite(figures.get("loss", 0.0)):
                     raise log.not_finite(step, "the held-out loss")
             log.write(step, figures)
             if figures:
-                evaluation, best[step] = figures, figures[t.criterion]
-                log.progress.note(evaluation_line(step, figures, program, entropy, best))
-            if sampling:
+                history[step] = figures[t.criterion]
+                log.progress.note(evaluation_line(step, figures, program, entropy, history))
+            if should_sample:
                 with log.clock.during("evaluation"):
                     log.write_samples(step, sampler(state.params))
-            if saving:
+            if should_save:
                 with log.clock.during("save"):
                     if log.writer:
                         log.writer.sync()
                     try:
-                        checkpoints.save(state, step, metadata | log.totals.state(), best)
+                        checkpoints.save(state, step, metadata | log.totals.state(), history)
                     except FloatingPointError:
                         raise log.not_finite(step, "the state") from None
-            if is_out_of_patience(best, t) and step < t.steps:
+            if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
-            if stopping and step < t.steps:
+            if stop_signal and step < t.steps:
                 with log.clock.during("save"):
                     checkpoints.wait()
                 log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
                 log.progress.note(str(log.clock))
-                raise Stopped(stopping)
+                raise Stopped(stop_signal)
         with log.clock.during("save"):
             checkpoints.wait()
-    if t.uses_best and best:
-        chosen = best_step(best, t.criterion)
-        log.progress.note(f"Best: step {chosen:,}, {t.criterion} {best[chosen]:.4f}; later commands read this one.")
+    if t.uses_best and history:
+        chosen = best_step(history, t.criterion)
+        log.progress.note(f"Best: step {chosen:,}, {t.criterion} {history[chosen]:.4f}; later commands read this one.")
     log.progress.note(str(log.clock))
-    return state, evaluation
+    return state, figures
 
 
 def run_step(
     program: Program, state: TrainState, batches: Iterator[Any], log: StepLog, step: int, change: str | None
 ) -> TrainState:
-    """Start `step` and return its state, before the device has computed it. A change of shapes is printed."""
+    """Start `step` and return its state, before the device has computed it; then print `change`, if there is one.
+
+    The first step of each shape is compiled, and this waits for its end, so that its time counts as compilation.
+    """
     clock = log.clock
     clock.switch("lost" if step <= clock.lost_until else "step")
     batch = log.next_batch(batches)
-    if change or not log.has_terms:
+    shapes = tuple(array.shape for array in jax.tree.leaves(batch))
+    if shapes not in log.compiled_shapes:
+        log.compiled_shapes.add(shapes)
         with clock.during("compilation"):
             state, terms = jax.block_until_ready(program.train_step(state, batch, program.constants))
     else:
@@ -126,12 +130,20 @@ def run_step(
     return state
 
 
-def _due(t: TrainConfig, step: int, stopping: int) -> tuple[bool, bool]:
-    """Return whether to evaluate and whether to save after `step`."""
-    evaluating = step == t.steps or bool(t.eval_every and step % t.eval_every == 0)
-    due = bool(t.checkpoint_every and step % t.checkpoint_every == 0)
-    saving = due or stopping > 0 or step == t.steps or (evaluating and t.uses_best)
-    return evaluating, saving
+def _is_due(step: int, every: int, t: TrainConfig) -> bool:
+    """Return whether `step` is a multiple of `every` or the last step; with 0 only the last step is."""
+    return step == t.steps or (every > 0 and step % every == 0)
+
+
+def _check_criterion(program: Program, state: TrainState, feed: Feed, log: StepLog, entropy: float) -> None:
+    """Raise UserError before the steps if nothing is held out, or if `train.best_by` is no figure of this run.
+
+    The names of the figures are those of an evaluation, which is printed.
+    """
+    if not feed.has_held_out:
+        raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
+    if program.train.best_by:
+        log.progress.note(evaluation_line(int(state.step), evaluate(program, state, feed), program, entropy, {}))
 
 
 def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float]:
@@ -148,7 +160,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
     figures = {"loss": totals.loss()} | totals.means()
-    if program.objective.name and name and not name.endswith("loss"):
+    if program.objective.is_task and name and not name.endswith("loss"):
         params = program.local_params(state.params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
@@ -157,25 +169,25 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
 
 
 def evaluation_line(
-    step: int, means: dict[str, float], program: Program, entropy: float, figures: Mapping[int, float]
+    step: int, figures: dict[str, float], program: Program, entropy: float, history: Mapping[int, float]
 ) -> str:
     """Return the printed line of an evaluation, the criterion or else the primary metric first.
 
     Args:
         step: Step of the evaluation.
-        means: Its figures.
+        figures: Its figures.
         program: The program of the run.
         entropy: Unigram entropy of the held-out text in nats.
-        figures: The criterion's figure of every evaluation so far.
+        history: The criterion's figure of every evaluation so far.
     """
     objective, t = program.objective, program.train
     name = t.best_by or objective.primary_metric
-    others = "  ".join(f"{key} {value:.4f}" for key, value in means.items() if key not in ("loss", name))
+    others = "  ".join(f"{key} {value:.4f}" for key, value in figures.items() if key not in ("loss", name))
     remark = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
-    if t.uses_best and figures:
-        best = best_step(figures, t.criterion)
-        remark += " (best so far)" if best == step else f" (best: {figures[best]:.4f} at step {best:,})"
-    return f"step {step:,}  held out: {name} {means.get(name, math.nan):.4f}{remark}  {others}"
+    if t.uses_best and history:
+        best = best_step(history, t.criterion)
+        remark += " (best so far)" if best == step else f" (best: {history[best]:.4f} at step {best:,})"
+    return f"step {step:,}  held out: {name} {figures.get(name, math.nan):.4f}{remark}  {others}"
 
 
 class StepLog:
@@ -207,13 +219,13 @@ class StepLog:
         self._count = 0
         """Updates before the newest step that was read: the optimizer counts no skipped ones."""
         self._pending: tuple[int, Terms] | None = None
-        self.has_terms = False
-        """Whether a step has been added."""
+        self.compiled_shapes: set[tuple[tuple[int, ...], ...]] = set()
+        """Shapes of the batches so far; the step is compiled for each."""
         self._clock_seconds, self._clock_step = clock.training_seconds(), first
 
     def add(self, step: int, terms: Terms) -> None:
         """Take the terms of a step that is still running, and read those of the step before."""
-        previous, self._pending, self.has_terms = self._pending, (step, terms), True
+        previous, self._pending = self._pending, (step, terms)
         if previous is not None:
             self._read(*previous)
             self.write(previous[0], {})

@@ -164,13 +164,13 @@ def evaluations(folder: epath.Path, name: str, up_to: int | None = None) -> dict
     return {line["step"]: line[f"eval_{name}"] for line in lines if up_to is None or line["step"] <= up_to}
 
 
-def best_step(figures: Mapping[int, float], name: str) -> int:
+def best_step(history: Mapping[int, float], name: str) -> int:
     """Return the first step with the best figure `name`: the lowest loss, or the highest of any other metric."""
-    return (min if name.endswith("loss") else max)(figures, key=figures.__getitem__)
+    return (min if name.endswith("loss") else max)(history, key=history.__getitem__)
 
 
-def is_out_of_patience(figures: Mapping[int, float], t: TrainConfig) -> bool:
+def is_out_of_patience(history: Mapping[int, float], t: TrainConfig) -> bool:
     """Return whether none of the last `t.patience` evaluations was the best; never with patience 0."""
-    if not t.patience or len(figures) <= t.patience:
+    if not t.patience or len(history) <= t.patience:
         return False
-    return best_step(figures, t.criterion) not in [*figures][-t.patience:]
+    return best_step(history, t.criterion) not in [*history][-t.patience:]

@@ -20,7 +20,7 @@ from jaxlm.inference.generate import Settings, continuations
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import resolve as resolution
 from jaxlm.runs.load import load_model, load_run
-from jaxlm.runs.resolve import experiment_of, resolve
+from jaxlm.runs.resolve import folder_experiment, resolve
 from jaxlm.runs.session import open_session
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
@@ -233,7 +233,14 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
     encoded.clear()
     flags = ["--sweep", "data.length=16,24"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "more", *flags) == 0
+    capsys.readouterr()
     assert encoded == [36, 4] * 2
+    # A file of held-out rows is encoded once too. The row without text is not one of its rows.
+    encoded.clear()
+    train = tmp_path / "train.tsv"
+    train.write_text(rows["classify"].read_text() + "\tyes\n")
+    assert finetune("classify", train, models("bert"), tmp_path / "dev", "--data.dev", str(rows["classify"])) == 0
+    assert encoded == [40, 40] and "skipped" not in result(capsys)
 
 
 @pytest.mark.slow
@@ -353,9 +360,8 @@ def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
 
 
 def test_a_transformers_folder_is_evaluated_in_small_batches(models):
-    path = models("bert")
-    task = Classification().with_pretrained_model(import_folder(path))
-    assert experiment_of(path, task).train.batch_size == 32
+    task = Classification().with_pretrained_model(import_folder(models("bert")))
+    assert folder_experiment(task).train.batch_size == 32
 
 
 def test_show_draws_examples(models, rows, capsys):

@@ -15,10 +15,9 @@ from jaxlm.config.presets import load_preset
 from jaxlm.data.labelled import EncodedExample, Record, good_rows
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
-from jaxlm.tasks import evaluate as evaluation
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.classification import Classification, TextRows
-from jaxlm.tasks.evaluate import evaluate
+from jaxlm.tasks.evaluate import Evaluation, answer_rows, evaluate
 from jaxlm.tasks.metrics import class_details
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.prompts import fill
@@ -299,7 +298,7 @@ def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     rows = read(data, tmp_path, file, text)
     for task in (kind(), TextToText(kind=kind())):
         with pytest.raises(UserError, match=message):
-            task.require_rows(SimpleNamespace(records={"train": rows, "held_out": []}), data)
+            task.prepare(SimpleNamespace(records={"train": rows, "held_out": []}), data)
     other = rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"] if kind is Tagging else "B"})
     require_classes(kind(), [rows[0], other], data)
     require_classes(MultipleChoice(), rows, data)  # has no classes
@@ -335,7 +334,7 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     task = type(kind.__name__, (Canned, kind), {})(labels=("x", "y"))
     task = dataclasses.replace(task, vocabulary=Vocabulary.stand_in(300))
     data = data(dev=str(tmp_path / "x.tsv"), length=16)
-    found = evaluate(task, {}, ByteTokenizer(), data, 4, tmp_path / "out.jsonl")
+    found = evaluate(Evaluation(task, {}, data.open(ByteTokenizer()), data, 4), tmp_path / "out.jsonl")
     assert found["metrics"]["accuracy"] == accuracy and found == found | counts
     details = {"classes", "confusion"} if kind is Classification else set()
     assert found.keys() == {"task", "metrics", *counts} | details
@@ -466,7 +465,8 @@ def test_the_share_of_unknown_words_in_rows(tmp_path, monkeypatch):
     assert opened("a b c d", "e f zebra h").summary.endswith(f"; {remark}")
     lines = []
     monkeypatch.setattr(Classification, "answers", lambda *arguments: [])
-    evaluation.answer_rows(task, None, tokenizer, TextRows(dev=str(tmp_path / "x.tsv"), length=16), 2, lines.append)
+    data = TextRows(dev=str(tmp_path / "x.tsv"), length=16)
+    answer_rows(Evaluation(task, {}, data.open(tokenizer), data, 2), lines.append)
     assert lines == [remark]
     with pytest.raises(UserError, match=r"every token is \[UNK\], such as 'zebra', 'yak'; choose a tokenizer"):
         _ = opened("zebra", "yak zebra").summary

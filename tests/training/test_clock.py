@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jaxlm.cli import main
 from jaxlm.training import clock
+from jaxlm.training.loop import run_step
 
 
 @pytest.fixture
@@ -31,6 +34,24 @@ def test_every_second_belongs_to_one_phase(now):
     }
     assert str(run) == "Goodput 85.0% of 100 s: step 85 s, compilation 8 s, save 5 s, startup 2 s"
     assert run.longest == 80 and run.training_seconds() == 93
+
+
+def test_the_first_step_of_each_shape_is_compilation():
+    """As of the length buckets of labelled rows, which come in any order and again."""
+    run, phases = clock.Clock(), []
+
+    def train_step(state, batch, constants):
+        phases.append(run.phase)
+        return state + 1, {}
+
+    program = SimpleNamespace(train_step=train_step, constants=())
+    log = SimpleNamespace(clock=run, compiled_shapes=set(), next_batch=next, add=lambda step, terms: None)
+    batches = iter([{"input_ids": np.zeros((2, length))} for length in (8, 8, 16, 8, 24, 16)])
+    state = 0
+    for step in range(1, 7):
+        state = run_step(program, state, batches, log, step, None)
+    assert state == 6 and run.phase == "step"
+    assert phases == ["compilation", "step", "compilation", "step", "compilation", "step"]
 
 
 @pytest.mark.slow
