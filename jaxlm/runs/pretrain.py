@@ -117,7 +117,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
         more = "steps" if first >= t.steps else "patience"
         report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1])
-    remarks = [*resume.schedule_remarks(run, experiment), *_kernel_remarks(program)]
+    remarks = [*resume.schedule_remarks(run, experiment), *kernel_remarks(program)]
     for line in [*remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
@@ -148,7 +148,7 @@ def _description(program: Program, feed: Feed) -> str:
     return f"{type(program.objective).__name__}: {program.size}, batches of {feed}, {kind}"
 
 
-def _kernel_remarks(program: Program) -> list[str]:
+def kernel_remarks(program: Program) -> list[str]:
     """Return what keeps a GPU from its fused attention, if anything does."""
     model, needed = program.objective.model, []
     if program.mesh.devices.flat[0].platform != "gpu" or getattr(model, "attention", "xla") == "xla":

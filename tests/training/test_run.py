@@ -6,15 +6,19 @@ import errno
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from jaxlm.cli import main
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
+from jaxlm.models.bert import Bert
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.load import load_run
+from jaxlm.runs.pretrain import kernel_remarks
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import (
     assert_same_arrays,
@@ -213,6 +217,19 @@ def test_a_mistake_leaves_the_folder_free(preset, tmp_path, capsys):
     refused(capsys, "pretrain", preset, "--run-dir", run, "--data.length", "64")  # more than the model's positions
     assert not list(tmp_path.glob("runs*"))
     assert main(["pretrain", str(preset), "--run-dir", str(run), "--train.steps", "1"]) == 0
+
+
+@pytest.mark.parametrize(("platform", "changes", "expected"), [
+    ("gpu", {"attention_dropout": 0.1, "dtype": "bfloat16"}, "needs --objective.model.attention-dropout 0, since"),
+    ("gpu", {"attention_dropout": 0.0, "dtype": "float32"}, "needs --objective.model.dtype bfloat16."),
+    ("gpu", {"attention_dropout": 0.0, "dtype": "bfloat16"}, ""), ("cpu", {"attention_dropout": 0.1}, ""),
+    ("gpu", {"attention_dropout": 0.1, "attention": "xla"}, ""),
+])
+def test_what_a_gpus_attention_needs_is_said(platform, changes, expected):
+    device, objective = SimpleNamespace(platform=platform), SimpleNamespace(model=Bert(**changes))
+    program = SimpleNamespace(objective=objective, mesh=SimpleNamespace(devices=np.array([device])))
+    remarks = kernel_remarks(program)
+    assert len(remarks) == bool(expected) and expected in "".join(remarks)
 
 
 def test_half_a_configuration_is_no_other_file(tmp_path, monkeypatch):
