@@ -35,7 +35,8 @@ def restore_or_init_state(*arguments):
 peaks = []
 steps, pretrain.train = pretrain.train, train
 state, pretrain.restore_or_init_state = pretrain.restore_or_init_state, restore_or_init_state
-sys.exit(main(["pretrain", "configs/bert_tiny.py", "--train.steps", "2", "--train.short-steps", "0", *sys.argv[1:]]))
+sys.exit(main(["pretrain", "configs/bert_tiny.py", "--train.steps", "2", "--train.short-steps", "0",
+               "--train.tracker", "none", *sys.argv[1:]]))
 """
 MEGABYTES = 1e6
 
