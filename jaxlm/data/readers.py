@@ -23,7 +23,7 @@ import os
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
 import typeguard
@@ -234,15 +234,28 @@ def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
-def require_columns(wanted: Iterable[str], found: Sequence[str], place: str, hint: str = "") -> None:
-    """Raise UserError for the first column that a row, a table or a dataset lacks."""
-    for name in wanted:
-        if name not in found:
-            shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
-            raise UserError(
-                f"{place}: there is no column {name!r}; it has {shown}. Choose columns with --data.text-field, "
-                f"--data.label-field ('': no labels) and so on, or in the prompt file{hint}."
-            )
+class Columns(NamedTuple):
+    """Columns to read of a table or of a dataset.
+
+    Attributes:
+        names: those that must be there.
+        advice: how to choose other ones, for messages.
+        optional: those that are read if they are there.
+    """
+
+    names: Sequence[str]
+    advice: str
+    optional: Sequence[str] = ()
+
+    def chosen(self, found: Sequence[str], place: str, hint: str = "") -> list[str]:
+        """Return the columns to read of those in `found`; raise UserError for the first one that is missing."""
+        for name in self.names:
+            if name not in found:
+                close = [each for each in found if each.casefold() == name.casefold()]
+                meant = f"perhaps {close[0]!r} is meant; " if close else ""
+                shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
+                raise UserError(f"{place}: there is no column {name!r}; {meant}it has {shown}. {self.advice}{hint}.")
+        return [*self.names, *(name for name in self.optional if name in found)]
 
 
 Row = TypeVar("Row", bound=NamedTuple)

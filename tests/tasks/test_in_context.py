@@ -237,7 +237,7 @@ def test_toml_and_tables(tmp_path):
     (tmp_path / "rows.tsv").write_text("good film\tpos\nbad film\tnagative\n")
     with pytest.raises(UserError, match="line 2: the answer 'nagative' is none of the labels neg, pos"):
         read_examples(task)
-    with pytest.raises(UserError, match=r"no column '3'; it has '1', '2'.* or in the prompt file"):
+    with pytest.raises(UserError, match=r"no column '3'; it has '1', '2'. Choose columns in the prompt file"):
         read_examples(dataclasses.replace(task, answer="3"))
 
 
