@@ -93,7 +93,8 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                     columns = _columns(text_field, entities_field)
                     fields = [""] if kind == "text" else [*columns.names, *columns.optional]
                     stats.append(json.dumps([name, *state, *fields]))
-                    reason = "" if state[0] else "empty"
+                    is_file = in_bucket(path) or os.path.isfile(path)
+                    reason = "" if state[0] else "empty" if is_file else "no regular file"
                 seen.add(name)
                 names[reason].append(os.path.basename(path))
                 if not reason:

@@ -84,6 +84,7 @@ def test_only_regular_files_are_text(folder):
     for source in (folder / "pipe.txt", folder / "device.jsonl"):
         with pytest.raises(UserError, match=told):
             open_corpus(str(source))
+    assert "left out: 2 no regular file (device.jsonl, pipe.txt)" in open_corpus(str(folder / "*[lt]")).remark
 
 
 def test_relative_paths(folder, monkeypatch):
