@@ -80,29 +80,37 @@ def _table_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
         unquoted = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
         dialect = {"delimiter": max(",;\t|", key=unquoted.count), "strict": True}
     table = csv.reader(itertools.chain([first], lines), **dialect)
-    names, line = [], 1
-    try:
-        for values in table:
-            place, line = f"{path}, line {line}", table.line_num + 1
-            if not values:
+    names: list[str] = []
+    while True:
+        line = table.line_num + 1
+        place = f"{path}, line {line}"
+        try:
+            values = next(table, None)
+        except csv.Error as error:
+            bad = UserError(
+                f"{place} cannot be split into columns ({error}); double the quotes within a column that begins with a "
+                "quote, end lines with a newline, or remove the line."
+            )
+            if not names or table.line_num > line:  # a quote that does not end has swallowed several lines
+                raise bad from error
+            yield bad
+            continue
+        if values is None:
+            return
+        if not values:
+            continue
+        if not names:
+            is_numbered = bool(columns.names) and all(name.isdecimal() for name in columns.names)
+            names = [str(number + 1) for number in range(len(values))] if is_numbered else values
+            chosen = columns.chosen(names, place, _UNNAMED)
+            if not is_numbered:
                 continue
-            if not names:
-                is_numbered = bool(columns.names) and all(name.isdecimal() for name in columns.names)
-                names = [str(number + 1) for number in range(len(values))] if is_numbered else values
-                chosen = columns.chosen(names, place, _UNNAMED)
-                if not is_numbered:
-                    continue
-            if len(values) != len(names):
-                has = f"{len(values)} column" + "s" * (len(values) != 1)
-                yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
-            else:
-                row = dict(zip(names, values, strict=True))
-                yield place, {name: row[name] for name in chosen}
-    except csv.Error as error:
-        raise UserError(
-            f"{path}, line {line} cannot be split into columns ({error}); double the quotes within a column that "
-            "begins with a quote, end lines with a newline, or remove the line."
-        ) from error
+        if len(values) != len(names):
+            has = f"{len(values)} column" + "s" * (len(values) != 1)
+            yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
+        else:
+            row = dict(zip(names, values, strict=True))
+            yield place, {name: row[name] for name in chosen}
 
 
 _READERS = {

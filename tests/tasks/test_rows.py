@@ -374,13 +374,16 @@ BAD_ROWS = {
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
     "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
                  ["line 3 has no label; fill it in", "line 4 has 1 column instead"]),
+    "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a" b,x\n"c",y\ne,"x', [
+        "line 4 cannot be split into columns (',' expected after '\"'); double the quotes", "line 6 cannot be split"]),
+    "carriage returns": (TextRows, "x.tsv", "text\tlabel\na\tx\nb\rc\ty\nd\ty\n", ["line 3 cannot be split"]),
 }
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
 def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
     kind, file, text, messages = BAD_ROWS[name]
-    (tmp_path / file).write_text(text)
+    (tmp_path / file).write_text(text, newline="")
     data = kind(source=str(tmp_path / file), held_out=0.0)
     with pytest.raises(UserError, match=rf"{file}: {len(messages)} of .* rows cannot be used") as error:
         data.open(ByteTokenizer(), print)
@@ -391,13 +394,10 @@ def test_bad_rows_are_named_together_or_left_out(name, tmp_path):
     assert len(opened.records["train"]) == 2 and f"; {len(messages) + num_null} left out, which" in opened.summary
 
 
-@pytest.mark.parametrize(("text", "place"), [
-    ('text,label\n"a,x\nb,y\nc,x\nd,"y"\n', 2), ('text,label\n"a ""b""",x\n"a" b,x\n', 3), ('text,label\ne,"x', 2),
-])
-def test_wrong_quotes_are_refused(text, place, tmp_path):
+def test_a_quote_that_swallows_lines_is_refused(tmp_path):
     """Otherwise --data.skip-bad-rows would lose any number of good rows."""
-    with pytest.raises(UserError, match=f"line {place} cannot be split into columns"):
-        read(TextRows(skip_bad_rows=True), tmp_path, "x.csv", text)
+    with pytest.raises(UserError, match="line 2 cannot be split into columns"):
+        read(TextRows(skip_bad_rows=True), tmp_path, "x.csv", 'text,label\n"a,x\nb,y\nc,x\nd,"y"\n')
 
 
 @pytest.mark.parametrize("file", ["x.csv", "x.jsonl"])
