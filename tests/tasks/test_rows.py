@@ -143,6 +143,8 @@ def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path)
     output = {"start": np.array([-9.0, 0, 0, 5]), "end": np.array([-9.0, 0, 0, 5]), "kind": np.eye(4)[kind]}
     answer = Answers(kinds=True, no_answer=True).answer(row, [(Example(0, {}, window), output)])
     assert answer == (prediction, {"best": "house", "null": -28.0})
+    nothing = Window(2, 0, np.zeros((0, 2), int), np.zeros(0, bool))
+    assert Answers().answer(row, [(Example(0, {}, nothing), output)]).prediction == ""
 
 
 CONLL = {
