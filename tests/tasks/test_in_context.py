@@ -263,7 +263,11 @@ def test_a_wrong_field_is_one_sentence(fields, words, prompt_file):
 
 def test_wrong_flags(bert, prompt_file, capsys):
     file = prompt_file(kind="pseudo-likelihood")
-    for flags, words in ((["--limit", "2"], "--limit is for prompts"), (["--task", file, "--limit", "-1"], "is -1")):
+    for flags, words in (
+        (["--limit", "2"], "--limit is for prompts"),
+        (["--task", file, "--limit", "-1"], "argument --limit: -1 is below 0; see `jaxlm evaluate --help`."),
+        (["--bootstrap", "-3"], "argument --bootstrap: -3 is below 0"),
+    ):
         assert main(["evaluate", bert[2], *flags]) == 2
         assert words in capsys.readouterr().err
 
