@@ -115,8 +115,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         )
     for name in task.symbols:  # `open_session` would add those that the model was not trained with
         pretrained.tokenizer.vocabulary.id(name)
-    objective = experiment.objective.with_models(load_model)
-    return open_session(Resolved(dataclasses.replace(experiment, objective=objective, data=data), pretrained), run)
+    return open_session(Resolved(dataclasses.replace(experiment, data=data), pretrained), run)
 
 
 def experiment_of(path: str | os.PathLike[str], task: Task) -> Experiment:
