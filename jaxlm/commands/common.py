@@ -45,9 +45,16 @@ def output_option(parser: argparse.ArgumentParser, flag: str, text: str) -> None
     parser.add_argument("--overwrite", action="store_true", help=f"let {flag} replace a file that is there already")
 
 
+def count(text: str) -> int:
+    """Return the value of an option that is a number from 0."""
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
+
+
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
-    parser.add_argument("--bootstrap", type=int, default=0, metavar="N",
+    parser.add_argument("--bootstrap", type=count, default=0, metavar="N",
                         help="resample groups of rows N times for 95 %% confidence intervals of the metrics (say 1000)")
 
 

@@ -15,7 +15,7 @@ import json
 import os
 from typing import Any
 
-from jaxlm.commands.common import Parser, bootstrap_option, output_option, standard_output, start_jax
+from jaxlm.commands.common import Parser, bootstrap_option, count, output_option, standard_output, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
     parser = Parser("jaxlm evaluate", __doc__)
     parser.add_argument("model", help="a run folder or a Transformers folder")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
-    parser.add_argument("--limit", type=int, default=0, help="rows of the prompts to use; 0 for all")
+    parser.add_argument("--limit", type=count, default=0, help="rows of the prompts to use; 0 for all")
     output_option(parser, "--predictions", "file for the answers, one JSON object a row")
     bootstrap_option(parser)
     parser.add_argument("--against", default=None, metavar="RUN_OR_HF_DIR", help="another model of the same task")
@@ -54,8 +54,6 @@ def main(arguments: list[str]) -> None:
                 raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
             if rest:
                 raise UserError(f"{rest[0]} cannot be combined with --task; set it in the task file.")
-            if options.limit < 0:
-                raise UserError(f"--limit is {options.limit}; give a number of rows, or 0 for all.")
             from jaxlm.tasks.in_context import run
 
             result = run(options.model, options.task, options.predictions or "", options.limit)

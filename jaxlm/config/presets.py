@@ -58,7 +58,8 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
         if not file.is_file():
             raise UserError(f"{path} does not exist: {file.parent} is not a jaxlm run folder.")
         value = json.loads(file.read_bytes())
-        if not isinstance(value, dict) or value.get("type") != Experiment.__name__:
+        value = value if isinstance(value, dict) else {}
+        if value.get("type") != Experiment.__name__:
             hint = ", but of a Transformers folder; `jaxlm import` makes a run of it" if "model_type" in value else ""
             raise UserError(f"{path} is no configuration of a jaxlm run{hint}.")
         refuse_links(file.parent)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from jaxlm.data.readers import BLOCK, require_columns
+from jaxlm.data.readers import BLOCK, Columns
 from jaxlm.errors import UserError
 from jaxlm.paths import reading
 
 _AT_ONCE = 64  # rows read together
 
 
-def parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def parquet_rows(path: str, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, {column: value}) of each row of a Parquet file.
 
     Raises:
@@ -26,13 +26,13 @@ def parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[str
     with reading(path), epath.Path(path).open("rb") as raw:
         # Unbuffered, the column of a group of rows is read whole: 300 MB more for a group of 400 MB.
         file = pyarrow.parquet.ParquetFile(raw, buffer_size=BLOCK, pre_buffer=False)
-        require_columns(columns or (), file.schema_arrow.names, path)
-        batches = file.iter_batches(_AT_ONCE, columns=columns, use_threads=False)
+        chosen = columns.chosen(file.schema_arrow.names, path)
+        batches = file.iter_batches(_AT_ONCE, columns=chosen, use_threads=False)
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
 
 
-def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(source: str, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, {column: value}) of each row of a dataset, which is mapped into memory.
 
     Raises:
@@ -42,7 +42,7 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str,
     yield from ((f"{source}, row {number}", row) for number, row in enumerate(data))
 
 
-def open_dataset(source: str, columns: Sequence[str] | None) -> Any:
+def open_dataset(source: str, columns: Columns) -> Any:
     """Open a dataset with the wanted columns; raise UserError as `read_rows`.
 
     NAME is a dataset of the Hugging Face hub, read from the cache or downloaded into it; a folder of
@@ -70,5 +70,4 @@ def open_dataset(source: str, columns: Sequence[str] | None) -> Any:
             f"{source} cannot be read ({reason}); check the name, the configuration and the split "
             "(hf:NAME:CONFIG:SPLIT), and that the dataset is in the cache of `datasets` or can be downloaded."
         ) from error
-    require_columns(columns or (), data.column_names, source)
-    return data if columns is None else data.select_columns(list(columns))
+    return data.select_columns(columns.chosen(data.column_names, source))

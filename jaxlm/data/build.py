@@ -30,7 +30,7 @@ from jaxlm.data.fingerprint import HeldOutRule, Part, Survey, TextHash, sentence
 from jaxlm.data.mentions import first_tokens
 from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.errors import UserError
-from jaxlm.paths import reading, write_whole
+from jaxlm.paths import in_bucket, reading, write_whole
 from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
 from jaxlm.types import Report
 
@@ -116,10 +116,10 @@ class StoreBuild:
             self.tokenize()
             try:
                 self._join()
-            except UserError:
+            except Exception:
                 if not store.is_finished(self.folder):  # else another build has finished it and removed the chunks
                     raise
-            with contextlib.suppress(FileNotFoundError):  # another build removes them too
+            with contextlib.suppress(OSError):  # another build removes them too
                 self._chunks.rmtree()
         return store.Store(self.folder)
 
@@ -198,9 +198,11 @@ class StoreBuild:
         """
         text, vocabulary, folder = self.text, self.tokenizer.vocabulary, epath.Path(self.folder)
         name = secrets.token_hex(8)  # two builds at once write arrays of their own, and the last manifest counts
+        # Beside the chunks, so that those of a killed build go with them; a bucket has no renaming.
+        writing = (folder if in_bucket(folder) else self._chunks) / name
         try:
             writers = {
-                split: _SplitWriter(str(folder / name / split), self._dtype, vocabulary.size, text.mentions > 0)
+                split: _SplitWriter(str(writing / split), self._dtype, vocabulary.size, text.mentions > 0)
                 for split in store.SPLITS
             }
             seen, entities, unknown = hashlib.sha256(), {}, {}
@@ -220,9 +222,15 @@ class StoreBuild:
                     "The text of --data.source changed while it was tokenised; run again when it is complete."
                 )
             parts = {split: writer.close() for split, writer in writers.items()}
+            if not in_bucket(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                writing = writing.rename(folder / name)
+                if store.is_finished(self.folder):  # another build may have removed some of these arrays
+                    writing.rmtree()
+                    return
         except BaseException:
             with contextlib.suppress(OSError):
-                (folder / name).rmtree()
+                writing.rmtree()
             raise
         manifest = {
             "format": store.FORMAT,

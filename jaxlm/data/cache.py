@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from safetensors.numpy import load, save
 
 from jaxlm.paths import DEFAULT_CACHE, any_path, in_bucket, reading, write_whole
 
@@ -29,7 +29,7 @@ def compilation_cache() -> str:
 def cached_arrays(
     kind: str, facts: Any, compute: Callable[[], dict[str, np.ndarray]], chosen: str = ""
 ) -> dict[str, np.ndarray]:
-    """Return arrays from the cache folder, where `compute` puts them first.
+    """Return arrays from the cache folder, where `compute` puts them first; on a disk they are mapped into memory.
 
     Args:
         kind: Folder of such arrays in the cache folder.
@@ -38,8 +38,20 @@ def cached_arrays(
         chosen: Cache folder of the configuration.
     """
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
-    file = cache_folder(chosen) / kind / f"{name}.safetensors"
-    if not file.exists():
-        write_whole(file, save(compute()))
-    with reading(os.fspath(file)):
-        return load(file.read_bytes())
+    folder = cache_folder(chosen) / kind / name
+    names = folder / "arrays.json"
+    if not names.exists():
+        arrays = compute()
+        for key, array in arrays.items():
+            file = io.BytesIO()
+            np.save(file, array)
+            write_whole(folder / f"{key}.npy", file.getvalue())
+        write_whole(names, json.dumps(list(arrays)).encode())  # last, which marks them as finished
+    with reading(os.fspath(folder)):
+        return {key: _load(folder / f"{key}.npy") for key in json.loads(names.read_text())}
+
+
+def _load(file: epath.Path) -> np.ndarray:
+    if in_bucket(file):
+        return np.load(io.BytesIO(file.read_bytes()))
+    return np.asarray(np.load(file, mmap_mode="r"))

@@ -24,7 +24,7 @@ from etils import epath
 from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.mentions import read_mentions
-from jaxlm.data.readers import Cutter, Piece, open_text, read_text, require_columns, suffix_of, text_of
+from jaxlm.data.readers import Columns, Cutter, Piece, open_text, read_text, suffix_of, text_of
 from jaxlm.data.rows import kind_of, read_rows
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, in_bucket, reading, real_path
@@ -77,7 +77,7 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
     for item in dict.fromkeys(items):
         if item == "python-docs" or item.startswith(_DATASETS):
             parts.append(item)
-            stats.extend(_dataset_state(item, text_field))
+            stats.extend(_dataset_state(item, _columns(text_field, entities_field)))
         else:
             with reading(item):
                 files = _files(item)
@@ -90,9 +90,11 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                 else:
                     with reading(path):
                         state = file_state(path)
-                    fields = [text_field, entities_field] if entities_field else [text_field]
-                    stats.append(json.dumps([name, *state, *([""] if kind == "text" else fields)]))
-                    reason = "" if state[0] else "empty"
+                    columns = _columns(text_field, entities_field)
+                    fields = [""] if kind == "text" else [*columns.names, *columns.optional]
+                    stats.append(json.dumps([name, *state, *fields]))
+                    is_file = in_bucket(path) or os.path.isfile(path)
+                    reason = "" if state[0] else "empty" if is_file else "no regular file"
                 seen.add(name)
                 names[reason].append(os.path.basename(path))
                 if not reason:
@@ -107,7 +109,7 @@ def read_documents(source: str, text_field: str, entities_field: str = "") -> It
     Args:
         source: The file or dataset (see `jaxlm.data.rows.read_rows`).
         text_field: Column of the text, except in files of text.
-        entities_field: Column of the mentions; "" to read none.
+        entities_field: Column of the mentions, which tables lack; "" to read none.
     """
     cutter = Cutter()
     if source == "python-docs":
@@ -118,29 +120,33 @@ def read_documents(source: str, text_field: str, entities_field: str = "") -> It
         with open_text(source) as stream:
             yield from read_text(stream, cutter)
         return
-    for row in read_rows(source, None if entities_field else [text_field]):
+    for row in read_rows(source, _columns(text_field, "" if kind_of(source) == "table" else entities_field)):
         if isinstance(row, UserError):
             raise row
         place, values = row
-        require_columns([text_field], list(values), place)
         value = "" if values[text_field] is None else values[text_field]
         text = replace_surrogates(text_of(value, place, text_field, others=()))
         mentions = read_mentions(values.get(entities_field), text, place, entities_field)
         yield from cutter.document(text, mentions)
 
 
-def _dataset_state(source: str, text_field: str) -> list[str]:
+def _columns(text_field: str, entities_field: str) -> Columns:
+    advice = "Choose the column of the text with --data.text-field"
+    return Columns([text_field], advice, [entities_field] if entities_field else [])
+
+
+def _dataset_state(source: str, columns: Columns) -> list[str]:
     """Return the state of the files of a dataset, equal if the dataset is unchanged."""
     if source == "python-docs":
         return [f"python-docs of Python {sys.version}"]
     if source.startswith("tfds:"):
         builder, data = tfds_source.open_dataset(source)
-        require_columns([text_field], list(builder.info.features), source)
+        columns.chosen(list(builder.info.features), source)
         files = sorted(str(file) for file in builder.data_path.iterdir() if not file.is_dir())
     else:
-        data = arrow_source.open_dataset(source, [text_field])
+        data = arrow_source.open_dataset(source, columns)
         files = [file["filename"] for file in data.cache_files]
-    facts = [source, text_field, len(data)]
+    facts = [source, *columns.names, *columns.optional, len(data)]
     return [json.dumps(facts), *(json.dumps([file, *file_state(file)]) for file in files)]
 
 

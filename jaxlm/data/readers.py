@@ -15,7 +15,6 @@ names the likely encoding.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import itertools
 import json
@@ -24,10 +23,11 @@ import os
 import types
 import typing
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
 import typeguard
+import zstandard
 from etils import epath
 
 from jaxlm.data.mentions import Mentions, within
@@ -42,7 +42,12 @@ KINDS = {
     ".csv": "table", ".tsv": "table", ".parquet": "parquet",
 }
 """Kinds of the files of a corpus by their suffixes."""
-_COMPRESSED = (".gz", ".xz", ".zst")
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lzma.LZMADecompressor,
+    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+_COMPRESSED = 1 << 13  # compressed bytes per read; decompressed, they may grow a thousandfold
 _CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5"]
 """Encodings that text files have beside UTF-8."""
 _KINDS = {
@@ -121,7 +126,7 @@ class Cutter:
 def suffix_of(path: str) -> str:
     """Return the suffix of a file in lower case, before .gz, .xz or .zst."""
     name, suffix = os.path.splitext(path.lower())
-    return os.path.splitext(name)[1] if suffix in _COMPRESSED else suffix
+    return os.path.splitext(name)[1] if suffix in _DECOMPRESSORS else suffix
 
 
 def read_lines(path: str) -> Iterator[tuple[str, str]]:
@@ -152,9 +157,7 @@ def open_text(path: str) -> Iterator[TextIO]:
                 f"{path} is not UTF-8 text (its likely encoding: {likely}); convert it (`iconv -f {likely} -t UTF-8 "
                 "FILE > NEW`) or leave it out."
             ) from error
-        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-            if getattr(error, "errno", None) is not None:  # of the file system, not of its contents
-                raise
+        except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
             raise UserError(
                 f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of "
                 "--data.source."
@@ -173,16 +176,41 @@ def _likely_encoding(data: bytes) -> str:
 
 def _decompressed(raw: BinaryIO, path: str) -> Any:
     """Return a reader of the decompressed bytes that raises an exception for a truncated file."""
-    name = path.lower()
-    if name.endswith(".gz"):
-        return gzip.GzipFile(fileobj=raw)
-    if name.endswith(".xz"):
-        return lzma.LZMAFile(raw)
-    if name.endswith(".zst"):
-        import pyarrow  # slow to import and rarely needed; the package zstandard takes a truncated file for a short one
+    decompressor = _DECOMPRESSORS.get(os.path.splitext(path.lower())[1])
+    return _Streams(raw, decompressor) if decompressor else raw
 
-        return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
-    return raw
+
+class _Streams(io.RawIOBase):
+    """Reader of consecutive compressed streams, with zeros between them.
+
+    The libraries' own readers take a truncated zstd file for a short one, and a damaged second .xz stream for the end.
+    """
+
+    def __init__(self, raw: BinaryIO, decompressor: Callable[[], Any]) -> None:
+        self._raw, self._decompressor = raw, decompressor
+        self._stream: Any = None
+        self._data = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._data:
+            is_over = self._stream is None or self._stream.eof
+            compressed = self._stream.unused_data if self._stream and is_over else b""
+            compressed = compressed or self._raw.read(_COMPRESSED)
+            if not compressed:
+                if not is_over:
+                    raise EOFError("the compressed file ends before its end-of-stream marker")
+                return 0
+            if is_over:
+                compressed = compressed.lstrip(b"\0")
+                self._stream = self._decompressor() if compressed else None
+            if compressed:
+                self._data = memoryview(self._stream.decompress(compressed))
+        size = min(len(buffer), len(self._data))
+        buffer[:size], self._data = self._data[:size], self._data[size:]
+        return size
 
 
 def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
@@ -206,15 +234,28 @@ def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
-def require_columns(wanted: Iterable[str], found: Sequence[str], place: str, hint: str = "") -> None:
-    """Raise UserError for the first column that a row, a table or a dataset lacks."""
-    for name in wanted:
-        if name not in found:
-            shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
-            raise UserError(
-                f"{place}: there is no column {name!r}; it has {shown}. Choose columns with --data.text-field, "
-                f"--data.label-field ('': no labels) and so on, or in the prompt file{hint}."
-            )
+class Columns(NamedTuple):
+    """Columns to read of a table or of a dataset.
+
+    Attributes:
+        names: those that must be there.
+        advice: how to choose other ones, for messages.
+        optional: those that are read if they are there.
+    """
+
+    names: Sequence[str]
+    advice: str
+    optional: Sequence[str] = ()
+
+    def chosen(self, found: Sequence[str], place: str, hint: str = "") -> list[str]:
+        """Return the columns to read of those in `found`; raise UserError for the first one that is missing."""
+        for name in self.names:
+            if name not in found:
+                close = [each for each in found if each.casefold() == name.casefold()]
+                meant = f"perhaps {close[0]!r} is meant; " if close else ""
+                shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
+                raise UserError(f"{place}: there is no column {name!r}; {meant}it has {shown}. {self.advice}{hint}.")
+        return [*self.names, *(name for name in self.optional if name in found)]
 
 
 Schema = TypeVar("Schema", bound=NamedTuple)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from jaxlm.data import arrow_source, tfds_source
-from jaxlm.data.readers import KINDS, LONGEST_LINE, json_object, read_lines, require_columns, suffix_of
+from jaxlm.data.readers import KINDS, LONGEST_LINE, Columns, json_object, read_lines, suffix_of
 from jaxlm.errors import UserError
 
 Row = tuple[str, dict[str, Any]]
@@ -24,19 +24,19 @@ def kind_of(source: str) -> str | None:
     return dataset if dataset in ("tfds", "hf") else KINDS.get(suffix_of(source))
 
 
-def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
+def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
     """Return the rows of a file or of a dataset, and an error in place of each row that cannot be read.
 
     Args:
         source: `tfds:NAME` (see `tfds_source.read_rows`), `hf:NAME` (see `arrow_source.read_rows`), JSON lines (where
             "question.stem" is a field of a field), .parquet, .csv, or .tsv and .txt (see `_table_rows`).
-        columns: The columns to read; None for all.
+        columns: The columns to read.
 
     Raises:
         UserError: The source cannot be read, or a column is missing.
     """
     kind = "json" if suffix_of(source) == ".json" else kind_of(source)
-    if "" in (columns or ()):
+    if "" in columns.names:
         raise UserError(f"{source}: the name of a column is empty; set --data.text-field and the other column flags.")
     if kind is None:
         raise UserError(
@@ -46,26 +46,27 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[Row | User
     return _READERS[kind](source, columns)
 
 
-def _json_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
+def _json_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
     for place, line in read_lines(path):
         if line.strip():
             try:
                 row = json_object(line, place)
-                yield place, row if columns is None else {name: _field(row, name, place) for name in columns}
+                found = {name: _field(row, name, place, columns) for name in columns.names}
+                yield place, found | {name: row[name] for name in columns.optional if name in row}
             except UserError as error:
                 yield error
 
 
-def _field(row: dict[str, Any], name: str, place: str) -> Any:
+def _field(row: dict[str, Any], name: str, place: str, columns: Columns) -> Any:
     value: Any = row
     for part in [name] if name in row else name.split("."):
         if not isinstance(value, dict) or part not in value:
-            require_columns([name], list(row), place)
+            columns._replace(names=[name]).chosen(list(row), place)
         value = value[part]
     return value
 
 
-def _table_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | UserError]:
+def _table_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
     """Yield the rows of a table.
 
     A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
@@ -79,30 +80,37 @@ def _table_rows(path: str, columns: Sequence[str] | None) -> Iterator[Row | User
         unquoted = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
         dialect = {"delimiter": max(",;\t|", key=unquoted.count), "strict": True}
     table = csv.reader(itertools.chain([first], lines), **dialect)
-    names, line = [], 1
-    try:
-        for values in table:
-            place, line = f"{path}, line {line}", table.line_num + 1
-            if not values:
+    names: list[str] = []
+    while True:
+        line = table.line_num + 1
+        place = f"{path}, line {line}"
+        try:
+            values = next(table, None)
+        except csv.Error as error:
+            bad = UserError(
+                f"{place} cannot be split into columns ({error}); double the quotes within a column that begins with a "
+                "quote, end lines with a newline, or remove the line."
+            )
+            if not names or table.line_num > line:  # a quote that does not end has swallowed several lines
+                raise bad from error
+            yield bad
+            continue
+        if values is None:
+            return
+        if not values:
+            continue
+        if not names:
+            is_numbered = bool(columns.names) and all(name.isdecimal() for name in columns.names)
+            names = [str(number + 1) for number in range(len(values))] if is_numbered else values
+            chosen = columns.chosen(names, place, _UNNAMED)
+            if not is_numbered:
                 continue
-            if not names:
-                is_numbered = bool(columns) and all(name.isdecimal() for name in columns)
-                names = [str(number + 1) for number in range(len(values))] if is_numbered else values
-                columns = names if columns is None else columns
-                require_columns(columns, names, place, _UNNAMED)
-                if not is_numbered:
-                    continue
-            if len(values) != len(names):
-                has = f"{len(values)} column" + "s" * (len(values) != 1)
-                yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
-            else:
-                row = dict(zip(names, values, strict=True))
-                yield place, {name: row[name] for name in columns}
-    except csv.Error as error:
-        raise UserError(
-            f"{path}, line {line} cannot be split into columns ({error}); double the quotes within a column that "
-            "begins with a quote, end lines with a newline, or remove the line."
-        ) from error
+        if len(values) != len(names):
+            has = f"{len(values)} column" + "s" * (len(values) != 1)
+            yield UserError(f"{place} has {has} instead of {len(names)}; fix or remove the line.")
+        else:
+            row = dict(zip(names, values, strict=True))
+            yield place, {name: row[name] for name in chosen}
 
 
 _READERS = {

@@ -132,13 +132,15 @@ class TextData(Data):
     def _survey(self, corpus: Corpus, report: Report) -> Survey:
         """Return the survey of a text, which is cached under the state of its files."""
         remembered = cache_folder(self.cache_dir) / "sources" / f"{corpus.stamp[:20]}.json"
-        if not remembered.exists():
+        try:
+            return Survey(**json.loads(remembered.read_text()))
+        except (OSError, ValueError, TypeError):  # there is none, or a damaged one
             report(f"Reading {corpus.source}")
-            text = survey(*(part() for part in corpus.parts))
-            if text.documents == 0:
-                raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
-            write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
-        return Survey(**json.loads(remembered.read_text()))
+        text = survey(*(part() for part in corpus.parts))
+        if text.documents == 0:
+            raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
+        write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
+        return text
 
     def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.data.readers import require_columns
+from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 
 _AT_ONCE = 64  # records read together
 
 
-def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(source: str, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, {column: value}) of each record, where place is "SOURCE, record N".
 
     A text becomes str, a sequence becomes a list, and a class number becomes the name of the class, or None for -1
@@ -25,8 +25,8 @@ def read_rows(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str,
         UserError: The dataset cannot be read or lacks a column.
     """
     builder, data = open_dataset(source)
-    require_columns(columns or (), list(builder.info.features), source)
-    names = {column: class_names(source, column) for column in columns or builder.info.features}
+    chosen = columns.chosen(list(builder.info.features), source)
+    names = {column: class_names(source, column) for column in chosen}
     for start in range(0, len(data), _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, len(data)))
         for number, record in zip(numbers, data.__getitems__(list(numbers)), strict=True):

@@ -312,3 +312,5 @@ def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:
             raise UserError(f"{which} is empty; give at least one token.")
         if len(prompt) > MAX_TOKENS:
             raise UserError(f"{which} has {len(prompt)} tokens; give at most {MAX_TOKENS}.")
+        if wrong := [i for i in prompt if not 0 <= i < vocabulary.size]:
+            raise UserError(f"the id {wrong[0]} in {which} is not in {vocabulary.name} (0 to {vocabulary.size - 1}).")

@@ -32,6 +32,8 @@ class MeshConfig:
         """Return the axis sizes for this number of devices; UserError unless their product equals it."""
         sizes = (self.data, self.fsdp, self.tensor)
         try:
+            if min(sizes) < -1:  # numpy takes it for -1
+                raise ValueError
             return np.empty(devices).reshape(sizes).shape  # one size may be -1
         except ValueError:
             raise UserError(

@@ -50,7 +50,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     session = open_session(Resolved(experiment), run, for_inference=True)
     # The attention kernel was chosen for the machine that trained the model.
     model = session.objective.model.with_execution(attention="auto")
-    objective = dataclasses.replace(session.objective, model=model)
+    objective = dataclasses.replace(session.objective, model=model).with_models(load_model)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train

@@ -121,8 +121,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
     for name in task.symbols:  # `open_session` would add those that the model was not trained with
         pretrained.tokenizer.vocabulary.id(name)
-    objective = experiment.objective.with_models(load_model)
-    experiment = dataclasses.replace(experiment, objective=objective, data=data)
+    experiment = dataclasses.replace(experiment, data=data)
     session = open_session(Resolved(experiment, pretrained), run)
     rows = data.open(session.tokenizer)
     if not dev and run.metadata.get("data") not in (None, rows.fingerprint):

@@ -382,8 +382,10 @@ def best_span(
 ) -> tuple[float, int, int]:
     """Return score, start and end of the best span of at most `longest` tokens among the likeliest starts and ends.
 
-    The start must have its most context in this window.
+    The start must have its most context in this window. The score is -inf if there is no span.
     """
+    if not len(starts):  # a passage without tokens
+        return -np.inf, 0, 0
     first, last = np.argsort(-starts)[:BEST, None], np.argsort(-ends)[:BEST]
     is_span = is_best[first] & (first <= last) & (last < first + longest)
     scores = np.where(is_span, starts[first] + ends[last], -np.inf)

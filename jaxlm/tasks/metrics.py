@@ -8,7 +8,6 @@ import math
 import re
 import string
 import unicodedata
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -44,13 +43,16 @@ def class_metrics(predictions: Sequence[str], gold: Sequence[str], labels: Seque
 
     F1 is that of the second of two labels, as in GLUE, or the mean over more labels that are predicted or gold (macro).
     """
-    known = {*labels, *gold}
-    predictions = [label if label in known else "" for label in predictions]
-    scored = labels[1:] if len(labels) == 2 else sorted(known & {*predictions, *gold})
-    _, _, f1, _ = _scikit_learn("precision_recall_fscore_support", gold, predictions, labels=scored, zero_division=0)
+    names = list(dict.fromkeys([*labels, *gold]))
+    table = _confusion(predictions, gold, names).astype(float)
+    hits, own, theirs = np.diag(table), table.sum(axis=0), table.sum(axis=1)
+    is_scored = np.arange(len(own)) == 1 if len(labels) == 2 else own + theirs > 0
+    is_scored[-1] = False
+    f1 = _shares(hits, own, theirs)[2][is_scored]
+    spread = (len(gold) ** 2 - own @ own) * (len(gold) ** 2 - theirs @ theirs)
     return {
-        "accuracy": accuracy(predictions, gold), "f1": float(np.mean(f1)),
-        "matthews": float(_scikit_learn("matthews_corrcoef", gold, predictions)),
+        "accuracy": accuracy(predictions, gold), "f1": float(f1.sum() / max(1, len(f1))),
+        "matthews": float((len(gold) * hits.sum() - own @ theirs) / np.sqrt(spread)) if spread > 0 else 0.0,
     }
 
 
@@ -62,23 +64,26 @@ def class_details(predictions: Sequence[str], gold: Sequence[str], labels: Seque
     any rows to divide by is 0.
     """
     names = [*labels, *sorted(set(gold).difference(labels), key=label_order)]
-    table = _scikit_learn("confusion_matrix", gold, predictions, labels=names).tolist()
-    figures = _scikit_learn("precision_recall_fscore_support", gold, predictions, labels=names, zero_division=0)
+    table = _confusion(predictions, gold, names)[:-1]
+    figures = _shares(np.diag(table), table.sum(axis=0)[:-1], table.sum(axis=1))
     classes = {
-        name: {"precision": round(float(precision), 6), "recall": round(float(recall), 6), "f1": round(float(f1), 6),
-               "rows": int(rows)}
-        for name, precision, recall, f1, rows in zip(names, *figures, strict=True)
+        name: dict(zip(("precision", "recall", "f1"), values.round(6).tolist(), strict=True)) | {"rows": int(rows)}
+        for name, values, rows in zip(names, figures.T, table.sum(axis=1), strict=True)
     }
-    return {"classes": classes, "confusion": table}
+    return {"classes": classes, "confusion": table[:, :-1].tolist()}
 
 
-def _scikit_learn(metric: str, gold: Sequence[str], predictions: Sequence[str], **options: Any) -> Any:
-    """Return a metric of scikit-learn, without its warnings about few rows or few classes."""
-    import sklearn.metrics  # which pretraining does not need
+def _confusion(predictions: Sequence[str], gold: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Return how often each name is gold (row) and predicted (column), int; the last of both stands for others."""
+    numbers = {name: number for number, name in enumerate(names)}
+    size = len(names) + 1
+    own, theirs = (np.array([numbers.get(label, size - 1) for label in each], int) for each in (predictions, gold))
+    return np.bincount(theirs * size + own, minlength=size**2).reshape(size, size)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return getattr(sklearn.metrics, metric)(gold, predictions, **options)
+
+def _shares(hits: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return precision, recall and F1, given how often labels are right, predicted and gold; 0 instead of 0 / 0."""
+    return np.stack([hits / np.maximum(own, 1), hits / np.maximum(theirs, 1), 2 * hits / np.maximum(own + theirs, 1)])
 
 
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -205,13 +210,16 @@ def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relati
     all rows together without `no_relation`, which is no answer (TACRED); where nothing is predicted, that precision is
     1, as in the official scorer.
     """
-    relations = sorted({*predictions, *golds} - {no_relation})
-    figures = {"macro_": {"average": "macro"}, "micro_": {"average": "micro", "labels": relations}}
-    found = {"accuracy": accuracy(predictions, golds)}
-    for prefix, options in figures.items():
-        *values, _ = _scikit_learn("precision_recall_fscore_support", golds, predictions, zero_division=0, **options)
-        found |= dict(zip((f"{prefix}precision", f"{prefix}recall", f"{prefix}f1"), map(float, values), strict=True))
-    return found if set(predictions) - {no_relation} else found | {"micro_precision": 1.0}
+    names = sorted({*predictions, *golds})
+    table = _confusion(predictions, golds, names)[:-1, :-1]
+    counts = np.stack([np.diag(table), table.sum(axis=0), table.sum(axis=1)])
+    means = _shares(*counts).sum(axis=1) / max(1, len(names))
+    hits, own, theirs = counts[:, [name != no_relation for name in names]].sum(axis=1)
+    return {
+        "accuracy": accuracy(predictions, golds),
+        **dict(zip(("macro_precision", "macro_recall", "macro_f1"), means.tolist(), strict=True)),
+        **_precision_recall("micro_", hits / own if own else 1.0, hits / max(1, theirs)),
+    }
 
 
 def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from jaxlm.data.corpus import read_documents
-from jaxlm.data.readers import texts_of
+from jaxlm.data.readers import Columns, texts_of
 from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, check_types, field
@@ -190,7 +190,7 @@ def read_examples(task: PromptTask, limit: int = 0) -> list[PromptRow]:
 
 def _rows(task: PromptTask, path: str) -> Iterator[TableRow]:
     if kind_of(path) != "text" or task.kind in METRICS:
-        for row in read_table(path, task.columns):
+        for row in read_table(path, Columns(task.columns, "Choose columns in the prompt file")):
             if isinstance(row, UserError):
                 raise row
             yield row

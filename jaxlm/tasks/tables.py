@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
-from jaxlm.data.readers import LABELS, text_of, texts_of
+from jaxlm.data.readers import LABELS, Columns, text_of, texts_of
 from jaxlm.data.rows import read_rows
 from jaxlm.errors import UserError
 
@@ -59,7 +59,9 @@ class TableData(LabelledData):
         raise NotImplementedError
 
     def read(self, path: str) -> Iterator[Record | UserError]:
-        for number, row in enumerate(read_table(path, [*self.columns(), *filter(None, [self.id_field])])):
+        advice = f"Choose columns with --data.text-field, {self.label_flag} ('': no labels) and so on"
+        columns = Columns([*self.columns(), *filter(None, [self.id_field])], advice)
+        for number, row in enumerate(read_table(path, columns)):
             yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
 
     def _record(self, number: int, row: TableRow) -> Record:
@@ -67,7 +69,7 @@ class TableData(LabelledData):
         return Record(name, row.place, *self.record(row))
 
 
-def read_table(path: str, columns: Sequence[str] | None) -> Iterator[TableRow | UserError]:
-    """Read the wanted columns of each row as `jaxlm.data.rows.read_rows` does; None for all."""
+def read_table(path: str, columns: Columns) -> Iterator[TableRow | UserError]:
+    """Read the wanted columns of each row as `jaxlm.data.rows.read_rows` does."""
     for row in read_rows(path, columns):
         yield row if isinstance(row, UserError) else TableRow(*row)

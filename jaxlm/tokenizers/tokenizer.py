@@ -131,6 +131,8 @@ class Tokenizer:
             UserError: there is no tokenizer at `path`, it is damaged or of an unknown kind, or it is a SentencePiece
                 model that an export would not reproduce.
         """
+        if not os.fspath(path):  # which would be the working directory
+            raise UserError("data.tokenizer is empty; leave the flag out for its default.")
         with reading(path):
             return cls(files.read(any_path(path)))
 

@@ -68,6 +68,10 @@ def test_a_run_folders_configuration_is_checked_too(tmp_path):
     path.write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="but of a Transformers folder; `jaxlm import` makes a run of it"):
         load_config(path)
+    for text in ("5", "null", '["model_type"]'):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"^{path} is no configuration of a jaxlm run\\.$"):
+            load_config(path)
 
 
 @pytest.mark.parametrize("levels", [500, 900, 100_000])  # too many for jaxlm, for the JSON parser

@@ -15,6 +15,7 @@ from etils import epath
 from jaxlm.data.corpus import open_corpus
 from jaxlm.data.fingerprint import survey
 from jaxlm.data.python_docs import documents as python_documents
+from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.tasks.tables import read_table
 
@@ -83,6 +84,7 @@ def test_only_regular_files_are_text(folder):
     for source in (folder / "pipe.txt", folder / "device.jsonl"):
         with pytest.raises(UserError, match=told):
             open_corpus(str(source))
+    assert "left out: 2 no regular file (device.jsonl, pipe.txt)" in open_corpus(str(folder / "*[lt]")).remark
 
 
 def test_relative_paths(folder, monkeypatch):
@@ -214,7 +216,7 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
                 (survey(corpus.pieces()) for corpus in corpora.values())}
     assert facts[1:] == (len(ROWS) - 1, 1)
     assert len({corpus.stamp for corpus in corpora.values()}) == len(corpora)
-    rows = {name: [row.text("text") for row in read_table(name, ["text"])] for name in corpora}
+    rows = {name: [row.text("text") for row in read_table(name, Columns(["text"], ""))] for name in corpora}
     assert all(found == ROWS for found in rows.values())  # a task reads the same rows
 
 
@@ -235,6 +237,28 @@ def test_columns_of_tables_and_datasets(tables):
     (tables / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"bad.parquet cannot be read"):
         texts(tables / "bad.parquet")
+
+
+def test_mentions_are_an_optional_column(tables):
+    """Other columns are not read, and a table has no mentions."""
+    datasets = pytest.importorskip("datasets")
+    mentions = [{"start": 0, "end": 1, "id": "Q1"}]
+    data = datasets.Dataset.from_dict({"text": ["a", "b"], "entities": [mentions, None], "image": [b"", b""]})
+    data.to_parquet(tables / "m.parquet")
+    data.save_to_disk(tables / "mentions")
+    rows = [{"doc": {"text": "a"}, "entities": mentions}, {"doc": {"text": "b"}}]
+    (tables / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tables / "m.csv").write_text("text,entities\na,none\nb,none\n")
+    (tables / "n.csv").write_text("1,a\n2,b\n")
+    for source, field, found in [
+        (f"hf:{tables / 'mentions'}", "text", ["Q1"]), (tables / "m.parquet", "text", ["Q1"]),
+        (tables / "m.jsonl", "doc.text", ["Q1"]), (tables / "m.csv", "text", []), (tables / "n.csv", "2", []),
+    ]:
+        corpus = open_corpus(str(source), field, "entities")
+        pieces = list(corpus.pieces())
+        assert [piece.text for piece in pieces] == ["a", "b"]
+        assert [mention.entity for piece in pieces for mention in piece.mentions] == found
+        assert corpus.stamp != open_corpus(str(source), field).stamp
 
 
 def test_datasets_is_named_where_it_is_missing(monkeypatch):

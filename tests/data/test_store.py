@@ -310,10 +310,12 @@ def test_a_killed_build_goes_on_with_the_chunks_that_are_missing(tmp_path, monke
             return super().encode_arrays(texts, num_threads=num_threads)
 
     monkeypatch.setattr(build, "_CHUNK", 1000)
+    arrays.ArrayWriter(str(tmp_path / "s.chunks" / "abcd" / "train" / "tokens"), "uint16").close()
     store = store_of(tmp_path / "s", documents, tokenizer=Counting())
     assert 10 <= len(encoded) <= 30 and encoded == documents[-len(encoded) :]
     assert contents(store.train) == [ids(text).tolist() for text in documents]
     assert os.listdir(tmp_path) == ["s"]
+    assert sorted(os.listdir(tmp_path / "s")) == sorted(["manifest.json", store.manifest["arrays"]])
 
 
 def files_of(folder):
@@ -371,6 +373,26 @@ def test_a_damaged_chunk_is_named(tmp_path, monkeypatch):
     chunk.write_bytes(data)
     with pytest.raises(UserError, match=rf"{chunk} cannot be read"):
         build_.finish()
+
+
+def test_a_build_that_joins_after_another_one_is_left_out(tmp_path, monkeypatch):
+    documents = texts(100)
+    first, second = (
+        StoreBuild(str(tmp_path / "s"), [whole(documents)], routes(documents), ByteTokenizer(), 0.0) for _ in range(2)
+    )
+    close = build._SplitWriter.close
+
+    def finished_by_another(writer):
+        monkeypatch.setattr(build._SplitWriter, "close", close)
+        first.finish()  # it removes the chunks, and the arrays of the second build
+        return close(writer)
+
+    second.tokenize()
+    monkeypatch.setattr(build._SplitWriter, "close", finished_by_another)
+    store = second.finish()
+    assert contents(store.train) == [ids(text).tolist() for text in documents]
+    assert os.listdir(tmp_path) == ["s"]
+    assert sorted(os.listdir(tmp_path / "s")) == sorted(["manifest.json", store.manifest["arrays"]])
 
 
 def test_two_builds_at_once(tmp_path):

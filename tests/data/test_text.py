@@ -98,6 +98,22 @@ def test_a_text_is_prepared_once(folder, config):
     assert [line.split()[0] for line in lines[3:]] == ["Reading"]
 
 
+@pytest.mark.parametrize("damage", ["", "{", "null", "{}", "[1]", "\udcff"])
+def test_a_damaged_survey_is_made_again(config, tmp_path, damage):
+    config, lines = dataclasses.replace(config, cache_dir=str(tmp_path)), []
+    config.survey(lines.append)
+    (file,) = (tmp_path / "sources").iterdir()
+    before = file.read_bytes()
+    file.write_bytes(damage.encode(errors="surrogateescape"))
+    config.survey(lines.append)
+    assert [line.split()[0] for line in lines] == ["Reading"] * 2 and file.read_bytes() == before
+
+
+def test_an_empty_name_of_a_tokenizer_is_refused(config):
+    with pytest.raises(UserError, match=r"data\.tokenizer is empty; leave the flag out"):
+        dataclasses.replace(config, tokenizer="").prepare_tokenizer()
+
+
 def test_tokenising_reports_its_progress(config, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(build, "_CHUNK", 10_000)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.data.base import RowFormat
+from jaxlm.data.cache import cached_arrays
 from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.graph import GraphSize, graph_names, graph_tokenizer
@@ -129,6 +130,19 @@ def test_changed_triples_are_read_again_and_equal_ones_have_the_same_fingerprint
         data = TripleData(source=str(tmp_path / f"{name}.tsv"), held_out=0.0, cache_dir=str(tmp_path))
         fingerprints.append(data.open(data.prepare_tokenizer(lambda _: None), lambda _: None).fingerprint)
     assert fingerprints[:2] == fingerprints[2:] and fingerprints[0] != fingerprints[1]
+
+
+def test_cached_arrays_are_mapped_into_memory(tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "none": np.zeros((0, 3), np.int64), "one": np.float32(2)}
+    calls = []
+    for _ in range(2):
+        found = cached_arrays("kind", ["facts"], lambda: calls.append(1) or dict(arrays), str(tmp_path))
+        assert list(found) == list(arrays) and type(found["a"]) is np.ndarray
+        assert isinstance(found["a"].base, np.memmap)
+        for name, array in arrays.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name], array)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -177,6 +177,7 @@ def test_no_prompts(bound, params):
     ([[7] * 100_000], {}, "the prompt has 100000 tokens; .* at most 8192"),
     ([[]], {}, "the prompt is empty"),
     ([[7], []], {}, "prompt 2 is empty"),
+    ([[7, 131]], {}, "the id 131 in the prompt is not in .* .0 to 129"),
     ([[7] * 41], {"max_new_tokens": 1}, "41 tokens and 1 new ones exceed the model's 40 positions"),
     ([[7] * 30], {"max_new_tokens": 12}, "30 tokens and 12 new ones exceed the model's 40 positions"),
 ])

@@ -106,7 +106,7 @@ def test_mesh_sizes(sizes, devices, shape):
     assert MeshConfig(*sizes).shape(devices) == shape
 
 
-@pytest.mark.parametrize("sizes", [(-1, 3, 1), (3, 1, 1), (-1, -1, 1), (0, 1, 1), (2, 2, 1), (16, 1, 1)])
+@pytest.mark.parametrize("sizes", [(-1, 3, 1), (3, 1, 1), (-1, -1, 1), (0, 1, 1), (2, 2, 1), (16, 1, 1), (-2, 1, 1)])
 def test_meshes_that_do_not_fit(sizes):
     with pytest.raises(UserError) as error:
         MeshConfig(*sizes).shape(8)

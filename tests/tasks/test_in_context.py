@@ -237,7 +237,7 @@ def test_toml_and_tables(tmp_path):
     (tmp_path / "rows.tsv").write_text("good film\tpos\nbad film\tnagative\n")
     with pytest.raises(UserError, match="line 2: the answer 'nagative' is none of the labels neg, pos"):
         read_examples(task)
-    with pytest.raises(UserError, match=r"no column '3'; it has '1', '2'.* or in the prompt file"):
+    with pytest.raises(UserError, match=r"no column '3'; it has '1', '2'. Choose columns in the prompt file"):
         read_examples(dataclasses.replace(task, answer="3"))
 
 
@@ -263,7 +263,11 @@ def test_a_wrong_field_is_one_sentence(fields, words, prompt_file):
 
 def test_wrong_flags(bert, prompt_file, capsys):
     file = prompt_file(kind="pseudo-likelihood")
-    for flags, words in ((["--limit", "2"], "--limit is for prompts"), (["--task", file, "--limit", "-1"], "is -1")):
+    for flags, words in (
+        (["--limit", "2"], "--limit is for prompts"),
+        (["--task", file, "--limit", "-1"], "argument --limit: -1 is below 0; see `jaxlm evaluate --help`."),
+        (["--bootstrap", "-3"], "argument --bootstrap: -3 is below 0"),
+    ):
         assert main(["evaluate", bert[2], *flags]) == 2
         assert words in capsys.readouterr().err
 

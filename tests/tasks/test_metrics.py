@@ -48,6 +48,17 @@ def test_figures_of_each_class_as_scikit_learn():
     assert written["confusion"] == [[1, 0], [0, 0]]
 
 
+def test_no_rows_have_no_figures_but_zeros():
+    for labels in ((), ("a", "b"), ("a", "b", "c")):
+        assert metrics.class_metrics([], [], labels) == {"accuracy": 0.0, "f1": 0.0, "matthews": 0.0}
+    details = metrics.class_details([], [], ("a", "b"))
+    assert details["confusion"] == [[0, 0], [0, 0]] and details["classes"]["b"]["f1"] == 0.0
+    assert metrics.relation_metrics([], [], "NA") == {
+        "accuracy": 0.0, "macro_precision": 0.0, "macro_recall": 0.0, "macro_f1": 0.0, "micro_precision": 1.0,
+        "micro_recall": 0.0, "micro_f1": 0.0,
+    }
+
+
 def test_correlations():
     gold = [0.0, 1.0, 2.5, 5.0]
     found = metrics.correlations([2.0, 4.0, 7.0, 12.0], gold)
