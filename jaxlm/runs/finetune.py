@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from jaxlm.config.experiment import Resolved
+from jaxlm.runs.folder import RunFolder
 from jaxlm.runs.load import load_run
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.tasks.evaluate import Evaluation
@@ -24,7 +25,7 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     session, program, state, figures = pretrain(resolved, run_dir, report)
     if not figures:
         return None
-    t = session.experiment.train
+    t = RunFolder.read(session.run.path).experiment.train  # a finished run keeps its own, whatever the flags say
     params = load_run(session.run.path).params if t.uses_best else program.local_params(state.params)
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))

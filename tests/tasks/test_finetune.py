@@ -308,6 +308,10 @@ def test_the_best_checkpoint_by_a_metric_of_the_task(models, rows, tmp_path, cap
         assert f"Best: step {best}, matthews {figures[best]:.4f}" in said.err
         found[name] = lines, metadata(tmp_path / name, best)["checksums"]
     assert found["whole"] == found["resumed"]
+    # A finished run is evaluated as it was trained, whatever a later command says.
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "whole", *flags, "--train.steps", "45",
+                    "--train.best-by", "") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]["matthews"] == final
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--train.best-by", "bleu") == 2
     assert "train.best_by is 'bleu'; the figures of this run are loss, accuracy" in capsys.readouterr().err
 
