@@ -368,7 +368,8 @@ def test_a_large_document_takes_little_memory(config, folder, tmp_path):
     large = tokenised(tmp_path / "large.txt", tmp_path / "tokenizer", tmp_path / "two")
     assert large[0] == 1
     assert large[1] > 300 * small[1]
-    assert large[2] < small[2] + 150  # 105 to 120 MB on one machine: buffers, of which the allocator returns some or none
+    # Buffers: 105 to 120 MB more on one machine, as the allocator returns some of them or none.
+    assert large[2] < small[2] + 150
 
 
 def test_the_command_tokenizes_in_shards(folder, config, tmp_path, monkeypatch, capsys):
