@@ -151,6 +151,7 @@ def test_a_tail_that_begins_with_a_piece_ends_the_document_before_it(tmp_path):
     assert (contents(store.train), contents(store.held_out)) == ([ids(texts[0]).tolist()], [ids(texts[1]).tolist()])
 
 
+@pytest.mark.slow
 def test_small_texts_of_many_documents_hold_out_more_than_the_share(tmp_path):
     store = store_of(tmp_path / "s", [f"{number} " + "x" * 500 for number in range(2000)], held_out=0.001)
     assert 1 << 15 <= store.held_out.text_bytes < (1 << 15) + 600

@@ -70,6 +70,7 @@ def predictions(run, path, *more):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_learns_what_only_the_graph_says_with_a_frozen_encoder(models, files, tmp_path, capsys, monkeypatch):
     """Every question is answered by a path of one hop. The encoder stays as it is, and the run can be read."""
     monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "cache"))

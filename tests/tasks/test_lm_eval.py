@@ -91,9 +91,9 @@ def ask(model: Path, options: str, folder: Path, *tasks: str) -> list:
     return [json.loads(line.removeprefix("RESULT")) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "tasks", "options"), [
-    ("gpt2", ["choices", "words", "rolling", "free"], "{}"),
-    pytest.param("t5", ["choices", "free"], '{"backend": "seq2seq"}', marks=pytest.mark.slow),
+    ("gpt2", ["choices", "words", "rolling", "free"], "{}"), ("t5", ["choices", "free"], '{"backend": "seq2seq"}'),
 ])
 def test_figures_are_those_of_the_exported_folder(family, tasks, options, folder, tmp_path):
     side(family, tmp_path)

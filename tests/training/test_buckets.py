@@ -64,6 +64,7 @@ def s3(_s3, monkeypatch, request) -> epath.Path:
     return epath.Path("s3://bucket") / request.node.originalname
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs, finished, preset, tmp_path, capsys):
     """Stopped by a signal, left with half a checkpoint, resumed: parameters, metrics and answers are the same."""
     run, flags = gcs / "run", ["--train.eval-every", "4", "--train.tracker", "tensorboard"]

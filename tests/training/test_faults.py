@@ -45,6 +45,7 @@ def killed_and_resumed(preset: Path, folder: Path, steps: int, kills: int) -> No
     assert during_save or kills < 2
 
 
+@pytest.mark.slow
 def test_killed_twice(preset, tmp_path):
     killed_and_resumed(preset, tmp_path, steps=36, kills=2)
 
