@@ -11,7 +11,7 @@ from pathlib import Path
 COMMANDS = {
     "pretrain": ("jaxlm.commands.pretrain", "train a preset, or resume if the run folder has a checkpoint"),
     "show": ("jaxlm.commands.show", "print examples before and after corruption"),
-    "plan": ("jaxlm.commands.plan", "compile the train step for a TPU topology: does it fit, what does it cost"),
+    "plan": ("jaxlm.commands.plan", "compile the train step for TPUs or GPUs: does it fit, what does it cost"),
     "bench": ("jaxlm.commands.bench", "time the train step on this machine, optionally beside PyTorch's"),
     "finetune": ("jaxlm.commands.finetune", "train a task from a pretrained model, and evaluate it"),
     "evaluate": ("jaxlm.commands.evaluate", "score a fine-tuned model on rows, or any model on prompts"),

@@ -112,6 +112,8 @@ def topology_devices(name: str) -> Sequence[Any]:
     chips = slice_shape(generation, int(count)) if count else chips
     if not chips:
         raise UserError(f"{name!r} is not a topology; write the generation and its chips, such as {EXAMPLES}.")
+    if generation not in (*ACCELERATOR_TYPES, "v7x", "tpu7x"):
+        raise UserError(f"there is no TPU topology {name}; try {EXAMPLES}.")
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("plans for TPUs need their compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`.")
     options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}

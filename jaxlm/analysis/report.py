@@ -75,7 +75,8 @@ def _time_lines(plan: Plan) -> list[str]:
         error = p.seconds / measured - 1
         lines.append(f"Measured: {measured * 1e3:,.2f} ms, MFU {plan.mfu(measured):.1%}; the prediction is "
                      f"{abs(error):.0%} too {'long' if error > 0 else 'short'}.")
-    run = f"; {plan.steps:,} steps take {_duration(plan.days)}, {plan.chip_hours:,.0f} chip-hours" if plan.days else ""
+    hours = plan.chip_hours and f"{plan.chip_hours:,.{0 if plan.chip_hours >= 10 else 2}f}"
+    run = f"; {plan.steps:,} steps take {_duration(plan.days)}, {hours} chip-hours" if plan.days else ""
     cost = f", {plan.price * plan.chip_hours:,.0f} USD" if plan.days and plan.price else ""
     lines.append(f"{si(DAY * plan.tokens_per_second)}tokens a day{run}{cost}.")
     flops_seconds = plan.flops_per_step / plan.devices / plan.peak_flops_per_chip

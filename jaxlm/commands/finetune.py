@@ -30,7 +30,7 @@ from jaxlm.commands.common import (
     update_curves,
 )
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import check_output
+from jaxlm.paths import any_path, check_output
 
 if TYPE_CHECKING:
     from etils import epath
@@ -67,6 +67,10 @@ def main(arguments: list[str]) -> int:
         value: trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
         for value, resolved in zip(values, [first, *others], strict=True)
     }
+    if field and not first.experiment.data.has_held_out:
+        raise UserError("--sweep chooses by the held-out rows, and there are none; set --data.held-out or --data.dev.")
+    if options.test and not options.test.startswith(("tfds:", "hf:")) and not any_path(options.test).exists():
+        raise UserError(f"--test {options.test} does not exist; name a file of rows.")
     start_jax()
     import jax
 

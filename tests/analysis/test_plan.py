@@ -288,7 +288,8 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     row = table_row(PLAN, "4 x 1 x 1")
     assert "40.00" in row and "25.0%" in row and "25.6 k" in row and row.endswith("compute")
     assert "Predicted: 40.00 ms a step, MFU 25.0%, bound by compute; collectives make 15.00 ms of it." in text
-    assert "2.21 Gtokens a day; 1,000 steps take 0.7 minutes, 0 chip-hours, 0 USD." in text and "     15.00  " in text
+    assert "2.21 Gtokens a day; 1,000 steps take 0.7 minutes, 0.04 chip-hours, 0 USD." in text
+    assert "     15.00  " in text
     assert "No estimate" not in text and "not known" not in text and "Measured" not in text
     free = {kind: item._replace(seconds=0.0) for kind, item in PLAN.step.collectives.items()}
     assert "of TPU v5 lite for all-reduce is not known" in report(changed(collectives=free))

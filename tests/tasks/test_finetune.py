@@ -316,6 +316,15 @@ def test_the_best_checkpoint_by_a_metric_of_the_task(models, rows, tmp_path, cap
     assert "train.best_by is 'bleu'; the figures of this run are loss, accuracy" in capsys.readouterr().err
 
 
+def test_what_a_sweep_and_a_test_need_is_checked_before_training(models, rows, tmp_path, capsys):
+    flags = ["--sweep", "optimizer.learning-rate=1e-4,1e-3", "--data.held-out", "0"]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 2
+    assert "--sweep chooses by the held-out rows, and there are none" in capsys.readouterr().err
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", "--test", "nothere.csv") == 2
+    assert "--test nothere.csv does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
     """A linear probe: the encoder's weights stay as they are, and the optimizer has no state for them."""
     flags = ["--train.accumulate", "2", "--optimizer.learning-rate", "0.1", "--optimizer.warmup-share", "0",
