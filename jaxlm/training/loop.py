@@ -70,10 +70,7 @@ def train(
             if not (should_evaluate or should_sample or should_save):
                 continue
             log.read_pending()
-            with log.clock.during("evaluation"):
-                figures = evaluate(program, state, feed) if should_evaluate and feed.has_held_out else {}
-                if not math.isfinite(figures.get("loss", 0.0)):
-                    raise log.not_finite(step, "the held-out loss")
+            figures = _evaluate(program, state, feed, log, step) if should_evaluate and feed.has_held_out else {}
             log.write(step, figures)
             if figures:
                 history[step] = figures[t.criterion]
@@ -82,13 +79,7 @@ def train(
                 with log.clock.during("evaluation"):
                     log.write_samples(step, sampler(state.params))
             if should_save:
-                with log.clock.during("save"):
-                    if log.writer:
-                        log.writer.sync()
-                    try:
-                        checkpoints.save(state, step, metadata | log.totals.state(), history)
-                    except FloatingPointError:
-                        raise log.not_finite(step, "the state") from None
+                _save(checkpoints, state, log, step, metadata, history)
             if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
@@ -105,6 +96,27 @@ def train(
         log.progress.note(f"Best: step {chosen:,}, {t.criterion} {history[chosen]:.4f}; later commands read this one.")
     log.progress.note(str(log.clock))
     return state, figures
+
+
+def _evaluate(program: Program, state: TrainState, feed: Feed, log: StepLog, step: int) -> dict[str, float]:
+    with log.clock.during("evaluation"):
+        figures = evaluate(program, state, feed)
+    if not math.isfinite(figures.get("loss", 0.0)):
+        raise log.not_finite(step, "the held-out loss")
+    return figures
+
+
+def _save(
+    checkpoints: Checkpoints, state: TrainState, log: StepLog, step: int, metadata: dict[str, Any],
+    history: dict[int, float],
+) -> None:
+    with log.clock.during("save"):
+        if log.writer:
+            log.writer.sync()
+        try:
+            checkpoints.save(state, step, metadata | log.totals.state(), history)
+        except FloatingPointError:
+            raise log.not_finite(step, "the state") from None
 
 
 def run_step(
