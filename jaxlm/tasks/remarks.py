@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from jaxlm.data.labelled import EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 
-if TYPE_CHECKING:
-    from jaxlm.tasks.base import Task
-
 _SHOWN = 20  # labels in one line
 
 
-def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -> None:
+class HasClasses(Protocol):
+    """What the remarks ask of a task."""
+
+    labels: Sequence[str]
+
+    def label_names(self, record: Record) -> Sequence[str]:
+        """Return the classes that a record is labelled with; none for a task without classes."""
+
+
+def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledData) -> None:
     """Raise UserError if all training rows have the same label, so that nothing can be learnt."""
     (labels, *others) = {frozenset(task.label_names(record)) for record in records}
     if others or len(labels) != 1:
@@ -29,7 +35,9 @@ def require_classes(task: Task, records: Sequence[Record], data: LabelledData) -
     )
 
 
-def row_remarks(task: Task, rows: LabelledSource, examples: Sequence[EncodedExample], length: int) -> list[str]:
+def row_remarks(
+    task: HasClasses, rows: LabelledSource, examples: Sequence[EncodedExample], length: int
+) -> list[str]:
     """Return one line per remark about the training rows.
 
     Args:
