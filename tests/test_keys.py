@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.models.layers.dropout import dropout_key
-from jaxlm.training.program import corruption_key
+from jaxlm.training.program import corruption_key, dropout_key
 
 
 def test_no_two_purposes_share_a_key():

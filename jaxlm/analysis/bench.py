@@ -136,7 +136,7 @@ def bench_fine_tuning(
     experiment, task, rows = session.experiment, session.objective, session.rows
     steps, t, length = steps or FINE_TUNING_STEPS, experiment.train, experiment.data.length
     program = session.program(make_mesh(experiment.mesh))
-    feed = session.feed(program)
+    feed = session.feed(program.mesh)
     fresh = program.init_params(t.seed)
     params = jax.device_get(task.with_constants(program.constants).merge_pretrained(fresh, session.pretrained))
     step = _Steps(program, program.init_state(params))

@@ -34,11 +34,11 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
     experiment, objective, text, tokenizer = session.experiment, session.objective, session.rows, session.tokenizer
     stages = stages_of(text, objective, experiment.train, experiment.data.length)
-    first = stage_after(stages, step)
+    stage = stage_after(stages, step)
     used: dict[str, None] = {}
 
     def show_batch(stage: Stage, step: int, examples: int) -> None:
-        batch = stage.batches.batch(step - stage.first)
+        batch = stage.batches.batch(step - stage.after)
         example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
         real = float(np.mean(objective.real_tokens(example, batch)))
         rows = len(jax.tree.leaves(batch)[0])
@@ -59,13 +59,13 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
                     shown.append(_marked(piece, mark, console)).append(" ")
                 console.print(shown)
 
-    show_batch(first, step, examples)
-    if first.last is not None and first.last < experiment.train.steps:
-        following = stages[stages.index(first) + 1]
+    show_batch(stage, step, examples)
+    if stage.last is not None and stage.last < experiment.train.steps:
+        following = stages[stages.index(stage) + 1]
         console.print(
-            f"\nThe first {first.last:,} steps read rows of {first.length} tokens; then rows have {following.length}:\n"
+            f"\nThe first {stage.last:,} steps read rows of {stage.length} tokens; then rows have {following.length}:\n"
         )
-        show_batch(following, first.last, 1)
+        show_batch(following, stage.last, 1)
     legend = (_marked(f" {LEGEND[mark]} ", mark, console) for mark in used if mark in LEGEND)
     console.print(Text("  ").join(legend))
 

@@ -59,7 +59,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     report = report if jax.process_index() == 0 else lambda _: None
     with contextlib.ExitStack() as stack:
         # What costs nothing to find comes first: the text may take hours to prepare.
-        run = _hold(resolved, run_path(run_dir), stack)
+        run = _open_folder(resolved, run_path(run_dir), stack)
         mesh = make_mesh(experiment.mesh)
         check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
         session = open_session(resolved, run, report, teacher_arrays)
@@ -67,13 +67,13 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         return _train(session.with_rows(report), mesh, report, stack, clock)
 
 
-def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
+def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
     """Lock the run folder until `stack` closes, and return its state, checked against the configuration."""
     def lock() -> None:
         require_tracker(resolved.experiment.train.tracker)
         stack.enter_context(hold(folder))
 
-    def open_run() -> RunFolder:
+    def read() -> RunFolder:
         run = RunFolder.read(folder)
         resume.check_run(run, resolved)
         return run
@@ -81,7 +81,7 @@ def _hold(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -
     require_same(_settings(resolved.experiment))
     main_first(lock, "lock the run folder", everywhere=False)
     require_same({"owner of the run folder": owner(folder)})
-    return main_first(open_run, "check the run folder")
+    return main_first(read, "check the run folder")
 
 
 def _check_program(session: Session, mesh: Mesh) -> None:
@@ -95,42 +95,42 @@ def _check_program(session: Session, mesh: Mesh) -> None:
 
 
 def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock) -> Trained:
+    """Write the run's files, restore or initialize the state, and run the steps that are left."""
     experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
     t = experiment.train
     program = session.program(mesh)
-    feed = session.feed(program)
+    feed = session.feed(mesh)
     has_samples = t.sample_every and jax.process_count() == 1
-    samples = sampler(objective, session.tokenizer, feed.texts(3)) if has_samples else None
+    sample = sampler(objective, session.tokenizer, feed.texts(3)) if has_samples else None
     report(f"{rows.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
     metadata = resume.run_metadata(session, program.constants)
     # It makes the last checks, then writes the run's files.
     main_first(lambda: resume.write_run(session, metadata), "write the configuration", everywhere=False)
 
-    # State: restored, from a pretrained model, or fresh.
     checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
     stack.callback(checkpoints.close)
     with clock.during("restore" if checkpoints.steps() else "startup"):
         state, totals = restore_or_init_state(program, checkpoints, metadata, session.pretrained, report)
-        first = int(state.step)
-    report(_description(program, feed) + (f", resumed at step {first:,}" if first else ""))
-    if first >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, first), t):
-        more = "steps" if first >= t.steps else "patience"
-        report(f"Finished: {first:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
+        after_step = int(state.step)
+    report(_description(program, feed) + (f", resumed at step {after_step:,}" if after_step else ""))
+    if after_step >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, after_step), t):
+        more = "steps" if after_step >= t.steps else "patience"
+        report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1])
     remarks = [*resume.schedule_remarks(run, experiment), *kernel_remarks(program)]
     for line in [*remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
-    # Steps.
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
 
     def open_writer() -> MetricsWriter:
-        return stack.enter_context(contextlib.closing(MetricsWriter(run.path, t.tracker, first, _settings(experiment))))
+        metrics = MetricsWriter(run.path, t.tracker, after_step, _settings(experiment))
+        return stack.enter_context(contextlib.closing(metrics))
 
     writer = main_first(open_writer, "open the metrics", everywhere=False)
-    progress = stack.enter_context(Progress(t.steps, first, enabled=jax.process_index() == 0))
-    log = StepLog(program, feed, checkpoints, first, writer, progress, totals, clock)
-    state, figures = train(program, state, feed, checkpoints, log, metadata, rows.statistics.unigram_entropy, samples)
+    progress = stack.enter_context(Progress(t.steps, after_step, enabled=jax.process_index() == 0))
+    log = StepLog(program, feed, checkpoints, after_step, writer, progress, totals, clock)
+    state, figures = train(program, state, feed, checkpoints, log, metadata, sample)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return Trained(session, program, state, figures)

@@ -93,9 +93,9 @@ class Session:
         """Return the program of the train step over a mesh."""
         return Program(self.objective, self.experiment.train, self.experiment.optimizer, mesh, self.constants)
 
-    def feed(self, program: Program) -> Feed:
-        """Return the batches of the data on the program's devices."""
-        return Feed(self.rows, self.objective, self.experiment.train, self.experiment.data.length, program.mesh)
+    def feed(self, mesh: Mesh) -> Feed:
+        """Return the batches of the data on the devices of a mesh."""
+        return Feed(self.rows, self.objective, self.experiment.train, self.experiment.data.length, mesh)
 
     def synthetic_batch(self) -> Any:
         """Return full rows of random tokens, as the host provides them."""

@@ -20,9 +20,9 @@ from jaxlm.parallel.rules import batch_sharding
 
 
 class Stage(NamedTuple):
-    """Range of steps with one batch shape: first + 1 to last; `last` is None for the final stage."""
+    """Steps with one batch shape: those after `after`, up to `last`, which is None for the final stage."""
 
-    first: int
+    after: int
     last: int | None
     length: int
     batches: Batches
@@ -58,7 +58,7 @@ class Feed:
 
     def __str__(self) -> str:
         """Return the shapes of the batches: "256 x 16 for 700 steps, then 32 x 128"."""
-        done = [s for s in self._stages if s.first < self._train.steps]
+        done = [s for s in self._stages if s.after < self._train.steps]
         return ", then ".join(
             f"{s.batches.batch_size} x {s.length}" + (f" for {s.last:,} steps" if s is not done[-1] else "")
             for s in done
@@ -69,7 +69,7 @@ class Feed:
         while True:
             stage = stage_after(self._stages, step)
             rows = self._rows(stage.batches)
-            with contextlib.closing(stage.batches.stream(step - stage.first, rows)) as stream:
+            with contextlib.closing(stage.batches.stream(step - stage.after, rows)) as stream:
                 count = None if stage.last is None else stage.last - step
                 yield from self._placed(itertools.islice(stream, count), stage.batches, rows)
             step = stage.last  # the last stage has no end
@@ -82,7 +82,7 @@ class Feed:
     def change_at(self, step: int) -> str | None:
         """Return a sentence if the rows of `step` have another length than those before, else None."""
         stage = stage_after(self._stages, step - 1)
-        if step == 1 or stage.first != step - 1:
+        if step == 1 or stage.after != step - 1:
             return None
         return f"From step {step:,} on, rows have {stage.length} tokens; so the loss may jump."
 
@@ -91,7 +91,7 @@ class Feed:
         """Number of passes over the text."""
         steps = self._train.steps
         return sum(
-            max(0, min(s.last or steps, steps) - s.first) * s.batches.batch_size / s.batches.num_rows
+            max(0, min(s.last or steps, steps) - s.after) * s.batches.batch_size / s.batches.num_rows
             for s in self._stages
         )
 

@@ -33,7 +33,7 @@ class NotFinite(UserError, FloatingPointError):
 
 def train(
     program: Program, state: TrainState, feed: Feed, checkpoints: Checkpoints, log: StepLog, metadata: dict[str, Any],
-    entropy: float = 0.0, sampler: Callable[[Params], list[str]] | None = None,
+    sample: Callable[[Params], list[str]] | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
@@ -44,28 +44,30 @@ def train(
         checkpoints: The run's checkpoints.
         log: Metrics of the steps.
         metadata: What every checkpoint records about the run.
-        entropy: Unigram entropy of the held-out text in nats, printed beside the loss.
-        sampler: Function from parameters to the lines that `train.sample_every` asks for.
+        sample: Function from parameters to the lines that `train.sample_every` asks for.
 
     Raises:
         NotFinite: The loss has diverged.
         Stopped: A signal has stopped the run; its state has been saved.
     """
     t = program.train
-    first, figures = int(state.step), {}
-    history = evaluations(checkpoints.folder.parent, t.criterion, up_to=first)
-    if t.uses_best and first not in history:
-        _check_criterion(program, state, feed, log, entropy)
+    after_step, figures = int(state.step), {}
+    history = evaluations(checkpoints.folder.parent, t.criterion, up_to=after_step)
+    if t.uses_best and after_step not in history:
+        _check_criterion(program, state, feed, log)
     with (
-        _stop_signals() as stop, contextlib.closing(feed.after(first)) as batches, watchdog(log.clock, t.stall_seconds),
+        _stop_signals() as stop, contextlib.closing(feed.after(after_step)) as batches,
+        watchdog(log.clock, t.stall_seconds),
         profiled(t.profile_steps, checkpoints.folder.parent, log.progress.note) as profile,
     ):
-        for step in range(first + 1, t.steps + 1):
+        for step in range(after_step + 1, t.steps + 1):
             profile(step, state)
-            state = run_step(program, state, batches, log, step, feed.change_at(step))
+            state = run_step(program, state, batches, log, step)
+            if change := feed.change_at(step):  # after the line of the step before
+                log.progress.note(change)
             stop_signal = stop(step)
             should_evaluate = _is_due(step, t.eval_every, t)
-            should_sample = sampler is not None and step % t.sample_every == 0
+            should_sample = sample is not None and step % t.sample_every == 0
             should_save = _is_due(step, t.checkpoint_every, t) or stop_signal or (should_evaluate and t.uses_best)
             if not (should_evaluate or should_sample or should_save):
                 continue
@@ -74,10 +76,10 @@ def train(
             log.write(step, figures)
             if figures:
                 history[step] = figures[t.criterion]
-                log.progress.note(evaluation_line(step, figures, program, entropy, history))
+                log.progress.note(evaluation_line(step, figures, program, feed, history))
             if should_sample:
                 with log.clock.during("evaluation"):
-                    log.write_samples(step, sampler(state.params))
+                    log.write_samples(step, sample(state.params))
             if should_save:
                 _save(checkpoints, state, log, step, metadata, history)
             if is_out_of_patience(history, t) and step < t.steps:
@@ -119,10 +121,8 @@ def _save(
             raise log.not_finite(step, "the state") from None
 
 
-def run_step(
-    program: Program, state: TrainState, batches: Iterator[Any], log: StepLog, step: int, change: str | None
-) -> TrainState:
-    """Start `step` and return its state, before the device has computed it; then print `change`, if there is one.
+def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: StepLog, step: int) -> TrainState:
+    """Start `step` and return its state, before the device has computed it.
 
     The first step of each shape is compiled, and this waits for its end, so that its time counts as compilation.
     """
@@ -137,8 +137,6 @@ def run_step(
     else:
         state, terms = program.train_step(state, batch, program.constants)
     log.add(step, terms)
-    if change:  # after the line of the step before
-        log.progress.note(change)
     return state
 
 
@@ -147,7 +145,7 @@ def _is_due(step: int, every: int, t: TrainConfig) -> bool:
     return step == t.steps or (every > 0 and step % every == 0)
 
 
-def _check_criterion(program: Program, state: TrainState, feed: Feed, log: StepLog, entropy: float) -> None:
+def _check_criterion(program: Program, state: TrainState, feed: Feed, log: StepLog) -> None:
     """Raise UserError before the steps if nothing is held out, or if `train.best_by` is no figure of this run.
 
     The names of the figures are those of an evaluation, which is printed.
@@ -155,7 +153,7 @@ def _check_criterion(program: Program, state: TrainState, feed: Feed, log: StepL
     if not feed.has_held_out:
         raise UserError("train.best_by and train.patience need held-out data; set --data.held-out, or leave them out.")
     if program.train.best_by:
-        log.progress.note(evaluation_line(int(state.step), evaluate(program, state, feed), program, entropy, {}))
+        log.progress.note(evaluation_line(int(state.step), evaluate(program, state, feed), program, feed, {}))
 
 
 def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float]:
@@ -181,7 +179,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
 
 
 def evaluation_line(
-    step: int, figures: dict[str, float], program: Program, entropy: float, history: Mapping[int, float]
+    step: int, figures: dict[str, float], program: Program, feed: Feed, history: Mapping[int, float]
 ) -> str:
     """Return the printed line of an evaluation, the criterion or else the primary metric first.
 
@@ -189,13 +187,15 @@ def evaluation_line(
         step: Step of the evaluation.
         figures: Its figures.
         program: The program of the run.
-        entropy: Unigram entropy of the held-out text in nats.
+        feed: Its batches, for the unigram entropy beside `Objective.token_losses`.
         history: The criterion's figure of every evaluation so far.
     """
     objective, t = program.objective, program.train
     name = t.best_by or objective.primary_metric
     others = "  ".join(f"{key} {value:.4f}" for key, value in figures.items() if key not in ("loss", name))
-    remark = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
+    remark = ""
+    if name in objective.token_losses:
+        remark = f" (unigram entropy {feed.source.statistics.unigram_entropy:.4f})"
     if t.uses_best and history:
         best = best_step(history, t.criterion)
         remark += " (best so far)" if best == step else f" (best: {history[best]:.4f} at step {best:,})"
@@ -203,13 +203,14 @@ def evaluation_line(
 
 
 class StepLog:
-    """Metrics of training steps, averaged and written every `train.log_every` steps and with every evaluation.
+    """What the host knows of the steps: metrics, wall time, skipped steps and compiled shapes.
 
-    They are read one step late, so that the device always has the next step to work on.
+    Metrics are averaged and written every `train.log_every` steps and with every evaluation. They are read one step
+    late, so that the device always has the next step to work on.
     """
 
     def __init__(
-        self, program: Program, feed: Feed, checkpoints: Checkpoints, first: int, writer: MetricsWriter | None,
+        self, program: Program, feed: Feed, checkpoints: Checkpoints, after_step: int, writer: MetricsWriter | None,
         progress: Progress, totals: Totals, clock: Clock,
     ) -> None:
         """Store the arguments.
@@ -218,7 +219,7 @@ class StepLog:
             program: Source of devices, schedule and FLOPs.
             feed: Batches of the run.
             checkpoints: Named in the error for a diverged run.
-            first: Step from which the run resumes; 0 for a new run.
+            after_step: Step that the run is resumed at; 0 for a new run.
             writer: Writer of metrics.jsonl; None except on process 0.
             progress: Display on standard output.
             totals: Sums that were not logged before the run was resumed.
@@ -227,13 +228,13 @@ class StepLog:
         self.progress, self.totals, self.clock = progress, totals, clock
         self._program, self._feed, self._checkpoints, self.writer = program, feed, checkpoints, writer
         self._peak = peak_flops(program.mesh.devices.flat[0]) * program.mesh.size
-        self._first = first
-        self._count = 0
-        """Updates before the newest step that was read: the optimizer counts no skipped ones."""
+        self._after_step = after_step
+        self._num_updates = 0
+        """Updates before the newest step that was read; a skipped step is none."""
         self._pending: tuple[int, Terms] | None = None
         self.compiled_shapes: set[tuple[tuple[int, ...], ...]] = set()
         """Shapes of the batches so far; the step is compiled for each."""
-        self._clock_seconds, self._clock_step = clock.training_seconds(), first
+        self._clock_seconds, self._clock_step = clock.training_seconds(), after_step
 
     def add(self, step: int, terms: Terms) -> None:
         """Take the terms of a step that is still running, and read those of the step before."""
@@ -260,14 +261,14 @@ class StepLog:
         """Write one line of metrics, if one is due after `step`."""
         t = self._program.train
         due = step % t.log_every == 0 or step in (1, t.steps) or bool(evaluation)
-        if not due and step != self._first + 1:
+        if not due and step != self._after_step + 1:
             return
         now = self.clock.training_seconds()
         speed = (step - self._clock_step) / (now - self._clock_seconds)
         self._clock_seconds, self._clock_step = now, step
         means = self.totals.means() if due else self.totals.peek()
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
-        means["learning_rate"] = _on_host(self._program.schedule, self._count)
+        means["learning_rate"] = _on_host(self._program.schedule, self._num_updates)
         means["tokens_per_second"] = speed * self._feed.tokens_per_step
         flops = self._program.step_flops(*self._feed.shape(step))
         if self._peak and flops:
@@ -300,7 +301,7 @@ class StepLog:
         """Wait for a step and add its terms, or count it as one of those that may be skipped."""
         values, totals, limit = jax.device_get(terms), self.totals, self._program.train.skip_nonfinite
         parts = {"loss": "the loss", "grad_norm": "the gradient"}
-        self._count = step - 1 - totals.skipped
+        self._num_updates = step - 1 - totals.skipped
         wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]
         if wrong and totals.skipped_in_row >= limit:
             raise self.not_finite(step, wrong[0])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,6 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.models.layers.dropout import dropout_key
 from jaxlm.objectives.base import (
     Batch,
     Constants,
@@ -38,7 +37,7 @@ from jaxlm.types import Params
 
 
 class TrainState(NamedTuple):
-    """State of training."""
+    """What a step updates and a checkpoint holds."""
 
     step: jax.Array
     """Number of updates done, int32 scalar."""
@@ -71,7 +70,7 @@ class Program:
         self.objective, self.mesh, self.train = objective, mesh, train
         self.schedule = make_schedule(optimizer, train.steps)
         self.frozen_params = (*objective.frozen_params, *optimizer.freeze)
-        self._counts_flops = not optimizer.freeze  # of frozen layers the step may leave out the backward pass
+        self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
         model = objective.model
         self.optimizer = make_optimizer(
             optimizer, train.steps, model.input_params, self.frozen_params, model.decay_above_layers
@@ -155,6 +154,15 @@ def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
     return jax.random.fold_in(purpose_key(seed, Purpose.CORRUPTION), step)
 
 
+def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
+    """Return the dropout key of a step.
+
+    Its bits come from XLA's RngBitGenerator ("rbg"), the hardware's generator on accelerators and Philox on CPUs, which
+    is several times cheaper than threefry everywhere. On accelerators the bits depend on the mesh.
+    """
+    return jax.random.fold_in(purpose_key(seed, Purpose.DROPOUT, impl="rbg"), step)
+
+
 def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
     """Return the jitted step: corrupt, forward, backward, update. The new state reuses the old state's buffers."""
     optimizer, mesh, t = program.optimizer, program.mesh, program.train
@@ -181,7 +189,7 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
             finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
             is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(memory)]))
             reset = jax.tree.map(
-                lambda new, fresh: jnp.where(is_whole, new, fresh), memory, objective.initial_memory(t.batch_size)
+                lambda leaf, fresh: jnp.where(is_whole, leaf, fresh), memory, objective.initial_memory(t.batch_size)
             )
             kept = state._replace(step=state.step + 1, memory=reset)
             new = jax.tree.map(lambda updated, old: jnp.where(finite, updated, old), new, kept)
@@ -202,12 +210,12 @@ def gradients(
 ) -> tuple[Params, Terms, Memory]:
     """Return the gradients of the loss, zero for frozen parameters, its terms and the memory for the next batch.
 
-    The terms include "loss", and all have coefficient 0. With several microbatches their gradients are added up. Every
-    term is divided by its weight in the whole batch, so that gradients are those of the whole batch, except that each
-    microbatch has dropout masks of its own.
+    The terms include "loss", and are metrics (coefficient 0), since those of microbatches are added up, as their
+    gradients are. Every term is divided by its weight in the whole batch, so that gradients are those of the whole
+    batch, except that each microbatch has dropout masks of its own.
     """
     if num_microbatches == 1:
-        return _gradients(objective, params, example, memory, key, None, frozen_params)
+        return _microbatch_gradients(objective, params, example, memory, key, None, frozen_params)
     # Only the weights are used, so the compiler removes this forward pass.
     terms, _ = objective.stream_loss(params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
@@ -225,7 +233,9 @@ def gradients(
     def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
         rows, memory = jax.tree.map(constrain, part)
         key_part = jax.random.fold_in(key, index)
-        *sums, memory = _gradients(objective, params, rows | shared, memory, key_part, weights, frozen_params)
+        *sums, memory = _microbatch_gradients(
+            objective, params, rows | shared, memory, key_part, weights, frozen_params
+        )
         return tuple(sums), memory
 
     def add(total: Any, xs: Any) -> tuple[Any, Memory]:
@@ -239,10 +249,11 @@ def gradients(
     return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}, jax.tree.map(join, memory)
 
 
-def _gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, weights: Any,
-    frozen_params: Sequence[str],
+def _microbatch_gradients(
+    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array,
+    weights: Mapping[str, jax.Array] | None, frozen_params: Sequence[str],
 ) -> tuple[Params, Terms, Memory]:
+    """Return the part of `gradients` of one microbatch, given the weights of the whole batch; None if it is that."""
     def loss(params: Params) -> tuple[jax.Array, tuple[Terms, Memory]]:
         def trained_only(path: Any, x: jax.Array) -> jax.Array:  # leaves out the backward pass of frozen layers
             return jax.lax.stop_gradient(x) if matches_patterns(path_string(path), frozen_params) else x

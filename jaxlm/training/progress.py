@@ -15,22 +15,22 @@ SECONDS_BETWEEN_LINES = 5.0
 class Progress:
     """Progress display: loss, accuracies, tokens per second, MFU where it is known, and the time left."""
 
-    def __init__(self, steps: int, first: int, enabled: bool = True) -> None:
+    def __init__(self, steps: int, after_step: int, enabled: bool = True) -> None:
         """Create the bar if standard output is a terminal.
 
         Args:
             steps: Last step of the run.
-            first: Step that the run was resumed at.
+            after_step: Step that the run was resumed at.
             enabled: Whether to print; true on one process only.
         """
-        self.steps, self.first, self.enabled = steps, first, enabled
+        self.steps, self.after_step, self.enabled = steps, after_step, enabled
         self.first_shown: tuple[int, float] | None = None
         self.last_line = 0.0
         self.bar = RichProgress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[left]}"),
             expand=True, transient=True, disable=not enabled or not sys.stdout.isatty(),
         )
-        self.task = self.bar.add_task("train", total=steps, completed=first, left="")
+        self.task = self.bar.add_task("train", total=steps, completed=after_step, left="")
 
     def __enter__(self) -> Progress:
         """Start the bar."""
@@ -50,7 +50,7 @@ class Progress:
             seconds = (now - self.first_shown[1]) / (step - self.first_shown[0]) * (self.steps - step)
             left = f"{datetime.timedelta(seconds=int(seconds))} left"
         self.bar.update(self.task, completed=step, left=left)
-        if now - self.last_line >= SECONDS_BETWEEN_LINES or step in (self.first + 1, self.steps):
+        if now - self.last_line >= SECONDS_BETWEEN_LINES or step in (self.after_step + 1, self.steps):
             self.last_line = now
             figures = [f"loss {means['loss']:.3f}"]
             figures += [f"{name.replace('_', ' ')} {means[name]:.3f}" for name in means if name.endswith("accuracy")]

@@ -49,7 +49,7 @@ def test_the_first_step_of_each_shape_is_compilation():
     batches = iter([{"input_ids": np.zeros((2, length))} for length in (8, 8, 16, 8, 24, 16)])
     state = 0
     for step in range(1, 7):
-        state = run_step(program, state, batches, log, step, None)
+        state = run_step(program, state, batches, log, step)
     assert state == 6 and run.phase == "step"
     assert phases == ["compilation", "step", "compilation", "step", "compilation", "step"]
 

@@ -75,7 +75,7 @@ def test_each_step_has_its_stage(store):
     feed = feed_of(store)
     for step, ours in enumerate(tokens(feed, 0, 6)):
         stage = stage_after(feed._stages, step)
-        np.testing.assert_array_equal(stage.batches.batch(step - stage.first).tokens, ours)
+        np.testing.assert_array_equal(stage.batches.batch(step - stage.after).tokens, ours)
 
 
 def test_shapes_are_of_the_rows_that_are_read(store):

@@ -25,7 +25,8 @@ from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
 ])
 def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(objective, name, has):
     program = SimpleNamespace(objective=objective, train=TrainConfig())
-    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, program, 2.0, {7: 3.5})
+    feed = SimpleNamespace(source=SimpleNamespace(statistics=SimpleNamespace(unigram_entropy=2.0)))
+    line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, program, feed, {7: 3.5})
     assert f"{name} 3.0000" in line and "accuracy 0.2500" in line
     assert ("(unigram entropy 2.0000)" in line) == has
 

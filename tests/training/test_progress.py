@@ -8,7 +8,7 @@ from jaxlm.training import progress
 def test_the_time_left_is_that_of_steps_without_the_first_which_compiles(monkeypatch, capsys):
     clock = iter([100.0, 110.0])  # the first step ends after 100 seconds, the tenth of the others 10 seconds later
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
-    shown = progress.Progress(steps=71, first=0)
+    shown = progress.Progress(steps=71, after_step=0)
     for step in (1, 11):
         shown.show(step, {"loss": 2.0, "mlm_accuracy": 0.5, "tokens_per_second": 1000.0})
     first, second = capsys.readouterr().out.splitlines()
@@ -32,7 +32,7 @@ def test_lines_scroll_above_a_bar_that_disappears(monkeypatch):
     import rich
 
     monkeypatch.setattr(rich, "_console", None)
-    with progress.Progress(steps=3, first=0) as shown:
+    with progress.Progress(steps=3, after_step=0) as shown:
         for step in (1, 2, 3):
             shown.show(step, {"loss": 4.0 - step, "tokens_per_second": 1000.0})
         shown.note("Finished")

@@ -1,4 +1,4 @@
-"""Dropout and its keys."""
+"""Dropout."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
-
-from jaxlm.keys import Purpose, purpose_key
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
@@ -49,15 +47,6 @@ def resolution(rate: float) -> tuple[Any, int, int]:
     dtype = jnp.uint8 if abs(round(rate * 256) / 256 - rate) <= 0.02 * rate else jnp.uint16
     count = 2 ** jnp.iinfo(dtype).bits
     return dtype, min(round(rate * count), count - 1), count
-
-
-def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
-    """Return the dropout key of a step.
-
-    Its bits come from XLA's RngBitGenerator ("rbg"), the hardware's generator on accelerators and Philox on CPUs, which
-    is several times cheaper than threefry everywhere. On accelerators the bits depend on the mesh.
-    """
-    return jax.random.fold_in(purpose_key(seed, Purpose.DROPOUT, impl="rbg"), step)
 
 
 def module_key(module: nn.Module, rate: float, deterministic: bool) -> jax.Array | None:

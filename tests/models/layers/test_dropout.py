@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers.dropout import dropout, dropout_key
+from jaxlm.models.layers.dropout import dropout
+from jaxlm.training.program import dropout_key
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
