@@ -67,7 +67,7 @@ def _run(arguments: list[str]) -> int:
         module = importlib.import_module(COMMANDS[arguments[0]][0])
         return module.main(arguments[1:]) or 0
     except UserError as error:
-        lines = (" ".join(line.split()) for line in str(error).split("\n  "))  # of rows that cannot be read
+        lines = (" ".join(line.split()) for line in str(error).split("\n  "))  # one for each wrong row
         print("jaxlm: " + "\n  ".join(lines), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of the output has ended, as `head` does

@@ -74,7 +74,7 @@ def _plan(session: Session, batch_size: int, topology: str) -> Plan:
         with_layers(session, 2)
     except UserError:
         return plan(session, topology, report=_say)
-    return plan(session, topology, is_extrapolated=True, report=_say)
+    return plan(session, topology, extrapolate=True, report=_say)
 
 
 def cells(name: str, found: Plan) -> list[str]:

@@ -101,7 +101,7 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
             tried = variants(session, MeshConfig(**row["mesh"]), len(topology_devices(topology)))
             plans = (
                 dataclasses.replace(
-                    plan(variant, topology, is_extrapolated=is_extrapolated), changes=row["changes"] | flags
+                    plan(variant, topology, extrapolate=is_extrapolated), changes=row["changes"] | flags
                 ) for variant, flags in tried
             )
         for found in plans:

@@ -20,7 +20,7 @@ from jaxlm.analysis import gpu
 from jaxlm.analysis.estimate import estimate
 from jaxlm.analysis.hlo import cycles_window, traffic
 from jaxlm.analysis.links import collective_timer
-from jaxlm.analysis.step import Batch, CompiledStep, input_bytes, mesh_text, read_compiled
+from jaxlm.analysis.step import BatchShapes, CompiledStep, input_bytes, mesh_text, read_compiled
 from jaxlm.errors import UserError
 from jaxlm.training.program import Program
 from jaxlm.types import Report
@@ -49,7 +49,7 @@ def prepare_environment() -> None:
 
 
 def compile_step(
-    program: Program, batch: Batch, topology: str, hlo: Path | None = None, report: Report = print
+    program: Program, batch: BatchShapes, topology: str, hlo: Path | None = None, report: Report = print
 ) -> CompiledStep:
     """Compile a train step.
 

@@ -68,24 +68,23 @@ class Plan:
     price: float = 0.0
 
     @classmethod
-    def of(cls, session: Session, program: Program, step: CompiledStep, hbm_limit_bytes: int, **fields: Any) -> Self:
-        """Return the plan of a session's compiled step.
+    def of(cls, session: Session, program: Program, step: CompiledStep, hbm_limit_bytes: int) -> Self:
+        """Return the plan of a session's compiled step, without a topology's name.
 
         Args:
             session: The preset or run.
             program: Its program over the devices.
             step: The compiled step.
             hbm_limit_bytes: Memory of a device.
-            **fields: Fields besides those that follow from these.
         """
         mesh, t, length = program.mesh, session.experiment.train, session.experiment.data.length
         device = mesh.devices.flat[0]
         return cls(
-            devices=mesh.size, device_kind=device.device_kind, mesh=dict(mesh.shape), batch_size=t.batch_size,
-            length=length, steps=t.steps, vocabulary=describe_vocabulary(session), parameters=program.num_params,
-            flops_per_step=program.step_flops(length, t.batch_size), peak_flops_per_chip=peak_flops(device),
-            bandwidth_per_chip=memory_bandwidth(device), hbm_limit_bytes=hbm_limit_bytes, step=step,
-            **{"topology": None, **fields},
+            topology=None, devices=mesh.size, device_kind=device.device_kind, mesh=dict(mesh.shape),
+            batch_size=t.batch_size, length=length, steps=t.steps, vocabulary=describe_vocabulary(session),
+            parameters=program.num_params, flops_per_step=program.step_flops(length, t.batch_size),
+            peak_flops_per_chip=peak_flops(device), bandwidth_per_chip=memory_bandwidth(device),
+            hbm_limit_bytes=hbm_limit_bytes, step=step,
         )
 
     @property
@@ -175,7 +174,7 @@ _FACTS = {field.name for field in dataclasses.fields(Plan)} - {"step", "price"}
 
 
 def plan(
-    session: Session, topology: str, hlo: Path | None = None, is_extrapolated: bool = False, report: Report = print
+    session: Session, topology: str, hlo: Path | None = None, extrapolate: bool = False, report: Report = print
 ) -> Plan:
     """Compile a train step for a topology and return its plan.
 
@@ -186,7 +185,7 @@ def plan(
         session: The preset or run.
         topology: Name of a topology, such as "v5e:16x16".
         hlo: File for the text of the compiled module; not of an extrapolated step.
-        is_extrapolated: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
+        extrapolate: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
         report: Receives progress messages.
 
     Raises:
@@ -196,8 +195,9 @@ def plan(
     devices = topology_devices(topology)
     mesh = make_mesh(session.experiment.mesh, devices)
     limit, program = hbm_limit(devices[0]), session.program(mesh)
-    if is_extrapolated:
+    if extrapolate:
         step = compile_extrapolated(session, mesh, topology, report)
     else:
         step = compile_step(program, batch_shapes(session), topology, hlo, report)
-    return Plan.of(session, program, step, limit, topology=topology, is_extrapolated=is_extrapolated)
+    found = Plan.of(session, program, step, limit)
+    return dataclasses.replace(found, topology=topology, is_extrapolated=extrapolate)

@@ -41,7 +41,7 @@ def table_row(plan: Plan, name: str) -> str:
     ]).rstrip()
 
 
-def report(plan: Plan) -> str:
+def plan_text(plan: Plan) -> str:
     """Return a plan as text."""
     step, used = plan.step, f"{gib(plan.step.hbm_bytes)} of {gib(plan.hbm_limit_bytes)} a chip"
     over = step.hbm_bytes - plan.hbm_limit_bytes
@@ -121,7 +121,7 @@ def _collective_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def short_rows(session: Session) -> str:
+def note_on_short_rows(session: Session) -> str:
     """Return a note that the first steps of a schedule with short rows are not in the plan; "" without such steps."""
     t, length = session.experiment.train, session.experiment.data.length
     return (

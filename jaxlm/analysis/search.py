@@ -19,7 +19,7 @@ TENSOR_SIZES = (1, 2, 4, 8)
 """Sizes of the axis `tensor` that are tried, until something fits."""
 
 
-def search(session: Session, topology: str, is_extrapolated: bool = False, report: Report = print) -> Iterator[Plan]:
+def search(session: Session, topology: str, extrapolate: bool = False, report: Report = print) -> Iterator[Plan]:
     """Yield the plans of a step over several meshes, with the flags that differ from the session.
 
     For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where
@@ -41,7 +41,7 @@ def search(session: Session, topology: str, is_extrapolated: bool = False, repor
                             if size and not chips % (size * tensor)}):
             for changed, changes in variants(session, MeshConfig(-1, fsdp, tensor), len(devices)):
                 try:
-                    found = plan(changed, topology, is_extrapolated=is_extrapolated, report=report)
+                    found = plan(changed, topology, extrapolate=extrapolate, report=report)
                 except UserError as error:
                     refused = error
                     break

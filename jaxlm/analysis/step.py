@@ -17,48 +17,49 @@ from jaxlm.fields import settings
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.folder import NO_RUN, RunFolder
-from jaxlm.runs.load import teacher_shapes
+from jaxlm.runs.load import constant_shapes
 from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
-Batch = Any
-"""Shapes of a batch: a tree of jax.ShapeDtypeStruct."""
+BatchShapes = Any
+"""A batch as a tree of jax.ShapeDtypeStruct."""
 
 
 def open_stand_in(
     experiment: Experiment, config: str | None = None,
-    load_constants: Callable[[Objective], Constants] = teacher_shapes, report: Report = print,
+    constants_of: Callable[[Objective], Constants] = constant_shapes, report: Report = print,
 ) -> Session:
     """Open an experiment to plan or time its step on synthetic rows.
 
-    A run has its own vocabulary, and a preset for which flags name other data that of pretraining on them, which may
-    have to be trained first. Any other preset has a stand-in for the vocabulary that its model was published with.
+    A run has its own vocabulary. A preset has a stand-in for the one that its model was published with; if flags name
+    other data, it has the vocabulary of those, which may have to be trained first.
 
     Args:
         experiment: The resolved configuration.
         config: The preset or run folder that it comes from.
-        load_constants: Returns the objective's constants, or their shapes.
+        constants_of: Returns the objective's constants, or their shapes.
         report: Receives progress messages.
     """
     experiment.validate()
     require_model(experiment)
-    run, is_named = NO_RUN if config is None else RunFolder.read(config), False
+    run = NO_RUN if config is None else RunFolder.read(config)
+    is_named = False
     if config is not None and run.tokenizer_folder is None:
         pairs = zip(settings(experiment.data), settings(load_preset(config).data), strict=True)
         is_named = any(
             new.value != old.value for new, old in pairs
             if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
         )
-    return open_session(Resolved(experiment), run, report, load_constants, use_stand_in=not is_named)
+    return open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not is_named)
 
 
-def batch_shapes(session: Session) -> Batch:
+def batch_shapes(session: Session) -> BatchShapes:
     """Return the shapes of a batch of full rows."""
     return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), session.synthetic_batch())
 
 
-def input_bytes(program: Program, batch: Batch) -> dict[str, int]:
+def input_bytes(program: Program, batch: BatchShapes) -> dict[str, int]:
     """Return the bytes of the step's inputs on one device, by kind."""
 
     def bytes_per_device(leaf: Any, sharding: Any) -> int:
@@ -143,7 +144,7 @@ class CompiledStep(NamedTuple):
 
 
 def read_compiled(
-    compiled: Any, program: Program, batch: Batch, hlo: Path | None = None
+    compiled: Any, program: Program, batch: BatchShapes, hlo: Path | None = None
 ) -> tuple[Module, dict[str, int]]:
     """Return the module of a compiled step, and its memory by kind.
 

@@ -1,1 +1,1 @@
-"""One file per command of the command line: it reads arguments, calls the floors below, prints."""
+"""One file per command of the command line: it reads arguments, calls the other rooms, prints."""

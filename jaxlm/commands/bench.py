@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     from jaxlm.analysis import bench
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.analysis.timing import readable
-    from jaxlm.runs.load import teacher_arrays
+    from jaxlm.runs.load import constant_arrays
     from jaxlm.runs.resolve import require_command
     from jaxlm.runs.session import open_session
 
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
         if options.generate is not None:
             raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
         require_command(resolved.experiment, "finetune", options.config)
-        session = open_session(resolved, report=log_line, load_constants=teacher_arrays).with_rows(log_line)
+        session = open_session(resolved, report=log_line, constants_of=constant_arrays).with_rows(log_line)
         found = bench.bench_fine_tuning(session, has_peer, options.steps, log_line)
     else:
-        session = open_stand_in(resolved.experiment, options.config, teacher_arrays, log_line)
+        session = open_stand_in(resolved.experiment, options.config, constant_arrays, log_line)
         if options.generate is not None:
             found = bench.bench_generation(session, options.generate, has_peer, log_line)
         else:

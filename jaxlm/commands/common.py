@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 class Parser(argparse.ArgumentParser):
     """Argument parser that takes exact names of options and raises UserError."""
 
-    def __init__(self, program: str, description: str | None, **options: Any) -> None:
+    def __init__(self, command: str, description: str | None, **options: Any) -> None:
         """Create the parser; `description` keeps its line breaks."""
         raw = argparse.RawDescriptionHelpFormatter
-        super().__init__(program, description=description, allow_abbrev=False, formatter_class=raw, **options)
+        super().__init__(command, description=description, allow_abbrev=False, formatter_class=raw, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
 
 
-def config_parser(program: str, description: str | None) -> Parser:
-    """Return a parser of `PROGRAM CONFIG [options] [--any.field VALUE …]`, for `resolve_config`."""
-    fields = f"Every field of the configuration is a flag: {program} CONFIG --help lists them."
-    parser = Parser(program, description, add_help=False, epilog=fields)
+def config_parser(command: str, description: str | None) -> Parser:
+    """Return a parser of `COMMAND CONFIG [options] [--any.field VALUE …]`, for `resolve_config`."""
+    fields = f"Every field of the configuration is a flag: {command} CONFIG --help lists them."
+    parser = Parser(command, description, add_help=False, epilog=fields)
     parser.set_defaults(init_from=None, as_text=False)  # for commands without these options
     parser.add_argument("config", help="a preset (a file of configs/, or for tasks of configs/tasks/) or a run folder")
     return parser
@@ -99,8 +99,8 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
         start_jax()
     from jaxlm.runs.resolve import resolve
 
-    program = f"{parser.prog} {options.config}"
-    return resolve(options.config, flags, options.init_from, options.as_text, program, pretrained)
+    command = f"{parser.prog} {options.config}"
+    return resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
 
 
 def log_line(line: str) -> None:

@@ -49,45 +49,46 @@ def main(arguments: list[str]) -> int:
         parser.error("--hlo needs the whole step; leave out --extrapolate")
     from jaxlm.analysis import compilation
     from jaxlm.analysis.step import open_stand_in
-    from jaxlm.runs.load import teacher_arrays, teacher_shapes
+    from jaxlm.runs.load import constant_arrays, constant_shapes
 
     if topologies:
         compilation.prepare_environment()
     else:
         start_jax()
-    session = open_stand_in(experiment, options.config, teacher_shapes if topologies else teacher_arrays, log_line)
+    session = open_stand_in(experiment, options.config, constant_shapes if topologies else constant_arrays, log_line)
     if options.search:
         print_search(session, topologies[0], options)
     elif len(topologies) > 1:
         print_topologies(session, topologies, options)
     else:
-        print_plan(session, topologies, options)
+        print_plan(session, topologies[0] if topologies else None, options)
     return 0
 
 
-def print_plan(session: Any, topologies: list[str], options: Any) -> None:
+def print_plan(session: Any, topology: str | None, options: Any) -> None:
     """Print the plan of one topology, or without one that of the devices here."""
     from jaxlm.analysis import local
     from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.report import report, short_rows
+    from jaxlm.analysis.report import note_on_short_rows, plan_text
 
     hlo = options.hlo and Path(options.hlo)
-    if topologies:
-        found = dataclasses.replace(plan(session, *topologies, hlo, options.extrapolate, log_line), price=options.price)
+    if topology:
+        found = plan(session, topology, hlo, options.extrapolate, log_line)
+        found = dataclasses.replace(found, price=options.price)
     else:
         found = local.plan_here(session, hlo, log_line)
-    print(json.dumps(found.to_json()) if options.json else report(found) + short_rows(session))
+    print(json.dumps(found.to_json()) if options.json else plan_text(found) + note_on_short_rows(session))
 
 
 def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
     """Print a table of the plans of several topologies; one that fails is a line with the reason."""
     from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.report import CAVEAT, heading, short_rows, table_row
+    from jaxlm.analysis.report import CAVEAT, heading, note_on_short_rows, table_row
 
     rows: list[dict[str, Any]] = []
     for name in topologies:
         try:
-            found = plan(session, name, is_extrapolated=options.extrapolate, report=log_line)
+            found = plan(session, name, extrapolate=options.extrapolate, report=log_line)
             found = dataclasses.replace(found, price=options.price)
             row, line = found.to_json(), table_row(found, name)
         except UserError as error:
@@ -97,12 +98,12 @@ def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
         rows.append(row)
         if not options.json:
             print(line, flush=True)
-    print(json.dumps({"topologies": rows}) if options.json else f"\n{CAVEAT}{short_rows(session)}")
+    print(json.dumps({"topologies": rows}) if options.json else f"\n{CAVEAT}{note_on_short_rows(session)}")
 
 
 def print_search(session: Any, topology: str, options: Any) -> None:
     """Print a table of the plans of several meshes, and the fastest."""
-    from jaxlm.analysis.report import heading, report, table_row
+    from jaxlm.analysis.report import heading, plan_text, table_row
     from jaxlm.analysis.search import fastest, search
 
     plans: list[Any] = []
@@ -118,4 +119,5 @@ def print_search(session: Any, topology: str, options: Any) -> None:
     elif best is None:
         print("\nNone fits; take more chips.")
     else:
-        print(f"\nFastest: {' '.join(f'--{name} {value}' for name, value in best.changes.items())}\n\n{report(best)}")
+        flags = " ".join(f"--{name} {value}" for name, value in best.changes.items())
+        print(f"\nFastest: {flags}\n\n{plan_text(best)}")

@@ -14,7 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import marks_of, settings
 
 
-def override(experiment: Experiment, arguments: list[str], program: str) -> Experiment:
+def override(experiment: Experiment, arguments: list[str], command: str) -> Experiment:
     """Return the experiment with `--train.steps 100`, `--data.source …` applied.
 
     `--help` prints every field and exits with 0; tyro prints a value that it refuses and exits with 2.
@@ -22,7 +22,7 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
     Args:
         experiment: The configuration whose fields are the defaults.
         arguments: The flags.
-        program: Name of the command in `--help`.
+        command: Name of the command in `--help`.
 
     Raises:
         UserError: A flag does not exist.
@@ -52,7 +52,7 @@ def override(experiment: Experiment, arguments: list[str], program: str) -> Expe
     # The default decides the class of a field that may have several. As subcommands they would take the flags away.
     config = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)
     result, unknown = tyro.cli(
-        Experiment, args=arguments, default=experiment, prog=program, config=config, registry=registry,
+        Experiment, args=arguments, default=experiment, prog=command, config=config, registry=registry,
         return_unknown_args=True,
     )
     if unknown:

@@ -122,6 +122,10 @@ class Objective:
     A subclass is a frozen dataclass whose fields are a `model` (see `jaxlm.models.base`) and rates. It implements
     `corrupt` and `loss`, and often `row_format` and `bind`. `init`, `corrupt` and `loss` are pure and jittable with
     static shapes.
+
+    It is completed in this order: `with_pretrained_model`, `with_loader` (configuration); `bind`, `load_constants`
+    (session, first stage); `with_rows`, `select_params`, `bind` with statistics (second stage); `init`,
+    `with_constants`, `merge_pretrained` (parameters of step 0); `with_constants` in every step.
     """
 
     _: dataclasses.KW_ONLY
@@ -219,7 +223,7 @@ class Objective:
         """Return the parameters of a pretrained model for `merge_pretrained`; by default all."""
         return source.params
 
-    def prepare(self, rows: Any, data: Any) -> Self:
+    def with_rows(self, rows: Any, data: Any) -> Self:
         """Return a copy with what only the opened data tells: the labels of a task.
 
         Args:
@@ -268,8 +272,8 @@ class Objective:
         """
         return self.loss(params, example, key, train), ()
 
-    def with_models(self, load: Callable[[str], PretrainedModel]) -> Self:
-        """Return a copy that can open the other models that its rows are made with; most need none.
+    def with_loader(self, load: Callable[[str], PretrainedModel]) -> Self:
+        """Return a copy that can open other models, if its rows are made with any.
 
         Args:
             load: Opens a run folder or a Transformers folder.

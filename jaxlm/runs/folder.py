@@ -37,7 +37,7 @@ class RunFolder:
     """State of a run folder, read once. It is empty for a path that is no run folder, such as a preset's."""
 
     path: epath.Path
-    steps: tuple[int, ...]
+    saved_steps: tuple[int, ...]
     """Steps of the checkpoints, oldest first; that of step 0 has only parameters."""
     has_begun: bool
     """Whether at least one training step has been done."""
@@ -63,7 +63,7 @@ class RunFolder:
     @property
     def newest_step(self) -> int:
         """Step of the newest checkpoint; 0 without checkpoints."""
-        return max(self.steps, default=0)
+        return max(self.saved_steps, default=0)
 
     @property
     def is_imported(self) -> bool:
@@ -74,7 +74,7 @@ class RunFolder:
     def tokenizer_folder(self) -> epath.Path | None:
         """Folder of the tokenizer that the parameters belong to; None while the run may still choose another."""
         folder = self.path / "tokenizer"
-        return folder if folder.is_dir() and (self.has_begun or self.steps) else None
+        return folder if folder.is_dir() and (self.has_begun or self.saved_steps) else None
 
 
 NO_RUN = RunFolder(epath.Path(), (), False, {}, None)

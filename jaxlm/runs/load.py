@@ -50,7 +50,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     session = open_session(Resolved(experiment), run, for_inference=True)
     # The attention kernel was chosen for the machine that trained the model.
     model = session.objective.model.with_execution(attention="auto")
-    objective = dataclasses.replace(session.objective, model=model).with_models(load_model)
+    objective = dataclasses.replace(session.objective, model=model).with_loader(load_model)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
@@ -64,13 +64,13 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
 
 
-def teacher_arrays(objective: Objective) -> Constants:
+def constant_arrays(objective: Objective) -> Constants:
     """Return the constants of an objective (see `Objective.load_constants`), on the host."""
     return objective.load_constants(load_teacher)
 
 
-def teacher_shapes(objective: Objective) -> Constants:
-    """Return the shapes of `teacher_arrays`."""
+def constant_shapes(objective: Objective) -> Constants:
+    """Return the shapes of `constant_arrays`."""
     return objective.constant_shapes(load_teacher)
 
 

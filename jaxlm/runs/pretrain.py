@@ -21,7 +21,7 @@ from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner
-from jaxlm.runs.load import teacher_arrays
+from jaxlm.runs.load import constant_arrays
 from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
@@ -62,7 +62,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         run = _open_folder(resolved, run_path(run_dir), stack)
         mesh = make_mesh(experiment.mesh)
         check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
-        session = open_session(resolved, run, report, teacher_arrays)
+        session = open_session(resolved, run, report, constant_arrays)
         _check_program(session, mesh)
         return _train(session.with_rows(report), mesh, report, stack, clock)
 

@@ -29,7 +29,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
 def resolve(
-    config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, program: str = "",
+    config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, command: str = "",
     pretrained: PretrainedModel | None = None,
 ) -> Resolved:
     """Resolve the configuration of a run.
@@ -39,7 +39,7 @@ def resolve(
         flags: Command-line arguments for the fields of the configuration, including the pretrained model's.
         init_from: Folder of the pretrained model, which replaces the configuration's model.
         as_text: Whether a decoder writes a task's answers, as T5 always does.
-        program: Name of the command in `--help`.
+        command: Name of the command in `--help`.
         pretrained: The model of `init_from`, on the host, if it is loaded already.
 
     Raises:
@@ -53,7 +53,7 @@ def resolve(
         # On the host, from where each device of the mesh gets its shard.
         pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
     unchanged = dataclasses.replace(experiment, objective=_objective_of(experiment, pretrained, as_text))
-    experiment = override(unchanged, list(flags), program)
+    experiment = override(unchanged, list(flags), command)
     _require_one_duration(unchanged, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(unchanged, experiment, pretrained.path, "objective.model.")
@@ -66,7 +66,7 @@ def resolve(
     if is_run or not experiment.objective.is_task:
         experiment = with_steps(experiment)
     experiment.validate()
-    experiment = dataclasses.replace(experiment, objective=experiment.objective.with_models(load_model))
+    experiment = dataclasses.replace(experiment, objective=experiment.objective.with_loader(load_model))
     return Resolved(experiment, pretrained)
 
 
@@ -119,7 +119,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     dev = data.source or data.dev or stored.data.dev
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
-    for name in task.symbols:  # `open_session` would add those that the model was not trained with
+    for name in task.symbols:  # refused here, since `open_session` would add those that the model lacks
         pretrained.tokenizer.vocabulary.id(name)
     experiment = dataclasses.replace(experiment, data=data)
     session = open_session(Resolved(experiment, pretrained), run)

@@ -36,7 +36,7 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
         before = run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result)
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
-    elif run.steps:
+    elif run.saved_steps:
         _refuse(run, differences(*(
             flatten(each, lambda setting: setting.decides_weights() and setting.decides_result())
             for each in (run.experiment, experiment)
@@ -46,11 +46,11 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
 def _check_source(run: RunFolder, resolved: Resolved) -> None:
     init_from = resolved.pretrained and resolved.pretrained.path
     source = run.metadata.get("imported_from")
-    if init_from is None and source is not None and not run.steps:
+    if init_from is None and source is not None and not run.saved_steps:
         raise UserError(
             f"{run.path} was started from {source} but has saved no checkpoint; pass --init-from {source} again."
         )
-    if init_from is not None and run.steps and (source is None or real_path(source) != real_path(init_from)):
+    if init_from is not None and run.saved_steps and (source is None or real_path(source) != real_path(init_from)):
         raise UserError(
             f"{run.path} began from {source or 'fresh parameters'}, not from {init_from}; resume it with "
             f"`jaxlm {run.experiment.command} {run.path}`, or choose another --run-dir."
@@ -122,13 +122,13 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
             f"gives {metadata['data'][:12]}; bring the old text back, or choose another --run-dir and start from this "
             "run with --init-from."
         )
-    if (run.has_begun or run.steps) and saved.get("frozen") != metadata["frozen"]:
+    if (run.has_begun or run.saved_steps) and saved.get("frozen") != metadata["frozen"]:
         raise UserError(
             f"objective.{experiment.objective.constants_field} holds other weights than when this run began; give it "
             "the same folder, or choose another --run-dir and start from this run with --init-from."
         )
     _check_configuration(run, experiment)
-    if run.has_begun or run.steps:
+    if run.has_begun or run.saved_steps:
         objective = run.experiment.objective
         model = objective.model.for_vocabulary(session.objective.vocabulary)
         before = dataclasses.replace(run.experiment, objective=dataclasses.replace(objective, model=model))

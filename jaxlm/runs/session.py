@@ -71,10 +71,10 @@ class Session:
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
         objective = self.objective
         if pretrained is not None:  # a run that is resumed has its labels and parameters in its folder
-            objective = objective.prepare(rows, data)
+            objective = objective.with_rows(rows, data)
             pretrained = dataclasses.replace(pretrained, params=objective.select_params(pretrained))
         objective = objective.bind(objective.vocabulary, length, rows.statistics)
-        objective.with_constants(self.constants)  # raises if a teacher has other labels; the steps bind the arrays
+        objective.with_constants(self.constants)  # only to refuse a teacher with other labels
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
@@ -105,7 +105,7 @@ class Session:
 
 def open_session(
     resolved: Resolved, run: RunFolder = NO_RUN, report: Report = print,
-    load_constants: Callable[[Objective], Constants] = lambda objective: (), *, use_stand_in: bool = False,
+    constants_of: Callable[[Objective], Constants] = lambda objective: (), *, use_stand_in: bool = False,
     for_inference: bool = False,
 ) -> Session:
     """Open a run up to its data: the tokenizer, the bound objective and its constants.
@@ -114,7 +114,7 @@ def open_session(
         resolved: The configuration and the pretrained model.
         run: The run's folder; of a preset it is empty.
         report: Receives a line about everything that takes time.
-        load_constants: Returns the constants of the bound objective, or their shapes; by default none.
+        constants_of: Returns the constants of the bound objective, or their shapes; by default none.
         use_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
         for_inference: Whether an imported model may lack what only training needs, such as T5's sentinels.
 
@@ -137,7 +137,7 @@ def open_session(
         objective = objective.bind(vocabulary, experiment.data.length)
         _check_short_rows(objective, experiment)
     experiment = dataclasses.replace(experiment, objective=objective)
-    return Session(experiment, run, tokenizer, load_constants(objective), pretrained)
+    return Session(experiment, run, tokenizer, constants_of(objective), pretrained)
 
 
 def _check_short_rows(objective: Objective, experiment: Experiment) -> None:
@@ -161,7 +161,7 @@ def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Token
     if run.tokenizer_folder is None:
         return main_first(lambda: data.prepare_tokenizer(report, symbols), "prepare the tokenizer")
     tokenizer = Tokenizer.load(run.tokenizer_folder)
-    for name in symbols:
+    for name in symbols:  # refuses a tokenizer that lacks one
         tokenizer.vocabulary.id(name)
     return tokenizer
 

@@ -157,7 +157,7 @@ class Task(Objective):
         ordered = (*(name for name in names if name in found), *sorted(found.difference(names), key=label_order))
         return dataclasses.replace(self, labels=self.labels or ordered)
 
-    def prepare(self, rows: LabelledSource, data: LabelledData) -> Self:
+    def with_rows(self, rows: LabelledSource, data: LabelledData) -> Self:
         if not rows.records["train"]:
             raise UserError("--data.source is empty; give a file of rows to train on.")
         if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):

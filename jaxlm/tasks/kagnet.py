@@ -69,7 +69,7 @@ class KagNet(MultipleChoice):
     margin: float = field(0.2, range="(0, 1]")
     """Margin between the scores of the right choice and of a wrong one."""
     load_model: Callable[[str], PretrainedModel] | None = field(None, bound=True, compare=False)
-    """Set by `with_models`: opens the folder of the encoder."""
+    """Set by `with_loader`: opens the folder of the encoder."""
 
     name = "kagnet"
     shows_predictions = True
@@ -85,7 +85,7 @@ class KagNet(MultipleChoice):
         """Whether rows have the vectors of their statements: `statement`, float32 [choices, width]."""
         return bool(self.encoder) and not self.train_encoder
 
-    def with_models(self, load: Callable[[str], PretrainedModel]) -> Self:
+    def with_loader(self, load: Callable[[str], PretrainedModel]) -> Self:
         return dataclasses.replace(self, load_model=load)
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:

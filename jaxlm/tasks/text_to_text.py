@@ -110,10 +110,10 @@ class TextToText(Task):
             raise UserError(f"{type(model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2.")
         return dataclasses.replace(self, model=model.with_execution(attention="auto"))
 
-    def prepare(self, rows: LabelledSource, data: LabelledData) -> Self:
+    def with_rows(self, rows: LabelledSource, data: LabelledData) -> Self:
         if self.kind is None:
-            return super().prepare(rows, data)
-        return dataclasses.replace(self, kind=self.kind.prepare(rows, data))
+            return super().with_rows(rows, data)
+        return dataclasses.replace(self, kind=self.kind.with_rows(rows, data))
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
         return row_remarks(self.kind or self, rows, rows.examples("train", self, length), length)

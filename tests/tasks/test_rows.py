@@ -301,7 +301,7 @@ def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     rows = read(data, tmp_path, file, text)
     for task in (kind(), TextToText(kind=kind())):
         with pytest.raises(UserError, match=message):
-            task.prepare(SimpleNamespace(records={"train": rows, "held_out": []}), data)
+            task.with_rows(SimpleNamespace(records={"train": rows, "held_out": []}), data)
     other = rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"] if kind is Tagging else "B"})
     require_classes(kind(), [rows[0], other], data)
     require_classes(MultipleChoice(), rows, data)  # has no classes
