@@ -169,12 +169,12 @@ def reversible(seed: int, stored: bool) -> dict[str, float]:
 
     from jaxlm.models import reformer
     from jaxlm.models.base import Inputs
-    from jaxlm.models.layers.stack import reversible_forward
+    from jaxlm.models.layers.reversible import reversible_forward
 
     recomputed = reformer.run_reversible
 
-    def with_stored(layers: Any, params: Any, state: Any, inputs: Any, shared: Any, *, repeats: int, loop: bool) -> Any:
-        return reversible_forward(tuple(layers), repeats, loop, tuple(params), state, tuple(inputs), shared)[0]
+    def with_stored(*arguments: Any) -> Any:
+        return reversible_forward(*arguments)[0]
 
     def gradient(layers: int, run: Callable[..., Any]) -> tuple[jax.Array, int]:
         """Return the gradient as one vector, and the bytes that computing it takes."""

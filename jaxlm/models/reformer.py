@@ -21,7 +21,8 @@ from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.norm import Norm
-from jaxlm.models.layers.stack import Coupling, at_positions, call, init_layers, run_reversible
+from jaxlm.models.layers.reversible import Coupling, run_reversible
+from jaxlm.models.layers.stack import at_positions, call, init_layers
 from jaxlm.types import Params
 
 AttentionType = Literal["local", "lsh"]

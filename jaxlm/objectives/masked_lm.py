@@ -115,7 +115,7 @@ class MaskedLM(Objective):
                 f"objective.input_format {self.input_format} needs 2 segment types, but "
                 f"objective.model.type_vocab_size is {self.model.type_vocab_size}; raise it, or choose document."
             )
-        if self._has_full_rows:
+        if self.input_format == "full-sentences":
             vocabulary.require("eos", purpose="packing documents into rows")
         return super().bind(vocabulary, length, statistics)
 
@@ -129,7 +129,7 @@ class MaskedLM(Objective):
         ] if is_dominant else []
 
     def row_format(self, length: int) -> RowFormat:
-        packing = "packed-eos" if self._has_full_rows else "document"
+        packing = "packed-eos" if self.input_format == "full-sentences" else "document"
         return RowFormat(packing, length - (3 if self.pair_task else 2))
 
     def init(self, key: jax.Array) -> Params:
