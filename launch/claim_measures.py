@@ -169,12 +169,11 @@ def reversible(seed: int, stored: bool) -> dict[str, float]:
 
     from jaxlm.models import reformer
     from jaxlm.models.base import Inputs
-    from jaxlm.models.layers.reversible import reversible_forward
 
     recomputed = reformer.run_reversible
 
     def with_stored(*arguments: Any) -> Any:
-        return reversible_forward(*arguments)[0]
+        return reformer.reversible_forward(*arguments)[0]
 
     def gradient(layers: int, run: Callable[..., Any]) -> tuple[jax.Array, int]:
         """Return the gradient as one vector, and the bytes that computing it takes."""

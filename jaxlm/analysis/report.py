@@ -41,7 +41,7 @@ def table_row(plan: Plan, name: str) -> str:
     ]).rstrip()
 
 
-def plan_text(plan: Plan) -> str:
+def describe(plan: Plan) -> str:
     """Return a plan as text."""
     step, used = plan.step, f"{gib(plan.step.hbm_bytes)} of {gib(plan.hbm_limit_bytes)} a chip"
     over = step.hbm_bytes - plan.hbm_limit_bytes

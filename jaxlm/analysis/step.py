@@ -44,14 +44,12 @@ def open_stand_in(
     experiment.validate()
     require_model(experiment)
     run = NO_RUN if config is None else RunFolder.read(config)
-    is_named = False
-    if config is not None and run.tokenizer_folder is None:
-        pairs = zip(settings(experiment.data), settings(load_preset(config).data), strict=True)
-        is_named = any(
-            new.value != old.value for new, old in pairs
-            if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
-        )
-    return open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not is_named)
+    names_data = config is not None and any(
+        new.value != old.value
+        for new, old in zip(settings(experiment.data), settings(load_preset(config).data), strict=True)
+        if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
+    )
+    return open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not names_data)
 
 
 def batch_shapes(session: Session) -> BatchShapes:

@@ -67,17 +67,17 @@ def main(arguments: list[str]) -> int:
 
 def print_plan(session: Any, topology: str | None, options: Any) -> None:
     """Print the plan of one topology, or without one that of the devices here."""
-    from jaxlm.analysis import local
+    from jaxlm.analysis.local import plan_here
     from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.report import note_on_short_rows, plan_text
+    from jaxlm.analysis.report import describe, note_on_short_rows
 
     hlo = options.hlo and Path(options.hlo)
     if topology:
         found = plan(session, topology, hlo, options.extrapolate, log_line)
-        found = dataclasses.replace(found, price=options.price)
     else:
-        found = local.plan_here(session, hlo, log_line)
-    print(json.dumps(found.to_json()) if options.json else plan_text(found) + note_on_short_rows(session))
+        found = plan_here(session, hlo, log_line)
+    found = dataclasses.replace(found, price=options.price)
+    print(json.dumps(found.to_json()) if options.json else describe(found) + note_on_short_rows(session))
 
 
 def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
@@ -103,7 +103,7 @@ def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
 
 def print_search(session: Any, topology: str, options: Any) -> None:
     """Print a table of the plans of several meshes, and the fastest."""
-    from jaxlm.analysis.report import heading, plan_text, table_row
+    from jaxlm.analysis.report import describe, heading, table_row
     from jaxlm.analysis.search import fastest, search
 
     plans: list[Any] = []
@@ -119,5 +119,4 @@ def print_search(session: Any, topology: str, options: Any) -> None:
     elif best is None:
         print("\nNone fits; take more chips.")
     else:
-        flags = " ".join(f"--{name} {value}" for name, value in best.changes.items())
-        print(f"\nFastest: {flags}\n\n{plan_text(best)}")
+        print(f"\nFastest: {' '.join(f'--{name} {value}' for name, value in best.changes.items())}\n\n{describe(best)}")

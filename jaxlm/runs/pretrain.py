@@ -176,8 +176,7 @@ def restore_or_init_state(
     state = program.init_state(params)
     if params is not fresh:
         if source is not None:
-            remark = unshared(fresh, source)
-            report(f"Beginning from the weights and the tokenizer of {metadata['imported_from']}{remark}")
+            report(f"Beginning from the weights and the tokenizer of {source.path}{unshared(fresh, source)}")
         # Saved, so that a run that is killed before its next checkpoint does not start from random weights.
         checkpoints.save_params(state.params, metadata)
         checkpoints.wait()

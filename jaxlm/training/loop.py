@@ -51,14 +51,13 @@ def train(
         Stopped: A signal has stopped the run; its state has been saved.
     """
     t = program.train
-    after_step, figures = int(state.step), {}
-    history = evaluations(checkpoints.folder.parent, t.criterion, up_to=after_step)
+    after_step, folder, figures = int(state.step), checkpoints.folder.parent, {}
+    history = evaluations(folder, t.criterion, up_to=after_step)
     if t.uses_best and after_step not in history:
         _check_criterion(program, state, feed, log)
     with (
         _stop_signals() as stop, contextlib.closing(feed.after(after_step)) as batches,
-        watchdog(log.clock, t.stall_seconds),
-        profiled(t.profile_steps, checkpoints.folder.parent, log.progress.note) as profile,
+        watchdog(log.clock, t.stall_seconds), profiled(t.profile_steps, folder, log.progress.note) as profile,
     ):
         for step in range(after_step + 1, t.steps + 1):
             profile(step, state)
@@ -193,9 +192,8 @@ def evaluation_line(
     objective, t = program.objective, program.train
     name = t.best_by or objective.primary_metric
     others = "  ".join(f"{key} {value:.4f}" for key, value in figures.items() if key not in ("loss", name))
-    remark = ""
-    if name in objective.token_losses:
-        remark = f" (unigram entropy {feed.source.statistics.unigram_entropy:.4f})"
+    entropy = feed.source.statistics.unigram_entropy
+    remark = f" (unigram entropy {entropy:.4f})" if name in objective.token_losses else ""
     if t.uses_best and history:
         best = best_step(history, t.criterion)
         remark += " (best so far)" if best == step else f" (best: {history[best]:.4f} at step {best:,})"

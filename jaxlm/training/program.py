@@ -17,16 +17,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.objectives.base import (
-    Batch,
-    Constants,
-    Example,
-    Memory,
-    Objective,
-    Term,
-    Terms,
-    total_loss,
-)
+from jaxlm.objectives.base import Batch, Constants, Example, Memory, Objective, Term, Terms, total_loss
 from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
@@ -215,7 +206,7 @@ def gradients(
     batch, except that each microbatch has dropout masks of its own.
     """
     if num_microbatches == 1:
-        return _microbatch_gradients(objective, params, example, memory, key, None, frozen_params)
+        return _part_gradients(objective, params, example, memory, key, None, frozen_params)
     # Only the weights are used, so the compiler removes this forward pass.
     terms, _ = objective.stream_loss(params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
@@ -233,9 +224,7 @@ def gradients(
     def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
         rows, memory = jax.tree.map(constrain, part)
         key_part = jax.random.fold_in(key, index)
-        *sums, memory = _microbatch_gradients(
-            objective, params, rows | shared, memory, key_part, weights, frozen_params
-        )
+        *sums, memory = _part_gradients(objective, params, rows | shared, memory, key_part, weights, frozen_params)
         return tuple(sums), memory
 
     def add(total: Any, xs: Any) -> tuple[Any, Memory]:
@@ -249,7 +238,7 @@ def gradients(
     return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}, jax.tree.map(join, memory)
 
 
-def _microbatch_gradients(
+def _part_gradients(
     objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array,
     weights: Mapping[str, jax.Array] | None, frozen_params: Sequence[str],
 ) -> tuple[Params, Terms, Memory]:

@@ -19,7 +19,7 @@ from jaxlm.analysis import search as searching
 from jaxlm.analysis.extrapolate import extrapolate, with_layers
 from jaxlm.analysis.hlo import Traffic, parse
 from jaxlm.analysis.plan import Plan, plan
-from jaxlm.analysis.report import plan_text, table_row
+from jaxlm.analysis.report import describe, table_row
 from jaxlm.analysis.step import CompiledStep, Estimate, Kernels, Operation, open_stand_in
 from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, TrainConfig
@@ -278,7 +278,7 @@ def changed(**parts) -> Plan:
 
 
 def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
-    text = plan_text(PLAN)
+    text = describe(PLAN)
     assert "vocabulary of 512: the tokenizer's" in text and "3.91 KiB  optimizer state" in text
     assert "It fits" in text and "8.00 GiB left" in text and "all-reduce" in text and "4.00 KiB" in text
     assert "25.00 ms a step, MFU 40.0%" in text and "(50.0% by the 1.25 TFLOPs" in text and "10.00 ms" in text
@@ -292,12 +292,12 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     assert "     15.00  " in text
     assert "No estimate" not in text and "not known" not in text and "Measured" not in text
     free = {kind: item._replace(seconds=0.0) for kind, item in PLAN.step.collectives.items()}
-    assert "of TPU v5 lite for all-reduce is not known" in plan_text(changed(collectives=free))
-    assert "the clock of TPU v5 lite is not known" in plan_text(changed(estimate=None))
+    assert "of TPU v5 lite for all-reduce is not known" in describe(changed(collectives=free))
+    assert "the clock of TPU v5 lite is not known" in describe(changed(estimate=None))
     over = changed(hbm_bytes=2**34 + 12345, estimate=None, collectives={}, message="too much")
-    assert "does not fit" in plan_text(over) and "12,345 bytes" in plan_text(over) and "too much" in plan_text(over)
+    assert "does not fit" in describe(over) and "12,345 bytes" in describe(over) and "too much" in describe(over)
     assert "NO" in table_row(over, "v5e:2x2")
-    here = plan_text(dataclasses.replace(PLAN, topology=None, measured_step_seconds=0.05))
+    here = describe(dataclasses.replace(PLAN, topology=None, measured_step_seconds=0.05))
     assert here.startswith("Here: 4 x") and "Measured: 50.00 ms, MFU 20.0%; the prediction is 20% too short" in here
 
 

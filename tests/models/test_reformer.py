@@ -17,7 +17,6 @@ from jaxlm.errors import UserError
 from jaxlm.models import reformer
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.chunked import LshAttention, RowLayout, permute, previous_chunks, torch_normal
-from jaxlm.models.layers.reversible import reversible_forward
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -109,7 +108,7 @@ def test_later_tokens_and_other_documents_have_no_gradient(params):
 
 
 def plain(layers, repeats, loop, params, state, per_layer, shared):
-    return reversible_forward(layers, repeats, loop, params, state, per_layer, shared)[0]
+    return reformer.reversible_forward(layers, repeats, loop, params, state, per_layer, shared)[0]
 
 
 @pytest.mark.parametrize("loop", [pytest.param(False, marks=pytest.mark.slow), True])
