@@ -19,7 +19,6 @@ from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.huggingface.table import Table
 from jaxlm.models.base import Inputs, Writer
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.training.optimizers import make_schedule, weight_decay_mask
 from jaxlm.types import Params
 
@@ -64,14 +63,6 @@ def save_torch(model: torch.nn.Module, folder: Path, vocab_file: Path, **options
     model.save_pretrained(folder, **options)
     transformers.BertTokenizer.from_pretrained(vocab_file.parent).save_pretrained(folder)
     return folder
-
-
-def random_params(objective: MaskedLM, seed: int):
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(objective.init, jax.random.key(0))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: rng.normal(path[-1].key == "scale", 0.15, leaf.shape).astype(np.float32), shapes
-    )
 
 
 def batch(config, length: int, padded: bool, rows: int = 3, seed: int = 0) -> dict[str, np.ndarray]:

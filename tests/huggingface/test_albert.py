@@ -28,7 +28,8 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import VOCAB, batch, random_params, read_json, real, save_torch, torch_outputs
+from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch, torch_outputs
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 # One group and several, also of unequal sizes; embeddings narrower than the layers and as wide.

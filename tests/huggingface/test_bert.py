@@ -28,13 +28,13 @@ from tests.huggingface.support import (
     VOCAB,
     batch,
     minilm,
-    random_params,
     read_json,
     real,
     save_torch,
     torch_bert,
     torch_outputs,
 )
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 LENGTHS = {"gelu": (7, 33), "gelu_new": (12,), "relu": (1, 25)}  # each length compiles anew

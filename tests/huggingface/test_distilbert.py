@@ -35,17 +35,8 @@ from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import (
-    VOCAB,
-    TorchAdamW,
-    batch,
-    load_into,
-    random_params,
-    read_json,
-    real,
-    save_torch,
-    torch_outputs,
-)
+from tests.huggingface.support import VOCAB, TorchAdamW, batch, load_into, read_json, real, save_torch, torch_outputs
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 SIZES = {

@@ -17,9 +17,10 @@ from jaxlm.config.presets import load_config
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.runs.load import load_run
-from tests.huggingface.support import minilm, random_params, save_torch, torch_bert
+from tests.huggingface.support import minilm, save_torch, torch_bert
 from tests.huggingface.test_tasks import MODELS, Gpt2
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
+from tests.params import random_params
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 WORDS = ("the", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and")

@@ -20,7 +20,8 @@ from jaxlm.huggingface import folder as folder_module
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.objectives.masked_lm import MaskedLM
-from tests.huggingface.support import VOCAB, minilm, random_params, read_json, save_torch, torch_bert
+from tests.huggingface.support import VOCAB, minilm, read_json, save_torch, torch_bert
+from tests.params import random_params
 
 SMALL = Bert(
     vocab_size=len(VOCAB), hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=24

@@ -21,6 +21,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import decoder_difference, read_json
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -77,12 +78,6 @@ def our_objective(name: str, tokenizer: Tokenizer) -> CausalLM:
         norm_eps=size.get("layer_norm_epsilon", 1e-5),
     )
     return CausalLM(model=model, vocabulary=tokenizer.vocabulary)
-
-
-def random_params(objective: CausalLM, seed: int = 0):
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(objective.init, jax.random.key(0))
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
 
 
 BATCHES = [(7, False), (7, True), (33, True)]

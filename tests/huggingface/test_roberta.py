@@ -26,7 +26,8 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
-from tests.huggingface.support import batch, random_params, read_json, real, torch_outputs
+from tests.huggingface.support import batch, read_json, real, torch_outputs
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 LENGTHS = [(7, False), (7, True), (33, True)]

@@ -25,7 +25,8 @@ from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import batch, random_params, real, torch_outputs
+from tests.huggingface.support import batch, real, torch_outputs
+from tests.params import random_params
 
 LENGTH, ROWS = 40, 6
 MODEL = Bert(

@@ -25,6 +25,7 @@ from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 ROWS = 512  # the tokenizer's ids, and a multiple of 128
@@ -124,9 +125,7 @@ def test_imported_logits(variant, spm, tmp_path):
 @pytest.mark.parametrize("version", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
 def test_exported_logits(version, spm, tmp_path):
     objective = SpanCorruption(model=OURS[version]).bind(spm.vocabulary, 32)
-    rng = np.random.default_rng(0)
-    params = jax.jit(objective.init)(jax.random.key(0))
-    params = jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)), params)
+    params = random_params(objective)
     folder = export_folder(tmp_path / "out", objective, params, spm, ModelCard())
     model, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert type(model) is transformers.T5ForConditionalGeneration

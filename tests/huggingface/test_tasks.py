@@ -35,7 +35,8 @@ from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
-from tests.huggingface.support import random_params, read_json
+from tests.huggingface.support import read_json
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 LENGTH = 37

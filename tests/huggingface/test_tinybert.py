@@ -23,7 +23,8 @@ from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import VOCAB, batch, random_params, real, save_torch, torch_outputs
+from tests.huggingface.support import VOCAB, batch, real, save_torch, torch_outputs
+from tests.params import random_params
 
 VOCABULARY = Vocabulary.stand_in(160)
 SIZES = dict(hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32, init_std=0.2, dropout=0.0,

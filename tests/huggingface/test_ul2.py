@@ -19,7 +19,7 @@ from jaxlm.objectives.mixture_of_denoisers import MODES, MixtureOfDenoisers
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
-from tests.huggingface.support import random_params
+from tests.params import random_params
 from tests.training.support import write_text
 from tests.training.test_init_from import first_params
 

@@ -30,7 +30,8 @@ from jaxlm.tokenizers import sentencepiece_json
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
-from tests.huggingface.support import random_params, read_json, real, torch_outputs
+from tests.huggingface.support import read_json, real, torch_outputs
+from tests.params import random_params
 
 TOLERANCE = 1e-4
 POSITIONS = 40

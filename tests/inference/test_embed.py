@@ -22,9 +22,10 @@ from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.skip_gram import SkipGram
 from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures
-from tests.huggingface.support import minilm, random_params
+from tests.huggingface.support import minilm
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
+from tests.params import random_params
 
 TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60]
 

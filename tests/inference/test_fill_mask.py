@@ -17,6 +17,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from tests.params import random_params
 
 SIZE = 150
 
@@ -45,7 +46,7 @@ def filler():
         vocab_size=SIZE, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=40, init_std=0.5
     )
     objective = MaskedLM(config, input_format="document")
-    return objective, jax.jit(objective.init)(jax.random.key(0))
+    return objective, random_params(objective, 0, 0.5)
 
 
 def direct(objective, params, row):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
+from tests.params import random_params
 from tests.training.support import write_text
 
 T5_TINY = T5(hidden_size=16, num_layers=1, num_heads=2, head_dim=8, intermediate_size=32)
@@ -48,7 +48,7 @@ def test_prompts_of_models_that_write(objective, prompt, tokenizer):
     objective = objective.bind(v, 64)
     # The last batch of the held-out text may end with empty rows.
     sample = sampler(objective, tokenizer, [np.array([v.cls, *ids, v.sep]), np.array([], np.int32)])
-    params = jax.jit(objective.init)(jax.random.key(0))
+    params = random_params(objective, 0, 0.02)
     (line,) = sample(params)
     shown = [v.symbols[place] if isinstance(place, str) else ids[place] for place in prompt]
     assert line.startswith(tokenizer.decode(shown, skip_special=False) + "|") and not line.endswith("|")
@@ -58,7 +58,7 @@ def test_prompts_of_models_that_write(objective, prompt, tokenizer):
 def test_texts_too_short_for_a_mask_are_left_out(tokenizer):
     v, model = tokenizer.vocabulary, Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16)
     objective = MaskedLM(model=model, input_format="document").bind(v, 64)
-    params = jax.jit(objective.init)(jax.random.key(0))
+    params = random_params(objective, 0, 0.02)
     short, ids = np.array([v.cls, v.size - 1, v.sep]), np.arange(v.size - 12, v.size)
     assert sampler(objective, tokenizer, [short])(params) == []
     (line,) = sampler(objective, tokenizer, [short, np.array([v.cls, *ids, v.sep])])(params)

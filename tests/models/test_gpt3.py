@@ -22,16 +22,11 @@ from jaxlm.models.layers.stack import unstack
 from jaxlm.objectives.causal_lm import CausalLM
 from tests.huggingface.support import decoder_difference
 from tests.huggingface.test_gpt2 import bpe_files, tokenizer  # noqa: F401 - fixtures
+from tests.params import random_params
 
 SMALL = Gpt3(
     vocab_size=61, hidden_size=24, num_layers=4, num_heads=3, intermediate_size=96, max_positions=48, band=5
 )
-
-def random_params(model, seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32), shapes)
-
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(model, params, ids, segments=None):

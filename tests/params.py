@@ -1,0 +1,28 @@
+"""Random parameters for tests that are not about initialization.
+
+To trace an initialization, lower and compile it takes a second or more; its shapes alone a tenth of that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxlm.types import Params
+
+
+def random_params(model: Any, seed: int = 0, std: float = 0.15) -> Params:
+    """Return normal parameters of a model or an objective, float32, as numpy arrays.
+
+    Args:
+        model: Anything with `init`.
+        seed: Seed.
+        std: Standard deviation around 0, of scales of norms around 1. Biases are random too: zeros would hide a mix-up.
+    """
+    rng = np.random.default_rng(seed)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: rng.normal(path[-1].key == "scale", std, leaf.shape).astype(np.float32),
+        jax.eval_shape(model.init, jax.random.key(0)),
+    )
