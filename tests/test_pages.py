@@ -140,11 +140,17 @@ def test_scripts_and_modules_exist(page):
                 assert importlib.util.find_spec(words[place + 1]), words
 
 
+@functools.cache
+def options() -> set[str]:
+    """The options of all commands, as their help says, and of the scripts of launch/."""
+    helps = [parser_of(command, ["CONFIG"])[0].format_help() for command in COMMANDS]
+    texts = [*helps, *(script.read_text() for script in (ROOT / "launch").glob("*.py"))]
+    return {flag for text in texts for flag in FLAG.findall(text)}
+
+
 @each_page
 def test_flags_in_the_text_exist(page):
-    options = {flag for command in COMMANDS for flag in FLAG.findall(parser_of(command, ["CONFIG"])[0].format_help())}
-    scripts = {flag for script in (ROOT / "launch").glob("*.py") for flag in FLAG.findall(script.read_text())}
-    known = fields() | options | scripts | FOREIGN
+    known = fields() | options() | FOREIGN
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     unknown = {flag for code in CODE.findall(text) for flag in FLAG.findall(code)} - known
     # `--objective.kind.FIELD`, and the model of a task, which is a placeholder in its preset

@@ -29,7 +29,7 @@ def parameters(seed: int = 0) -> dict:
     draw = np.random.default_rng(seed)
 
     def normal(*shape):
-        return jnp.asarray(draw.normal(size=shape) * 0.3, jnp.float32)
+        return (draw.normal(size=shape) * 0.3).astype(np.float32)
 
     return {
         "word": {"embedding": normal(7, 4)},
@@ -51,17 +51,27 @@ def gradients(step: int) -> dict:
 def stacked(tree: dict) -> dict:
     """The same parameters as models store them: equal layers in one array."""
     layers = tree["encoder"]["layers"]
-    return tree | {"encoder": {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers.values())}}
+    return tree | {"encoder": {"layers": jax.tree.map(lambda *leaves: np.stack(leaves), *layers.values())}}
+
+
+def updating(optimizer: optax.GradientTransformation):
+    """Return a compiled step from gradients, state and parameters to the new parameters and state."""
+
+    @jax.jit
+    def step(grads, state, params):
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
 
 
 def run(config: OptimizerConfig, steps: int = STEPS) -> dict:
     optimizer = make_optimizer(config, steps, ("word",))
     params = stacked(parameters())
-    state = optimizer.init(params)
-    update = jax.jit(optimizer.update)
+    state, update = jax.jit(optimizer.init)(params), updating(optimizer)
     for step in range(steps):
-        updates, state = update(stacked(gradients(step)), state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = update(stacked(gradients(step)), state, params)
+    params = jax.device_get(params)
     layers = {str(i): layer for i, layer in enumerate(unstack(params["encoder"]["layers"]))}
     return params | {"encoder": {"layers": layers}}
 
@@ -124,19 +134,18 @@ def test_adafactor_factors_matrices_and_treats_layers_apart():
     """A layer moves exactly as it would without the other ones."""
     # Factoring begins at 128 rows and columns.
     draw = np.random.default_rng(0)
-    layers = {name: {"wi": {"kernel": jnp.asarray(draw.normal(size=(160, 130)), jnp.float32)}} for name in ("0", "1")}
+    layers = {name: {"wi": {"kernel": draw.normal(size=(160, 130)).astype(np.float32)}} for name in ("0", "1")}
     config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=4, schedule="inverse-sqrt")
     optimizer = make_optimizer(dataclasses.replace(config, clip_norm=0.0), STEPS)
 
     def steps(params):
-        state = optimizer.init(params)
+        state, update = jax.jit(optimizer.init)(params), updating(optimizer)
         for step in range(3):
-            grads = jax.tree.map(jnp.cos, jax.tree.map(lambda p, step=step: p * (step + 1), params))
-            updates, state = optimizer.update(grads, state, params)
-            params = optax.apply_updates(params, updates)
+            grads = jax.tree.map(lambda p, step=step: np.cos(p * np.float32(step + 1)), jax.device_get(params))
+            params, state = update(grads, state, params)
         return params, state
 
-    together, state = steps({"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers.values())})
+    together, state = steps({"layers": jax.tree.map(lambda *leaves: np.stack(leaves), *layers.values())})
     single, _ = steps(layers["0"])
     np.testing.assert_allclose(together["layers"]["wi"]["kernel"][0], single["wi"]["kernel"], rtol=1e-6)
     sizes = [leaf.size for leaf in jax.tree.leaves(state)]
@@ -176,8 +185,9 @@ def test_clipping():
     def moved(clip_norm, scale):
         config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, eps=1.0, clip_norm=clip_norm)
         optimizer = make_optimizer(config, 10)
-        params = {"kernel": jnp.zeros(2)}
-        return optimizer.update({"kernel": scale * jnp.array([3.0, 4.0])}, optimizer.init(params), params)[0]["kernel"]
+        params = {"kernel": np.zeros(2, np.float32)}
+        grads = {"kernel": np.float32(scale) * np.array([3.0, 4.0], np.float32)}
+        return jax.jit(lambda grads: optimizer.update(grads, optimizer.init(params), params)[0]["kernel"])(grads)
 
     np.testing.assert_allclose(moved(1.0, 1.0), moved(0.0, 0.2), rtol=1e-6)
     np.testing.assert_allclose(moved(1.0, 0.1), moved(0.0, 0.1), rtol=1e-6)
@@ -188,7 +198,7 @@ def test_layers_below_learn_more_slowly():
     """ELECTRA's fine-tuning: rate · d^(n + 2 - depth), depth 0 for embeddings, i + 1 for layer i, n + 2 for heads."""
     plain, decayed = (run(OptimizerConfig(warmup_steps=0, weight_decay=0.0, layer_decay=d), 1) for d in (1.0, 0.5))
     begun = parameters()
-    shares = jax.tree.map(lambda a, b, c: float(jnp.mean((b - c) / (a - c))), plain, decayed, begun)
+    shares = jax.tree.map(lambda a, b, c: float(np.mean((b - c) / (a - c))), plain, decayed, begun)
     assert shares["word"]["embedding"] == pytest.approx(0.5**4, rel=1e-3)
     for layer, factor in (("0", 0.5**3), ("1", 0.5**2)):
         assert jax.tree.leaves(shares["encoder"]["layers"][layer]) == pytest.approx([factor] * 4, rel=1e-3)
@@ -211,10 +221,11 @@ def test_frozen_layers_count_for_layer_decay():
 def test_layer_decay_of_xlnet():
     """Yang et al. 2019, fine-tuning: rate · d^(n - m) for layer m of 1 to n, and the full rate beside the layers."""
     model = Xlnet(vocab_size=8, hidden_size=4, num_layers=3, num_heads=2, intermediate_size=4)
-    params = jax.jit(model.init)(jax.random.key(0)) | {"classifier": {"kernel": jnp.ones((4, 2))}}
-    ones = jax.tree.map(jnp.ones_like, params)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    ones["classifier"] = {"kernel": np.ones((4, 2), np.float32)}
     scale = scale_by_depth(0.5, model.input_params, model.decay_above_layers)
-    factors = scale.update(ones, scale.init(params), params)[0]
+    factors = jax.jit(lambda ones: scale.update(ones, scale.init(ones), ones)[0])(ones)
     for leaf in jax.tree.leaves(factors.pop("layers")):
         np.testing.assert_array_equal(leaf.reshape(3, -1).mean(axis=1), [0.25, 0.5, 1.0])
     assert {"word", "query_start", "classifier"} < set(factors)
