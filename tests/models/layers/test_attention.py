@@ -30,6 +30,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
+from tests.params import random_params
 
 
 def target(monkeypatch, platform: str) -> None:
@@ -174,14 +175,24 @@ def use(kernel: str, monkeypatch) -> None:
 def results(kernel, monkeypatch, length, real, **arguments):
     """Return attention at non-padding positions, and its gradients, by a kernel."""
     use(kernel, monkeypatch)
-    query, key, value, cotangent = arrays(length)
 
     def run(query, key, value):
         y = attend(query, key, value, scale=0.125, kernel=kernel, **arguments)
         return jnp.where(real[..., None, None], y, 0)
 
-    y, pull = jax.vjp(jax.jit(run), query, key, value)
-    return y, *pull(cotangent)
+    return with_gradients(run, *arrays(length))
+
+
+def with_gradients(run, *arrays) -> list[np.ndarray]:
+    """Return a function's result and gradients, as one program, from its arguments and the result's cotangent."""
+
+    @jax.jit
+    def both(*arrays):
+        *inputs, cotangent = arrays
+        y, pull = jax.vjp(run, *inputs)
+        return y, *pull(cotangent)
+
+    return jax.device_get(both(*arrays))
 
 
 def masked(length: int, kind: str) -> tuple[jax.Array, dict]:
@@ -197,12 +208,16 @@ def masked(length: int, kind: str) -> tuple[jax.Array, dict]:
     }[kind]
 
 
+# Each kind of segments once; the tests of bias and bands have rows of one block, and causality without segments.
+QUICK = [(kind, kind == "packed", kernel) for kind in ("packed", "padded", "whole")
+         for kernel in (("splash", 128), ("rows", 384))]
+
 # Sums over 128 keys in another order: a few units of float32's precision (6e-8) at values of order 1.
 TOLERANCE = dict(rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize(("kind", "causal", "kernel", "length"), [
-    pytest.param(kind, causal, *kernel, marks=() if (kind in ("packed", "left")) == causal else pytest.mark.slow)
+    pytest.param(kind, causal, *kernel, marks=() if (kind, causal, kernel) in QUICK else pytest.mark.slow)
     for kind in ("packed", "padded", "left", "whole") for causal in (False, True)
     for kernel in (("splash", 128), ("rows", 128), ("rows", 384))
 ])
@@ -216,8 +231,10 @@ def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["padded", "packed", "whole"])
+@pytest.mark.parametrize(("kind", "causal"), [
+    pytest.param(kind, causal, marks=() if (kind == "padded") == causal else pytest.mark.slow)
+    for kind in ("padded", "packed", "whole") for causal in (False, True)
+])
 def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch):
     """Two heads in one block of columns; the gradient of the bias sums over all rows."""
     use("rows", monkeypatch)
@@ -230,16 +247,18 @@ def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch)
         return jnp.where(real[..., None, None], y, 0)
 
     found, expected = (
-        (y, *pull(cotangent))
-        for y, pull in (jax.vjp(jax.jit(functools.partial(run, kernel)), *inputs, bias) for kernel in ("rows", "xla"))
+        with_gradients(functools.partial(run, kernel), *inputs, bias, cotangent) for kernel in ("rows", "xla")
     )
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(theirs).max() > 0.1
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize(("kernel", "length", "band"), [("splash", 128, 20), ("rows", 128, 20), ("rows", 640, 150)])
-@pytest.mark.parametrize("kind", ["packed", "whole"])
+@pytest.mark.parametrize(("kind", "kernel", "length", "band"), [
+    ("packed", "splash", 128, 20), ("whole", "splash", 128, 20), ("packed", "rows", 128, 20),
+    ("whole", "rows", 128, 20), ("packed", "rows", 640, 150),
+    pytest.param("whole", "rows", 640, 150, marks=pytest.mark.slow),
+])
 def test_bands_in_the_kernels_equal_scores_in_memory(kind, kernel, length, band, monkeypatch):
     """GPT-3's bands; they differ from full attention. The last case skips blocks of keys before the band."""
     real, arguments = masked(length, kind)
@@ -304,12 +323,12 @@ def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
         assert not gradient[there].any()
 
 
-@pytest.mark.parametrize("kernel", ["xla", "splash", "rows"])
+@pytest.mark.parametrize("kernel", ["xla", pytest.param("splash", marks=pytest.mark.slow), "rows"])
 def test_packed_documents_are_isolated_in_a_model(kernel, monkeypatch):
     """Other words in one document change neither the hidden states nor the gradients of the others."""
     model = Gpt2(vocab_size=300, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=64, max_positions=128,
                  init_std=0.3)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = jax.tree.map(jnp.asarray, random_params(model, 0, 0.3))
     use(kernel, monkeypatch)
     packed = segments(128, [1, 2, 3])
     there = np.asarray(packed[0]) == 2
