@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import jax
-import numpy as np
 import pytest
 
 from jaxlm.commands import generate as command
@@ -19,6 +18,7 @@ from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from tests.params import random_params
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +140,7 @@ def test_mistakes_are_refused(bytes_tokenizer):
 def folder(bytes_tokenizer, tmp_path_factory) -> str:
     model = Gpt2(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=16, max_positions=64)
     objective = CausalLM(model=model).bind(bytes_tokenizer.vocabulary, 64)
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(objective.init, jax.random.key(0))
-    params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+    params = random_params(objective, 0, 0.3)
     path = tmp_path_factory.mktemp("models") / "gpt2"
     export_folder(path, objective, params, bytes_tokenizer, ModelCard())
     return str(path)

@@ -25,6 +25,7 @@ from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
+from tests.params import random_params
 
 VOCABULARY = Vocabulary.stand_in(160)
 SIZES = dict(hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32, init_std=0.2, dropout=0.0,
@@ -35,7 +36,7 @@ LENGTH = 24
 @functools.cache
 def teacher(layers: int = 2, **changes) -> PretrainedModel:
     objective = MaskedLM(model=Bert(**(SIZES | dict(num_layers=layers) | changes))).bind(VOCABULARY, LENGTH)
-    return PretrainedModel(objective, jax.jit(objective.init)(jax.random.key(7)))
+    return PretrainedModel(objective, jax.tree.map(jnp.asarray, random_params(objective, 7, 0.2)))
 
 
 def student(layers: int = 1, statistics=None, **changes) -> Distillation:
@@ -81,7 +82,7 @@ def test_divergence_is_torchs_and_so_are_its_gradients(chunk):
 def test_terms_are_those_of_torch():
     """Sanh et al. 2019, section 3, with the weights of the released code: 5, 2 and 1."""
     objective, loaded = student(), teacher()
-    params = jax.jit(objective.init)(jax.random.key(0))
+    params = random_params(objective, 0, 0.2)
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(1), rows()))
     example = {name: np.array(value) for name, value in example.items()}
 
@@ -140,7 +141,7 @@ def test_the_student_begins_with_layers_of_its_teacher():
     objective = student(layers=3)
     loaded = objective.load_constants(lambda path: teacher(layers=5))
     assert set(loaded.params) == {"embeddings", "encoder", "mlm_head"}
-    fresh = jax.jit(objective.init)(jax.random.key(0))
+    fresh = random_params(objective)
     params = objective.with_constants(loaded).merge_pretrained(fresh, None)
     assert jax.tree.structure(params) == jax.tree.structure(fresh) and "token_type" not in params["embeddings"]
     for own, theirs in ((0, 0), (1, 2), (2, 4)):
@@ -214,7 +215,7 @@ def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     assert changes == dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40, num_layers=2)
     fitting = dataclasses.replace(student(), model=dataclasses.replace(student().model, **changes))
     loaded = fitting.load_constants(lambda path: wide)
-    begun = fitting.with_constants(loaded).merge_pretrained(jax.jit(fitting.init)(jax.random.key(0)), None)
+    begun = fitting.with_constants(loaded).merge_pretrained(random_params(fitting), None)
     assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
 
 
