@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -40,12 +41,55 @@ def num_to_predict(
     at most `length`. With a key, the number is floor(rate · size + u) with a random u in [0, 1), as in RoBERTa's code.
     """
     if key is not None:
-        part, whole = np.modf(rate * np.arange(length + 1))
-        is_up = jax.random.uniform(key, sizes.shape) < jnp.asarray(part, jnp.float32)[sizes]
-        return jnp.minimum(slots, jnp.asarray(whole, jnp.int32)[sizes] + is_up)
+        return jnp.minimum(slots, _round_randomly(sizes, rate, length, jax.random.uniform(key, sizes.shape)))
     # A table by size, since float32 arithmetic on a device would round some halves to the wrong side.
     table = np.array([0, *(min(slots, max(1, round(rate * size))) for size in range(1, length + 1))], np.int32)
     return jnp.asarray(table)[sizes]
+
+
+def _round_randomly(
+    sizes: Int[Array, "*shape"], rate: float, length: int, uniform: Float[Array, "*#shape"]
+) -> Int[Array, "*shape"]:
+    """Return rate · size for sizes up to `length`, rounded up where `uniform` is below its fraction."""
+    part, whole = np.modf(rate * np.arange(length + 1))
+    return jnp.asarray(whole, jnp.int32)[sizes] + (uniform < jnp.asarray(part, jnp.float32)[sizes])
+
+
+def choose_in_documents(
+    key: jax.Array, candidates: Bool[Array, "batch length"], documents: Int[Array, "batch length"], rate: float,
+    slots: int,
+) -> tuple[Int[Array, "batch slots"], Float[Array, "batch slots"]]:
+    """Choose candidate positions in each document of packed rows as if it were a row of its own.
+
+    A document of n tokens gets floor(rate · n + u) of them, with u uniform in [0, 1); all candidates are equally
+    likely. One draw per row rounds rate · (tokens up to the end of a document): the differences have exactly this
+    distribution for each document, and a row of `length` tokens needs no more than ceil(rate · length) slots.
+
+    Args:
+        key: sampling key.
+        candidates: positions that may be chosen.
+        documents: document of each token, 0 at padding.
+        rate: share of tokens to choose.
+        slots: static number of positions per row in the result.
+
+    Returns:
+        As `choose_positions`.
+    """
+    rows, length = candidates.shape
+    key_order, key_count = jax.random.split(key)
+    place = jnp.broadcast_to(jnp.arange(length), (rows, length))
+    borders = jnp.pad(documents[:, 1:] != documents[:, :-1], ((0, 0), (1, 1)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(borders[:, :-1], place, 0), axis=1)
+    end = jax.lax.cummin(jnp.where(borders[:, 1:], place + 1, length), axis=1, reverse=True)
+    upto = functools.partial(
+        _round_randomly, rate=rate, length=length, uniform=jax.random.uniform(key_count, (rows, 1))
+    )
+    # Sorted by random priority within documents, which stay in their places.
+    priority = jnp.where(candidates, jax.random.uniform(key_order, (rows, length)), jnp.inf)
+    order = jnp.lexsort((priority, first))
+    is_chosen = jnp.take_along_axis(candidates, order, axis=1) & (place - first < upto(end) - upto(first))
+    positions, is_used = in_slots(jnp.where(is_chosen, order, length), length, slots)
+    return positions, is_used.astype(jnp.float32)
 
 
 def in_slots(
@@ -241,6 +285,7 @@ def mask_tokens(
     with_replacement: bool = False,
     longest_ngram: int = 1,
     round_randomly: bool = False,
+    documents: Int[Array, "batch length"] | None = None,
 ) -> Masked:
     """Apply BERT's masking: choose `rate` of the tokens, replace 80 % by `mask` and 10 % by a random token.
 
@@ -262,13 +307,16 @@ def mask_tokens(
         with_replacement: draw positions that may repeat, as ELECTRA's original code does.
         longest_ngram: see `choose_positions`.
         round_randomly: round the number of predictions up or down at random, see `num_to_predict`.
+        documents: document of each token in packed rows, see `choose_in_documents`; None for rows of one document.
     """
     key_choice, key_kind, key_random, key_count = jax.random.split(key, 4)
     candidates = (attention_mask > 0) & ~special[input_ids]
     count = num_to_predict(
         jnp.sum(attention_mask, axis=1), rate, slots, input_ids.shape[1], key_count if round_randomly else None
     )
-    if with_replacement:
+    if documents is not None:
+        positions, weights = choose_in_documents(key_choice, candidates, documents, rate, slots)
+    elif with_replacement:
         positions, weights = draw_positions(key_choice, candidates, count, slots)
     else:
         starts = None if word_start is None else word_start[input_ids]

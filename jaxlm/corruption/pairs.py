@@ -40,16 +40,17 @@ class Pairs(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """Rows `[CLS] tokens [SEP]`.
+    """Rows of one or more documents `[CLS] tokens [SEP]`.
 
     Attributes:
         input_ids: int32 [batch, length + 2].
-        attention_mask: 1 for non-padding tokens, int32 [batch, length + 2].
+        documents: number of each token's document in its row, from 1; 0 at padding. In rows of one document, the
+            attention mask. int32 [batch, length + 2].
         source: as in `Pairs`, int32 [batch, length + 2].
     """
 
     input_ids: Array
-    attention_mask: Array
+    documents: Array
     source: Array
 
 
@@ -272,16 +273,22 @@ def _partners(
 
 
 def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Segments:
-    """Build rows `[CLS] tokens [SEP]`; empty rows stay empty."""
+    """Build rows `[CLS] tokens [SEP]` of one document, or of several, each with its symbols; empty rows stay empty.
+
+    A row ends with 2 tokens of padding for each document but the first.
+    """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
-    sizes = jnp.sum(segment_ids > 0, axis=1)[:, None]
-    p = jnp.arange(length + 2)[None, :]
-    column = jnp.clip(jnp.broadcast_to(p - 1, (rows, length + 2)), 0, length - 1)
-    text = jnp.take_along_axis(tokens, column, axis=1)
-    ids = jnp.select([p == 0, p <= sizes, p == sizes + 1], [cls, text, sep], pad)
-    is_token = (p <= sizes + 1) & (sizes > 0)
-    source = jnp.where((p > 0) & (p <= sizes), jnp.arange(rows)[:, None] * length + column, -1)
-    return Segments(
-        jnp.where(is_token, ids, pad).astype(jnp.int32), is_token.astype(jnp.int32), source.astype(jnp.int32)
-    )
+    is_text = segment_ids > 0
+    begins = is_text & (segment_ids != jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0))))
+    # Two symbols stand before the first token of each document but the first one, which has one.
+    place = jnp.arange(length) + 2 * jnp.cumsum(begins, axis=1) - 1
+    source = jnp.full((rows, length + 2), -1, jnp.int32).at[
+        jnp.arange(rows)[:, None], jnp.where(is_text, place, length + 2)
+    ].set(jnp.arange(rows * length).reshape(rows, length), mode="drop")
+    has_text = jnp.pad(source >= 0, ((0, 0), (1, 1)))
+    before, here, after = has_text[:, :-2], has_text[:, 1:-1], has_text[:, 2:]
+    is_cls = ~here & after
+    ids = jnp.select([here, is_cls, before], [tokens.reshape(-1)[source], cls, sep], pad)
+    documents = jnp.where(here | before | after, jnp.cumsum(is_cls, axis=1), 0)
+    return Segments(ids.astype(jnp.int32), documents.astype(jnp.int32), source)

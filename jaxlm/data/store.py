@@ -112,7 +112,8 @@ class Store:
 
         * "document": a row holds tokens of one document (see `windows.DocumentWindows`).
         * "packed": documents follow each other without padding.
-        * "packed-eos": the same, with an end-of-sequence token after each document.
+        * "packed-room": the same, but with padding at the end of a row, 2 tokens for each document but the first.
+        * "packed-eos": as "packed", with an end-of-sequence token after each document.
         * "stream": as "packed-eos", unshuffled; row r of a batch starts `stride` tokens after row r of the last one.
         * "stream-both-ways": as "stream", but odd rows move backward.
 
@@ -125,8 +126,8 @@ class Store:
         is_stream = packing.startswith("stream")
         if packing == "document":
             windows = DocumentWindows(part, length, pad, entity_ids)
-        elif packing == "packed":
-            windows = PackedWindows(part, length, pad, None, entity_ids=entity_ids)
+        elif packing in ("packed", "packed-room"):
+            windows = PackedWindows(part, length, pad, None, None, entity_ids, 2 if packing == "packed-room" else 0)
         elif self.eos >= 0:
             windows = PackedWindows(part, length, pad, self.eos, stride if is_stream else None, entity_ids)
         else:

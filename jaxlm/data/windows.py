@@ -125,13 +125,17 @@ class DocumentWindows:
 class PackedWindows:
     """Windows of the concatenation of all documents, without padding.
 
-    An incomplete window at the end is dropped, unless it is the only one. The eos tokens are not stored: with them,
-    document d begins at offset[d] + d.
+    An incomplete window at the end is dropped, unless it is the only one. A document that does not fit is cut at the
+    end of a window and goes on in another one. The eos tokens are not stored: with them, document d begins at
+    offset[d] + d.
+
+    With `room`, a window counts that many more tokens after each document, for symbols that the model's rows have
+    between documents. It holds the tokens of the documents alone, and padding in place of the others.
     """
 
     def __init__(
         self, split: Split, length: int, pad: int, eos: int | None, stride: int | None = None,
-        entity_ids: np.ndarray | None = None,
+        entity_ids: np.ndarray | None = None, room: int = 0,
     ) -> None:
         """Count the windows.
 
@@ -142,9 +146,10 @@ class PackedWindows:
             eos: id of the token after each document; None for none.
             stride: tokens between the starts of successive windows; the default is `length`.
             entity_ids: result of `jaxlm.data.store.Store.entity_ids`; None for windows without entities.
+            room: number of further tokens after each document; only without eos.
         """
         self.length, self._pad, self._eos, self._stride = length, pad, eos, stride or length
-        self._extra = 0 if eos is None else 1
+        self._extra = room if eos is None else 1
         self._tokens, self._entities, self._entity_ids = split.tokens, split.entities, entity_ids
         self._offsets = _Offsets(split)
         self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
@@ -158,9 +163,16 @@ class PackedWindows:
         position = np.arange(self.length)
         is_token = used[:, None] & (start[:, None] + position < self._size)
         first, segment, is_end = self._documents(start)
+        start = start - self._extra * first
+        if self._extra and self._eos is None:
+            leading = np.cumprod(is_end, axis=1).sum(axis=1)  # room before the first token
+            is_text, is_end = is_token & ~is_end, np.zeros_like(is_end)
+            is_token = position < is_text.sum(axis=1, keepdims=True)
+            segment[is_token], start = segment[is_text], start - -leading % self._extra
+            segment -= leading[:, None] > 0
 
         def stored(array: FlatArray) -> np.ndarray:
-            values = array.windows(start - self._extra * first, self.length)
+            values = array.windows(start, self.length)
             # Each eos before a position shifts the stored tokens by one.
             return values if self._eos is None else np.take_along_axis(values, position - (segment - 1), axis=1)
 
@@ -178,7 +190,7 @@ class PackedWindows:
 
         Returns:
             The number of the first document, [batch]; for each position, the number of its document within the window,
-            from 1, [batch, length]; and whether the position is an eos, [batch, length].
+            from 1, [batch, length]; and whether the position is an eos, or room, [batch, length].
         """
         rows = np.arange(len(start))[:, None]
         block = np.searchsorted(self._before, start, side="right") - 1
@@ -189,9 +201,11 @@ class PackedWindows:
         begins = begins + self._extra * np.minimum(number, self._offsets.documents)
         relative = begins - start[:, None]
         first = block * _STRIDE + (relative <= 0).sum(axis=1) - 1
-        marks = np.zeros((len(start), self.length + 1), np.int64)
-        inside = (relative > 0) & (relative <= self.length) & (number <= self._offsets.documents)
+        marks = np.zeros((len(start), self.length + max(1, self._extra)), np.int64)
+        inside = (relative > 0) & (relative < marks.shape[1]) & (number <= self._offsets.documents)
         marks[np.broadcast_to(rows, relative.shape)[inside], relative[inside]] = 1
-        segment = 1 + np.cumsum(marks[:, :-1], axis=1)
-        is_end = (marks[:, 1:] == 1) & (self._extra == 1)
+        segment = 1 + np.cumsum(marks[:, : self.length], axis=1)
+        is_end = np.zeros_like(segment, bool)
+        for ahead in range(1, self._extra + 1):
+            is_end |= marks[:, ahead : ahead + self.length] == 1
         return first, segment, is_end

@@ -37,7 +37,8 @@ class Inputs(NamedTuple):
     documents: Int[Array, "batch length"] | None = None
     """Document number of each token in a packed row, 0 at padding; None: each row is one document, masked by `mask`.
 
-    Causal models attend within a document, and count positions from its start.
+    GPT, Reformer and encoders attend within a document, and count positions from its start. Documents are numbered in
+    any way; neighbours differ, and padding is at the end of a row.
     """
     characters: Int[Array, "batch length characters"] | None = None
     """Characters of each token, for models with character inputs."""
@@ -51,8 +52,14 @@ class Inputs(NamedTuple):
         """Return the inputs that an example has under their names there, such as `input_ids`."""
         return cls(
             example["input_ids"], example.get("token_type_ids"), example.get("attention_mask"),
-            characters=example.get("characters"), entities=example.get("entities"),
+            example.get("documents"), example.get("characters"), example.get("entities"),
         )
+
+    @property
+    def segments(self) -> Int[Array, "batch length"] | None:
+        """Number of each token's document, 1 in rows of one document, 0 at padding; None without padding."""
+        segments = self.mask if self.documents is None else self.documents
+        return None if segments is None else segments.astype(jnp.int32)
 
 
 class FineTuning(NamedTuple):
@@ -316,6 +323,13 @@ class UncachedWriter(Writer):
     def next_logits(self, params: Params, state: UncachedState) -> Float[Array, "batch vocab"]:
         """Return the logits of the next token, float32."""
         raise NotImplementedError
+
+
+def document_positions(segments: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+    """Return the position of each token in its document, from 0, in packed rows."""
+    p = jnp.arange(segments.shape[1])[None, :]
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return p - jax.lax.cummax(jnp.where(begins, p, 0), axis=1)
 
 
 def to_left_edge(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, TokenPredictor
+from jaxlm.models.base import Inputs, TokenPredictor, document_positions
 from jaxlm.models.heads import MaskedLMHead
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, kernel_init
 from jaxlm.models.layers.embeddings import Embeddings
@@ -116,11 +116,14 @@ class Encoder(TransformerConfig, TokenPredictor):
         )
         if self.has_projection:
             x = call(self._dense, params["projection"], x)
-        segments = None if inputs.mask is None else inputs.mask.astype(jnp.int32)
-        return x, SharedInputs(visible=Visibility(key_segments=segments))
+        # Without query segments, padding before the first token attends to tokens too, as in Transformers.
+        segments, is_packed = inputs.segments, inputs.documents is not None
+        return x, SharedInputs(visible=Visibility(segments if is_packed else None, segments))
 
     def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
         """Return the row of the position embedding for each token."""
+        if inputs.documents is not None:
+            return self.first_position + document_positions(inputs.documents)
         return self.first_position + jnp.arange(inputs.ids.shape[1])[None, :]
 
     def pool(self, params: Params, hidden: Float[Array, "batch length hidden"]) -> Float[Array, "batch hidden"]:

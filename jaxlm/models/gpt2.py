@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.fields import field
-from jaxlm.models.base import FineTuning, Inputs, Writer
+from jaxlm.models.base import FineTuning, Inputs, Writer, document_positions
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, transformer_sizes
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
@@ -95,13 +95,9 @@ class Gpt2(TransformerConfig, Writer):
         }
 
     def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
-        documents = inputs.mask if inputs.documents is None else inputs.documents
-        if documents is None:
-            positions = jnp.arange(inputs.ids.shape[1])[None, :]
-        else:
-            documents = documents.astype(jnp.int32)
-            positions = document_positions(documents)
-        return self._run(params, inputs.ids, positions, SharedInputs(Visibility(documents, documents)), key=key)[0]
+        segments = inputs.segments
+        positions = jnp.arange(inputs.ids.shape[1])[None, :] if segments is None else document_positions(segments)
+        return self._run(params, inputs.ids, positions, SharedInputs(Visibility(segments, segments)), key=key)[0]
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
         """Return the word embedding, and no bias."""
@@ -154,10 +150,3 @@ class Gpt2(TransformerConfig, Writer):
             self.vocab_size, self.hidden_size, self.max_positions, 0, None, self.dropout, normal(self.init_std),
             normal(self.position_init_std), self.dtype,
         )
-
-
-def document_positions(segment_ids: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
-    """Return the position of each token in its document, from 0, in packed rows."""
-    p = jnp.arange(segment_ids.shape[1])[None, :]
-    begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-    return p - jax.lax.cummax(jnp.where(begins, p, 0), axis=1)

@@ -15,8 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, UncachedState, UncachedWriter, to_left_edge
-from jaxlm.models.gpt2 import document_positions
+from jaxlm.models.base import Inputs, UncachedState, UncachedWriter, document_positions, to_left_edge
 from jaxlm.models.layers.chunked import ChunkedConfig, LocalAttention, LshAttention, RowLayout
 from jaxlm.models.layers.config import PlainActivation, TransformerConfig, check_sizes, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
@@ -150,8 +149,7 @@ class Reformer(TransformerConfig, UncachedWriter):
     def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
         """Return both streams, concatenated."""
         length = inputs.ids.shape[1]
-        documents = inputs.mask if inputs.documents is None else inputs.documents
-        documents = jnp.ones_like(inputs.ids) if documents is None else documents.astype(jnp.int32)
+        documents = jnp.ones_like(inputs.ids) if inputs.segments is None else inputs.segments
         # Pad rows to whole chunks.
         missing = -length % self.length_multiple if length > min(self.chunk_sizes) else 0
         ids, documents = (jnp.pad(x, ((0, 0), (0, missing))) for x in (inputs.ids, documents))

@@ -44,7 +44,7 @@ class Roberta(Encoder):
 
     def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
         """Return the row of the position embedding for each token; padding on the left is not counted."""
-        if inputs.mask is None:
+        if inputs.mask is None or inputs.documents is not None:
             return super()._positions(inputs)
         mask = inputs.mask.astype(jnp.int32)
         return self.padding_id + mask * jnp.cumsum(mask, axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,10 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
     """Share of the entities replaced by a random one of the batch."""
     dropped_entity_share: float = field(0.15, range="[0, 1]")
     """Share of the entities dropped from the input."""
+    input_format: Literal["next-sentence", "sentence-order", "document", "full-sentences"] = field(
+        "next-sentence", weights=True
+    )
+    """As in `MaskedLM`, but no packed rows."""
     max_entities: int = field(0, range="[0, inf)")
     """Maximum number of entities per row, the first ones; 0 means a quarter of the row's length."""
 

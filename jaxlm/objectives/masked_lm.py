@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import jax
@@ -57,15 +58,18 @@ class MaskedLM(Objective):
     starts where one does in ALBERT's code (see `Vocabulary.ngram_start`)."""
     max_predictions: int = field(0, range="[0, inf)")
     """Maximum number of predicted tokens per row; 0 derives it from mask_rate."""
-    input_format: Literal["next-sentence", "sentence-order", "document", "full-sentences"] = field(
+    input_format: Literal["next-sentence", "sentence-order", "document", "full-sentences", "packed"] = field(
         "next-sentence", weights=True
     )
     """Rows of two segments of a document, and whether the second follows the first (BERT) or precedes it (ALBERT); rows
-    of one segment of a document; or full rows across documents, separated by the end symbol (RoBERTa's FULL-SENTENCES,
-    Liu et al. 2019, section 4.2). The number of masks in full rows is rounded at random, and random tokens are never
-    special ones, as in fairseq, which also ends rows at sentence ends and masks <s> and </s> like any other token."""
+    of one segment of a document; full rows across documents, separated by the end symbol (RoBERTa's FULL-SENTENCES, Liu
+    et al. 2019, section 4.2); or full rows of documents that do not see each other, each with its special symbols and
+    positions (packed). The number of masks in full rows, in packed ones of each document, is rounded at random, and
+    random tokens are never special ones, as in fairseq, which also ends rows at sentence ends and masks <s> and </s>
+    like any other token. A document that does not fit is cut at the end of a packed row and goes on in another one.
+    ModernBERT truncates it, and masks each token independently, [CLS] and [SEP] too."""
     short_rate: float = field(0.1, range="[0, 1]")
-    """Share of rows cut to a random shorter length, so that the model also sees short texts."""
+    """Share of rows cut to a random shorter length, so that the model also sees short texts; packed rows are not."""
 
     primary_metric = "mlm_loss"
     token_losses = ("mlm_loss",)
@@ -83,7 +87,7 @@ class MaskedLM(Objective):
     @property
     def _has_full_rows(self) -> bool:
         """Whether rows are full across documents; their masks follow fairseq's rules (see `input_format`)."""
-        return self.input_format == "full-sentences"
+        return self.input_format in ("full-sentences", "packed")
 
     def num_slots(self, length: int) -> int:
         """Return the number of prediction slots per row."""
@@ -117,6 +121,11 @@ class MaskedLM(Objective):
             )
         if self.input_format == "full-sentences":
             vocabulary.require("eos", purpose="packing documents into rows")
+        if self.input_format == "packed" and (self.whole_word or self.longest_ngram > 1 or self.max_predictions):
+            raise UserError(
+                "objective.input_format packed masks single tokens, as many as mask_rate says; leave out "
+                "objective.whole_word, longest_ngram and max_predictions, or choose document."
+            )
         return super().bind(vocabulary, length, statistics)
 
     def remarks(self, rows: Any, length: int) -> list[str]:
@@ -129,7 +138,7 @@ class MaskedLM(Objective):
         ] if is_dominant else []
 
     def row_format(self, length: int) -> RowFormat:
-        packing = "packed-eos" if self.input_format == "full-sentences" else "document"
+        packing = {"full-sentences": "packed-eos", "packed": "packed-room"}.get(self.input_format, "document")
         return RowFormat(packing, length - (3 if self.pair_task else 2))
 
     def init(self, key: jax.Array) -> Params:
@@ -143,16 +152,21 @@ class MaskedLM(Objective):
         Returns:
             `input_ids`, `token_type_ids`, `attention_mask` int32 [batch, length]; `masked_positions`, `masked_labels`
             int32 and `masked_weights` float32 [batch, predictions]; with a pair task `<name>_labels` int32 and
-            `<name>_weights` float32 [batch]; `entities` int32 [batch, length] if the batch has them.
+            `<name>_weights` float32 [batch]; `entities` int32 [batch, length] if the batch has them; in packed rows
+            `documents` int32 [batch, length], the number of each token's document.
         """
         v = self.vocabulary
         key_short, key_pairs, key_mask = jax.random.split(key, 3)
-        batch = shorten(key_short, batch, rate=self.short_rate, least=2)
+        is_packed = self.input_format == "packed"
+        if not is_packed:
+            batch = shorten(key_short, batch, rate=self.short_rate, least=2)
         if self.pair_task:
             example = self.pair_task.corrupt(key_pairs, batch, v)
         else:
-            ids, attention_mask, source = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
-            example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": attention_mask}
+            ids, documents, source = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": documents}
+            if is_packed:
+                example |= {"attention_mask": (documents > 0).astype(jnp.int32), "documents": documents}
             if batch.entities is not None:
                 example["entities"] = at_source(batch.entities, source, -1)
         ids = example["input_ids"]
@@ -163,7 +177,7 @@ class MaskedLM(Objective):
             random_share=self.random_share, random_ids=v.text_ids if self._has_full_rows else v.random_ids,
             preference=self.preference, round_randomly=self._has_full_rows,
             word_start=jnp.asarray(starts) if self.whole_word else None,
-            longest_ngram=self.longest_ngram,
+            longest_ngram=self.longest_ngram, documents=example.get("documents"),
         )
         return example | masked._asdict()
 
@@ -191,10 +205,31 @@ class MaskedLM(Objective):
         return self.model.forward_flops(length, self.num_slots(length)) + heads
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
+        if self.input_format == "packed":
+            return [
+                line._replace(title=f"{line.title} {number}" if line.title == "text" else line.title)
+                for number, document in enumerate(documents_of(example, row), 1)
+                for line in masked_lines(self.vocabulary, document, 0)
+            ]
         lines = masked_lines(self.vocabulary, example, row)
         if self.pair_task:
             lines.append(Line(self.pair_task.label_names[int(example[f"{self.pair_task.name}_labels"][row])], [], []))
         return lines
+
+
+def documents_of(example: Example, row: int) -> Iterator[Example]:
+    """Yield each document of a packed row as an example of one row."""
+    documents = example["documents"][row]
+    for number in range(1, int(documents.max()) + 1):
+        columns = np.flatnonzero(documents == number)
+        positions = example["masked_positions"][row] - columns[0]
+        is_inside = (positions >= 0) & (positions < len(columns))
+        yield {
+            "input_ids": example["input_ids"][row : row + 1, columns], "masked_positions": positions[None],
+            "attention_mask": example["attention_mask"][row : row + 1, columns],
+            "masked_labels": example["masked_labels"][row : row + 1],
+            "masked_weights": (example["masked_weights"][row] * is_inside)[None],
+        }
 
 
 def masked_lines(vocabulary: Vocabulary, example: Example, row: int) -> list[Line]:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import UserError
-from jaxlm.models.base import Inputs
-from jaxlm.models.gpt2 import Gpt2, document_positions
+from jaxlm.models.base import Inputs, document_positions
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.stack import unstack
 
 SMALL = Gpt2(vocab_size=61, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_positions=48)

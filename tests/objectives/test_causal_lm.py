@@ -12,8 +12,8 @@ import pytest
 
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
-from jaxlm.models.base import Inputs
-from jaxlm.models.gpt2 import Gpt2, document_positions
+from jaxlm.models.base import Inputs, document_positions
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.stack import unstack
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.causal_lm import CausalLM

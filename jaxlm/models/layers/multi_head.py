@@ -26,6 +26,12 @@ class Visibility(NamedTuple):
     mask: Bool[Array, "#batch #heads #queries keys"] | None = None
     bias: Float[Array, "#batch #heads queries keys"] | None = None
 
+    def at_queries(self, positions: Int[Array, "batch selected"]) -> Visibility:
+        """Return the visibility of the queries at some positions of each row, which share mask and bias."""
+        if self.query_segments is None:
+            return self
+        return self._replace(query_segments=jnp.take_along_axis(self.query_segments, positions, axis=1))
+
 
 FULL_VISIBILITY = Visibility()
 

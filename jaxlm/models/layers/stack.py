@@ -165,9 +165,11 @@ class Block(nn.Module):
 
         def self_attention(y: jax.Array) -> jax.Array:
             # The caller's mask has the causality of decoding, where queries and slots are not aligned.
-            query, source = (y, None) if positions is None else (at_positions(y, positions), y)
+            query, source, visible = y, None, shared.visible
+            if positions is not None:
+                query, source, visible = at_positions(y, positions), y, visible.at_queries(positions)
             y, new["self"] = MultiHeadAttention(c, name="attention")(
-                query, source, visibility=shared.visible, causal=c.causal and "self" not in old, cache=old.get("self"),
+                query, source, visibility=visible, causal=c.causal and "self" not in old, cache=old.get("self"),
                 index=shared.index, deterministic=self.deterministic, with_scores=with_scores,
             )
             return y
@@ -211,8 +213,8 @@ def run_stack(
         shared: Inputs that all layers share.
         key: Dropout key; None turns dropout off.
         caches: Key/value caches of each layer (see `empty_cache`).
-        positions: The only positions to return. The stack must have no causality, biases or caches, and its masks must
-            be the same for all queries.
+        positions: The only positions to return. The stack must have no causality, biases or caches, and its explicit
+            mask must be the same for all queries.
         collect: Return the inputs and the self-attention scores of all layers, each stacked.
 
     Returns:
