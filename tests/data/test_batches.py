@@ -15,7 +15,7 @@ from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from tests.data.stand_ins import EOS, ByteTokenizer, store_of
 
-PACKINGS = ("document", "packed", "packed-eos")
+PACKINGS = ("document", "packed", "packed-eos", "packed-room")
 # Words of one letter each, so that every document can be told from its neighbours.
 DOCUMENTS = ["a" * 1, "bc", "d" * 7 + "ef", "ghijklmnopqrstuvwxyz" * 3, "AB" * 5, "C", "D", "0123456789", "E" * 21]
 
@@ -53,10 +53,11 @@ def expected_windows(documents, length, packing, pad=0):
         return found
     stream = []
     for number, tokens in enumerate(ids):
-        stream += [(token, number) for token in tokens + [EOS] * (packing == "packed-eos")]
+        ends = {"packed-eos": [EOS], "packed-room": [None, None]}.get(packing, [])
+        stream += [(token, number) for token in tokens + ends]
     found = []
     for start in range(0, len(stream) - length + 1, length) or [0]:
-        part = stream[start : start + length]
+        part = [pair for pair in stream[start : start + length] if pair[0] is not None]
         tokens = [token for token, _ in part]
         segments = [number - part[0][1] + 1 for _, number in part]
         fill = length - len(part)

@@ -70,6 +70,7 @@ OBJECTIVES: dict[str, Objective] = TRAINED | {
     "albert": MaskedLM(
         model=Albert(), input_format="sentence-order", whole_word=True, longest_ngram=3, max_predictions=5
     ),
+    "packed": MaskedLM(model=Bert(**SIZES, max_positions=LENGTH), input_format="packed"),
     "spanbert": SpanBoundary(model=Bert()),
     "electra": ReplacedTokens(model=Electra()),
     "xlnet": PermutationLM(model=Xlnet()),
