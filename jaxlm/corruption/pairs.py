@@ -283,12 +283,14 @@ def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Segme
     begins = is_text & (segment_ids != jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0))))
     # Two symbols stand before the first token of each document but the first one, which has one.
     place = jnp.arange(length) + 2 * jnp.cumsum(begins, axis=1) - 1
-    source = jnp.full((rows, length + 2), -1, jnp.int32).at[
-        jnp.arange(rows)[:, None], jnp.where(is_text, place, length + 2)
-    ].set(jnp.arange(rows * length).reshape(rows, length), mode="drop")
-    has_text = jnp.pad(source >= 0, ((0, 0), (1, 1)))
+    column = jax.vmap(lambda place: jnp.full(length + 2, -1).at[place].set(jnp.arange(length), mode="drop"))(
+        jnp.where(is_text, place, length + 2)
+    )
+    has_text = jnp.pad(column >= 0, ((0, 0), (1, 1)))
     before, here, after = has_text[:, :-2], has_text[:, 1:-1], has_text[:, 2:]
     is_cls = ~here & after
-    ids = jnp.select([here, is_cls, before], [tokens.reshape(-1)[source], cls, sep], pad)
+    text = jnp.take_along_axis(tokens, column, axis=1)
+    ids = jnp.select([here, is_cls, before], [text, cls, sep], pad)
     documents = jnp.where(here | before | after, jnp.cumsum(is_cls, axis=1), 0)
-    return Segments(ids.astype(jnp.int32), documents.astype(jnp.int32), source)
+    source = jnp.where(here, jnp.arange(rows)[:, None] * length + column, -1)
+    return Segments(ids.astype(jnp.int32), documents.astype(jnp.int32), source.astype(jnp.int32))

@@ -112,7 +112,7 @@ class Store:
 
         * "document": a row holds tokens of one document (see `windows.DocumentWindows`).
         * "packed": documents follow each other without padding.
-        * "packed-room": the same, but with padding at the end of a row, 2 tokens for each document but the first.
+        * "packed-room": the same, with room in a row for 2 symbols around each document (see `windows.PackedWindows`).
         * "packed-eos": as "packed", with an end-of-sequence token after each document.
         * "stream": as "packed-eos", unshuffled; row r of a batch starts `stride` tokens after row r of the last one.
         * "stream-both-ways": as "stream", but odd rows move backward.

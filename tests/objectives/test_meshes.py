@@ -28,6 +28,7 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
@@ -59,6 +60,8 @@ TRAINED: dict[str, Objective] = {
     "t5": SpanCorruption(
         model=T5(**SIZES, head_dim=4, activation="gated-gelu", tied_head=False, scaled_head=False)
     ),
+    # Attention within documents, also of the last layer at masked positions.
+    "packed": MaskedLM(model=Roberta(**SIZES, max_positions=LENGTH), input_format="packed", mask_rate=0.3),
     # The candidates are shared by all rows, and every device has the vectors.
     "ernie": EntityAutoencoder(model=Ernie(
         **(SIZES | dict(num_layers=3)), max_positions=LENGTH, num_text_layers=1, entity_hidden_size=8,
@@ -70,7 +73,6 @@ OBJECTIVES: dict[str, Objective] = TRAINED | {
     "albert": MaskedLM(
         model=Albert(), input_format="sentence-order", whole_word=True, longest_ngram=3, max_predictions=5
     ),
-    "packed": MaskedLM(model=Bert(**SIZES, max_positions=LENGTH), input_format="packed"),
     "spanbert": SpanBoundary(model=Bert()),
     "electra": ReplacedTokens(model=Electra()),
     "xlnet": PermutationLM(model=Xlnet()),
@@ -89,7 +91,7 @@ def bound(name: str) -> Objective:
 
 
 def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch | TripleBatch:
-    """Return rows of all lengths, one full and one empty; for a decoder, rows of several documents; or triples."""
+    """Return rows of all lengths, one full and one empty; in packed rows several documents; or triples."""
     draw = np.random.default_rng(0)
     if isinstance(objective, TripleRanking):
         batch = TripleBatch(*(draw.integers(0, 5, shape, np.int32) for shape in ((ROWS, 3), (ROWS, 2, 7))))
@@ -98,8 +100,11 @@ def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch | Tripl
     sizes = np.array([raw, *draw.integers(3, raw, ROWS - 2), 0])
     real = np.arange(raw) < sizes[:, None]
     documents = 1 + np.arange(ROWS)[:, None]
-    if isinstance(objective, CausalLM):
+    has_room = objective.row_format(LENGTH).packing == "packed-room"
+    if isinstance(objective, CausalLM) or has_room:
         documents = 1 + np.cumsum(draw.random(real.shape) < 0.15, axis=1)
+    if has_room:
+        real &= np.arange(raw) + 2 * documents < raw + 2
     arrays = [np.where(real, draw.integers(107, 200, real.shape), 0), np.where(real, documents, 0)]
     if isinstance(objective, EntityAutoencoder):
         arrays.append(np.where(real & (draw.random(real.shape) < 0.2), draw.integers(0, ENTITIES, real.shape), -1))
@@ -146,7 +151,7 @@ def found(*names: str) -> dict:
               for name, shape in MESHES.items()}
     return {
         "digests": {
-            name: {on: digest(name, meshes[on]) for on in ("one", "2x4", *["eight"] * (name == "ernie"))}
+            name: {on: digest(name, meshes[on]) for on in ("one", "2x4", *["eight"] * (name in ("ernie", "packed")))}
             for name in names
         },
         "steps": {name: {on: step(name, meshes[on]) for on in ("one", "mixed")} for name in names if name in TRAINED},

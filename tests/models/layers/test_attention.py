@@ -129,6 +129,7 @@ ERNIE = SIZES | dict(num_layers=3, num_text_layers=1, entity_hidden_size=16, ent
 @pytest.mark.parametrize(("objective", "length", "kernels"), [
     (MaskedLM(model=Bert(**SIZES), input_format="document"), 32, 2),
     (MaskedLM(model=Roberta(**SIZES), input_format="full-sentences"), 32, 2),
+    (MaskedLM(model=Roberta(**SIZES), input_format="packed"), 32, 2),
     (SpanBoundary(model=Bert(**SIZES)), 32, 2), (ReplacedTokens(model=Electra(**SIZES, **ELECTRA)), 32, 4),
     (EntityAutoencoder(model=Ernie(**ERNIE), max_entities=3), 32, 4), (CausalLM(model=Gpt2(**SIZES)), 32, 2),
     (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
