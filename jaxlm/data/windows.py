@@ -165,11 +165,13 @@ class PackedWindows:
         first, segment, is_end = self._documents(start)
         start = start - self._extra * first
         if self._extra and self._eos is None:
-            leading = np.cumprod(is_end, axis=1).sum(axis=1)  # room before the first token
+            # Move the text together; a window may begin within the room that follows a document.
+            leading = np.cumprod(is_end, axis=1).sum(axis=1)
             is_text, is_end = is_token & ~is_end, np.zeros_like(is_end)
             is_token = position < is_text.sum(axis=1, keepdims=True)
-            segment[is_token], start = segment[is_text], start - -leading % self._extra
+            segment[is_token] = segment[is_text]
             segment -= leading[:, None] > 0
+            start -= (self._extra - leading) % self._extra
 
         def stored(array: FlatArray) -> np.ndarray:
             values = array.windows(start, self.length)
