@@ -16,6 +16,7 @@ from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.kagnet import KagNetwork
+from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -68,11 +69,13 @@ SYSTEMS = (
     System(MaskedLM, Roberta, "roberta", "masked_lm"),
     System(MaskedLM, XlmRoberta, "xlm_roberta", "masked_lm"),
     System(MaskedLM, Albert, "albert", "masked_lm"),
+    System(MaskedLM, ModernBert, "modernbert", "masked_lm"),
     System(SpanBoundary, Bert, "spanbert", export_only=True),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(CausalLM, Gpt3, "gpt2", "causal_lm"),
+    System(CausalLM, ModernBertDecoder, "modernbert_decoder", "causal_lm"),
     System(CausalLM, Reformer, "reformer", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert", export_only=True),

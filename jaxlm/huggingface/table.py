@@ -29,6 +29,7 @@ class Entry:
         transpose: whether their matrix is [out, in] (torch.nn.Linear) where ours is [in, out].
         shape: shape of their tensor if a reshape is needed, such as [hidden, heads, width] (XLNet).
         layer: index into the leading axis of ours, which is stacked by layer; None for a whole parameter.
+        first_layer: their number of our first layer, for a parameter that the layers before it lack.
     """
 
     ours: tuple[str, ...]
@@ -36,13 +37,14 @@ class Entry:
     transpose: bool = False
     shape: Shape | None = None
     layer: int | None = None
+    first_layer: int = 0
 
     def layers(self, template: Params) -> list[Entry]:
         """Return one entry per layer of `template`, or the entry itself if its name has no `{layer}`."""
         if LAYER not in self.theirs:
             return [self]
         return [
-            dataclasses.replace(self, theirs=self.theirs.replace(LAYER, str(layer)), layer=layer)
+            dataclasses.replace(self, theirs=self.theirs.replace(LAYER, str(self.first_layer + layer)), layer=layer)
             for layer in range(get(template, self.ours[0]).shape[0])
         ]
 

@@ -73,6 +73,8 @@ class FineTuning(NamedTuple):
     """Activation of the dense layer between the summary and the classifier; None without such a layer."""
     use_bias: bool = True
     """Whether the classifier of texts has a bias."""
+    has_transform: bool = False
+    """Whether classifiers, also of tokens, read the model's `token_features` instead of hidden states."""
 
 
 @dataclasses.dataclass(frozen=True)

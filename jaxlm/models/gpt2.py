@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxlm.fields import field
-from jaxlm.models.base import FineTuning, Inputs, Writer, document_positions
+from jaxlm.models.base import FineTuning, Inputs, document_positions
+from jaxlm.models.decoder import CachedWriter
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, transformer_sizes
 from jaxlm.models.layers.embeddings import Embeddings
-from jaxlm.models.layers.multi_head import Visibility, empty_cache
+from jaxlm.models.layers.multi_head import Visibility
 from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
@@ -24,21 +25,8 @@ _PAIR = Template(pair="$A eos $B", needs=("eos",))
 _ANSWER = Template(pair="$A eos $B eos")
 
 
-class DecoderState(NamedTuple):
-    """Decoding state of a decoder."""
-
-    caches: Any
-    """Key/value caches of all layers, of static shape."""
-    filled: Bool[Array, "batch slots"]
-    """Which slots hold tokens."""
-    position: Int[Array, " batch"]
-    """Position of the next token."""
-    index: Int[Array, ""]
-    """Slot of the next token."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Gpt2(TransformerConfig, Writer):
+class Gpt2(TransformerConfig, CachedWriter):
     """GPT-2 decoder. The defaults are the 124M model (first announced as 117M).
 
     Parameters: `embeddings/{word,position}`, `decoder/layers/…` (stacked), `decoder/final_norm`.
@@ -66,7 +54,6 @@ class Gpt2(TransformerConfig, Writer):
     template: ClassVar[Template] = Template(needs=("eos",))
     """Special symbols around one and two texts."""
     summary_token = "last"
-    is_causal = True
     output_params = ()
     published_sizes: ClassVar = {
         "small": transformer_sizes(12, 768), "medium": transformer_sizes(24, 1024),
@@ -97,45 +84,17 @@ class Gpt2(TransformerConfig, Writer):
     def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
         segments = inputs.segments
         positions = jnp.arange(inputs.ids.shape[1])[None, :] if segments is None else document_positions(segments)
-        return self._run(params, inputs.ids, positions, SharedInputs(Visibility(segments, segments)), key=key)[0]
+        shared = SharedInputs(Visibility(segments, segments))
+        return self._run_tokens(params, inputs.ids, positions, shared, key=key)[0]
 
     def output_matrix(self, params: Params) -> tuple[Float[Array, "vocab hidden"], None]:
         """Return the word embedding, and no bias."""
         return params["embeddings"]["word"]["embedding"], None
 
-    def prefill(
-        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
-        start: int = 0,
-    ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
-        batch, length = prompts.shape
-        slots = length + new_tokens
-        filled = jnp.pad(mask, ((0, 0), (0, new_tokens)))
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-        causal = jnp.arange(length)[:, None] >= jnp.arange(slots)[None, :]
-        visible = Visibility(mask=filled[:, None, None, :] & causal)
-        hidden, caches = self._run(
-            params, prompts, positions, SharedInputs(visible, index=jnp.int32(0)),
-            caches=empty_cache(self.stack, batch, slots),
-        )
-        state = DecoderState(caches, filled, positions[:, -1] + 1, jnp.int32(length))
-        return self.predict_tokens(params, hidden[:, -1]), state
-
-    def decode(
-        self, params: Params, tokens: Int[Array, " batch"], state: DecoderState
-    ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
-        filled = state.filled.at[:, state.index].set(True)
-        visible = Visibility(mask=filled[:, None, None, :])
-        hidden, caches = self._run(
-            params, tokens[:, None], state.position[:, None], SharedInputs(visible, index=state.index),
-            caches=state.caches,
-        )
-        state = DecoderState(caches, filled, state.position + 1, state.index + 1)
-        return self.predict_tokens(params, hidden[:, 0]), state
-
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         return stack_flops(self.stack, length) + 2.0 * predicted * self.hidden_size * self.vocab_size
 
-    def _run(
+    def _run_tokens(
         self, params: Params, ids: jax.Array, positions: jax.Array, shared: SharedInputs, *,
         key: jax.Array | None = None, caches: Any = None,
     ) -> tuple[jax.Array, Any]:

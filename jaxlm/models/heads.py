@@ -24,15 +24,16 @@ class Head(nn.Module):
         """Return fresh parameters, float32."""
         return self.init(key, jnp.zeros((1, self.stack.hidden_size)))["params"]
 
-    def dense(self, features: int, name: str | None = None) -> nn.Dense:
+    def dense(self, features: int, name: str | None = None, use_bias: bool = True) -> nn.Dense:
         """Return a dense layer. For `setup` and compact methods."""
-        return nn.Dense(features, dtype=self.stack.dtype, kernel_init=kernel_init(self.stack), name=name)
+        init = kernel_init(self.stack)
+        return nn.Dense(features, use_bias=use_bias, dtype=self.stack.dtype, kernel_init=init, name=name)
 
     def transform(self, x: Float[Array, "*batch hidden"], features: int, suffix: str = "") -> jax.Array:
         """Apply a dense layer, the activation and LayerNorm. For compact methods."""
         s = self.stack
-        x = ACTIVATIONS[s.activation](self.dense(features, f"dense{suffix}")(x))
-        return Norm("layer", s.norm_eps, s.dtype, name=f"norm{suffix}")(x)
+        x = ACTIVATIONS[s.activation](self.dense(features, f"dense{suffix}", s.use_bias)(x))
+        return Norm("layer", s.norm_eps, s.dtype, s.use_bias, name=f"norm{suffix}")(x)
 
 
 class LinearHead(Head):

@@ -237,14 +237,18 @@ class Task(Objective):
     def token_states(
         self, params: Params, example: Arrays, key: jax.Array | None
     ) -> Float[Array, "batch length hidden"]:
-        """Return the last hidden states, with dropout before the classifier; a key turns dropout on."""
+        """Return the classifier's inputs: the last hidden states or features, with dropout if there is a key."""
         keys = (None, None) if key is None else jax.random.split(key)
-        return dropout(self.hidden(params, Inputs.of(example), keys[0]), self.classifier_dropout, keys[1])
+        x = self.hidden(params, Inputs.of(example), keys[0])
+        x = self.model.token_features(params, x) if self.fine_tuning.has_transform else x
+        return dropout(x, self.classifier_dropout, keys[1])
 
     def before_classifier(
         self, params: Params, x: Float[Array, "*batch hidden"], key: jax.Array | None
     ) -> Float[Array, "*batch hidden"]:
-        """Apply the dense layer before the classifier, if the family has one, and dropout."""
+        """Apply the layers before the classifier that the family has, and dropout."""
+        if self.fine_tuning.has_transform:
+            x = self.model.token_features(params, x)
         if name := self.fine_tuning.activation:
             act = jnp.tanh if name == "tanh" else ACTIVATIONS[name]
             pooler = params["pooler"]
@@ -258,6 +262,8 @@ class Task(Objective):
     def flops(self, length: int) -> float:
         width = self.model.width
         pooler = 2 * width * width if self.use_pooling and self.fine_tuning.activation else 0
+        if self.fine_tuning.has_transform:
+            pooler = 2 * width * width * (1 if self.use_pooling else length)
         return self.model.forward_flops(length) + pooler + 2 * width * self.num_logits
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:

@@ -121,7 +121,7 @@ def test_cached_decoding_has_the_same_logits(params):
 
 def test_in_band():
     assert in_band(3, 5, 2, first=2)[0, 0].tolist() == [
-        [False, True, True, True, True], [False, False, True, True, True], [False, False, False, True, True]
+        [False, True, True, True, False], [False, False, True, True, True], [False, False, False, True, True]
     ]
 
 

@@ -59,4 +59,5 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_new": gelu_new,
     "relu": jax.nn.relu,
     "gated-gelu": gelu_new,
+    "gated-gelu-erf": gelu,
 }

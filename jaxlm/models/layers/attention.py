@@ -60,7 +60,7 @@ def attend(
         mask: True where attention is allowed, in addition to the segments.
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
-        band: Number of keys, up to its own position, that a query attends to, with `causal`; None for all.
+        band: Number of keys from its own position on, to either side, that a query attends to; None for all.
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
@@ -216,11 +216,11 @@ def visible_keys(
 
 
 def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "1 1 queries keys"]:
-    """Return the mask of keys that are less than `band` positions before their query, or after it.
+    """Return the mask of keys that are less than `band` positions from their query.
 
     `first` is the position of the first query.
     """
-    return (first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :] < band)[None, None]
+    return (jnp.abs(first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]) < band)[None, None]
 
 
 def choose_kernel(
@@ -334,7 +334,7 @@ def _splash(query, key, value, segments, causal, band):
     shape = queries, keys = query.shape[2], key.shape[2]
     mask = CausalMask(shape) if causal else FullMask(shape)
     if band is not None:
-        mask = LocalMask(shape, (band - 1, 0), 0)
+        mask = LocalMask(shape, (band - 1, 0 if causal else band - 1), 0)
     block_q, block_kv = (max(n for n in (128, 256, 512) if size % n == 0) for size in (queries, keys))
     # Positions are along the lanes, because heads of 64 would fill half of them. In the fused backward pass each block
     # of keys makes a part of the queries' gradient, so blocks are as large as possible.

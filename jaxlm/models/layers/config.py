@@ -12,7 +12,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field
 
 PlainActivation = Literal["gelu", "gelu_new", "relu"]
-Activation = Literal[PlainActivation, "gated-gelu"]
+Activation = Literal[PlainActivation, "gated-gelu", "gated-gelu-erf"]
 RematPolicy = Literal["none", "cheap", "dots", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn", "pallas"]
 DType = Literal["float32", "bfloat16"]
@@ -88,10 +88,15 @@ class StackConfig(ExecutionConfig):
     """Configuration of a stack of layers: the sizes, and the choices in which the families differ.
 
     Attributes:
-        band: Number of tokens, up to itself, that a token attends to in every second layer of a causal stack; None for
-            full attention in all layers.
+        has_first_norm: Whether the first layer of a pre-norm stack has a norm before its attention.
+        band: Number of tokens from itself on, to either side, that a token attends to in most layers; None for full
+            attention in all layers.
+        band_period: With a band, the layers 0, band_period, 2 · band_period, … have full attention.
+        rope_theta: Base of rotary position embeddings in layers with full attention; None without them.
+        band_rope_theta: Base of rotary position embeddings in layers with the band.
         scale_attention: Divide attention scores by √head_dim; False in T5.
         intermediate_dropout: Dropout after the activation of the feed-forward layer.
+        mlp_dropout: Dropout of the feed-forward output; None for `dropout`.
         residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
         num_groups: Number of groups of consecutive layers that share parameters (ALBERT); None without sharing.
         last_layer_at_positions: Compute the last layer only at the positions that are predicted.
@@ -108,14 +113,19 @@ class StackConfig(ExecutionConfig):
     norm_placement: Literal["post", "pre"] = "post"
     norm_eps: float = 1e-12
     final_norm: bool = False
+    has_first_norm: bool = True
     use_bias: bool = True
     causal: bool = False
     band: int | None = None
+    band_period: int = 2
+    rope_theta: float | None = None
+    band_rope_theta: float | None = None
     cross_attention: bool = False
     scale_attention: bool = True
     dropout: float = 0.1
     attention_dropout: float = 0.1
     intermediate_dropout: float = 0.0
+    mlp_dropout: float | None = None
     init: Literal["truncated_normal", "normal", "fan_in"] = "truncated_normal"
     init_std: float = 0.02
     residual_init_scale: float = 1.0
@@ -141,6 +151,13 @@ class StackConfig(ExecutionConfig):
     def group_of(self, layer: int) -> int:
         """Return the index of a layer's parameters."""
         return layer * self.groups // self.num_layers
+
+    def of_layer(self, layer: int) -> Self:
+        """Return the configuration of one layer: its band, its base of rotary embeddings, and its first norm."""
+        changes: dict[str, Any] = {"has_first_norm": self.has_first_norm or layer > 0}
+        if self.band is not None:
+            changes |= {"band": None} if layer % self.band_period == 0 else {"rope_theta": self.band_rope_theta}
+        return dataclasses.replace(self, **changes)
 
 
 def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = False) -> nn.initializers.Initializer:

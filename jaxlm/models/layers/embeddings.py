@@ -33,7 +33,7 @@ class EmbeddingTable(nn.Module):
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings, then LayerNorm, then dropout.
 
-    With `type_vocab_size` 0 there are no segment embeddings, with `norm_eps` None there is no LayerNorm.
+    With `num_positions` or `type_vocab_size` 0 there are no such embeddings, with `norm_eps` None no LayerNorm.
     """
 
     vocab_size: int
@@ -45,14 +45,16 @@ class Embeddings(nn.Module):
     word_init: nn.initializers.Initializer
     position_init: nn.initializers.Initializer
     dtype: DType
+    use_bias: bool = True
 
     def setup(self) -> None:
         self.word = EmbeddingTable(self.vocab_size, self.width, self.word_init, self.dtype)
-        self.position = EmbeddingTable(self.num_positions, self.width, self.position_init, self.dtype)
+        if self.num_positions:
+            self.position = EmbeddingTable(self.num_positions, self.width, self.position_init, self.dtype)
         if self.type_vocab_size:
             self.token_type = EmbeddingTable(self.type_vocab_size, self.width, self.word_init, self.dtype)
         if self.norm_eps is not None:
-            self.norm = Norm("layer", self.norm_eps, self.dtype)
+            self.norm = Norm("layer", self.norm_eps, self.dtype, self.use_bias)
 
     def __call__(
         self,
@@ -61,7 +63,9 @@ class Embeddings(nn.Module):
         token_type_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "batch length width"]:
-        x = self.word(input_ids) + self.position(positions)
+        x = self.word(input_ids)
+        if self.num_positions:
+            x = x + self.position(positions)
         if self.type_vocab_size:
             x = x + self.token_type(jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         if self.norm_eps is not None:

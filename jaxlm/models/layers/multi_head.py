@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.attention import attend, choose_kernel, in_band
@@ -58,10 +59,12 @@ class MultiHeadAttention(nn.Module):
         cross: bool = False,
         deterministic: bool = True,
         with_scores: bool = False,
+        positions: Int[Array, "batch queries"] | None = None,
     ) -> tuple[Float[Array, "batch queries hidden"], Cache | Float[Array, "batch heads queries keys"] | None]:
         """Return the output, and the updated cache, or with `with_scores` the scores, or None.
 
-        Scores are scale · q kᵀ in float32, before masks, bias and softmax.
+        Scores are scale · q kᵀ in float32, before masks, bias and softmax. `positions` are those of the queries in
+        `source`, for rotary position embeddings.
         """
         c = self.config
         source = x if source is None and not cross else source
@@ -85,6 +88,10 @@ class MultiHeadAttention(nn.Module):
             key, value = cache["key"], cache["value"]
         else:
             key, value = project("key", source), project("value", source)
+            if c.rope_theta is not None:
+                own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
+                query = rotate(query, own if positions is None else positions, c.rope_theta)
+                key = rotate(key, own, c.rope_theta)
             if decoding and not cross:
                 key, value = (
                     jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
@@ -101,6 +108,22 @@ class MultiHeadAttention(nn.Module):
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
         return out(y.reshape(*x.shape[:-1], -1)), extra
+
+
+def rotate(
+    x: Float[Array, "batch length heads head_dim"], positions: Int[Array, "#batch length"], theta: float
+) -> Float[Array, "batch length heads head_dim"]:
+    """Return `x` with rotary position embeddings (Su et al. 2021, section 3.2), computed in float32.
+
+    Elements k and k + head_dim/2 of a head are rotated by position · theta^(-2k/head_dim). Attention scores depend on
+    differences of positions only, so that documents of a packed row need no positions of their own.
+    """
+    half = x.shape[-1] // 2
+    frequencies = (theta ** (-np.arange(half) / half)).astype(np.float32)
+    angles = positions[..., None, None] * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 class HeadsDense(nn.Module):

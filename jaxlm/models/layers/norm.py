@@ -17,46 +17,49 @@ from jaxtyping import Array, Float
 
 
 class Norm(nn.Module):
-    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang & Sennrich 2019), which has no bias."""
+    """LayerNorm (Ba et al. 2016), with or without bias, or RMSNorm (Zhang & Sennrich 2019), which has none."""
 
     kind: Literal["layer", "rms"]
     eps: float
     dtype: Any
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "... hidden"]) -> Float[Array, "... hidden"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        bias = None if self.kind == "rms" else self.param("bias", nn.initializers.zeros, scale.shape, jnp.float32)
-        return normalize(x, scale, bias, self.eps, self.dtype)
+        is_centered, bias = self.kind == "layer", None
+        if is_centered and self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, scale.shape, jnp.float32)
+        return normalize(x, scale, bias, self.eps, self.dtype, is_centered)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def normalize(x, scale, bias, eps, dtype):
-    """Return (x - mean) / √(variance + eps) · scale + bias over the last axis, in `dtype`.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def normalize(x, scale, bias, eps, dtype, is_centered=True):
+    """Return (x - mean) / √(variance + eps) · scale + bias over the last axis, in `dtype`; a bias of None is zero.
 
-    Without a bias (None) it is RMSNorm, x / √(mean(x²) + eps) · scale.
+    Not centered it is RMSNorm, x / √(mean(x²) + eps) · scale.
     """
-    return _forward(x, scale, bias, eps, dtype)[0]
+    return _forward(x, scale, bias, eps, dtype, is_centered)[0]
 
 
-def _forward(x, scale, bias, eps, dtype):
+def _forward(x, scale, bias, eps, dtype, is_centered):
     wide, mean = x.astype(jnp.float32), None
-    if bias is not None:
+    if is_centered:
         mean = jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide - mean
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     y = wide * (inverse * scale)
-    return (y if bias is None else y + bias).astype(dtype), (x, mean, inverse, scale)
+    return (y if bias is None else y + bias).astype(dtype), (x, mean, inverse, scale, bias)
 
 
-def _backward(eps, dtype, saved, dy):
-    x, mean, inverse, scale = saved
+def _backward(eps, dtype, is_centered, saved, dy):
+    x, mean, inverse, scale, bias = saved
     wide, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     normalized = (wide if mean is None else wide - mean) * inverse
     d, rows = dy * scale, tuple(range(x.ndim - 1))
     centered = d if mean is None else d - jnp.mean(d, axis=-1, keepdims=True)
     dx = inverse * (centered - normalized * jnp.mean(d * normalized, axis=-1, keepdims=True))
-    d_bias = None if mean is None else jnp.sum(dy, axis=rows)
+    d_bias = None if bias is None else jnp.sum(dy, axis=rows)
     return dx.astype(x.dtype), jnp.sum(dy * normalized, axis=rows), d_bias
 
 

@@ -41,7 +41,7 @@ class Options(NamedTuple):
     causal: bool = False
     """Whether later keys are masked; there are as many queries as keys."""
     band: int | None = None
-    """Number of keys, up to its own position, that a query attends to, with `causal`; None for all."""
+    """Number of keys from its own position on, to either side, that a query attends to; None for all."""
     dropout_rate: float = 0.0
 
     @property
@@ -218,8 +218,11 @@ def _blocks(queries: int, keys: int, options: Options) -> Iterator[tuple[int, sl
     largest = 256 if options.causal or keys > 512 else 512
     size = next(size for size in (512, 256, 128) if size <= largest and queries % size == 0)
     for block, start in enumerate(range(0, queries, size)):
-        first = 0 if options.band is None else max(0, start - options.band + 1) // 128 * 128
-        yield block, slice(start, start + size), slice(first, start + size if options.causal else keys)
+        first, last = 0, start + size if options.causal else keys
+        if options.band is not None:
+            first = max(0, start - options.band + 1) // LANES * LANES
+            last = min(last, -(-(start + size + options.band - 1) // LANES) * LANES)
+        yield block, slice(start, start + size), slice(first, last)
 
 
 def _scores(
@@ -234,7 +237,7 @@ def _scores(
         scores = jnp.where(same, scores, HIDDEN)
     elif "key_segments" in inputs:
         scores += jnp.where(inputs["key_segments"][0, :, keys] > 0, 0.0, HIDDEN)
-    if not options.causal:
+    if not options.causal and options.band is None:
         return scores
 
     def visible(first: int, last: int) -> jax.Array:
@@ -242,7 +245,9 @@ def _scores(
         shape = (queries.stop - queries.start, last - first)
         query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
         distance = query - key + (queries.start - first)
-        return (distance >= 0) if options.band is None else (distance >= 0) & (distance < options.band)
+        if options.band is None:
+            return distance >= 0
+        return (distance >= 0) & (distance < options.band) if options.causal else jnp.abs(distance) < options.band
 
     # Without a band only the queries' own block of keys needs a mask.
     first = keys.start if options.band is not None else queries.start

@@ -158,9 +158,11 @@ class Block(nn.Module):
         old, new = cache or {}, {}
 
         def sublayer(name: str, function: Callable[[jax.Array], jax.Array], x: jax.Array, residual: jax.Array):
-            norm = Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm")
-            y = function(norm(x) if c.norm_placement == "pre" else x)
-            y = residual + dropout(y, c.dropout, module_key(self, c.dropout, self.deterministic))
+            norm = Norm(c.norm, c.norm_eps, c.dtype, c.use_bias, name=f"{name}_norm")
+            is_plain = name == "attention" and not c.has_first_norm
+            y = function(norm(x) if c.norm_placement == "pre" and not is_plain else x)
+            rate = c.dropout if name != "mlp" or c.mlp_dropout is None else c.mlp_dropout
+            y = residual + dropout(y, rate, module_key(self, rate, self.deterministic))
             return constrain(norm(y) if c.norm_placement == "post" else y)
 
         def self_attention(y: jax.Array) -> jax.Array:
@@ -170,7 +172,7 @@ class Block(nn.Module):
                 query, source, visible = at_positions(y, positions), y, visible.at_queries(positions)
             y, new["self"] = MultiHeadAttention(c, name="attention")(
                 query, source, visibility=visible, causal=c.causal and "self" not in old, cache=old.get("self"),
-                index=shared.index, deterministic=self.deterministic, with_scores=with_scores,
+                index=shared.index, deterministic=self.deterministic, with_scores=with_scores, positions=positions,
             )
             return y
 
@@ -192,8 +194,10 @@ def init_stack(config: StackConfig, key: jax.Array) -> Params:
     """Return fresh parameters of a stack: `layers`, stacked by layer or group of layers, and `final_norm` if any."""
     x = jnp.zeros((1, 2, config.hidden_size), config.dtype)
     shared = SharedInputs(memory=x if config.cross_attention else None)
-    block = Block(config)
+    block = Block(dataclasses.replace(config, has_first_norm=True))
     params = {"layers": init_layers(lambda key: block.init(key, x, shared)["params"], key, config.groups)}
+    if not config.has_first_norm:
+        params["layers"]["attention_norm"] = jax.tree.map(lambda leaf: leaf[1:], params["layers"]["attention_norm"])
     if config.final_norm:
         params["final_norm"] = _final_norm(config).init(key, x)["params"]
     return params
@@ -222,8 +226,12 @@ def run_stack(
     """
     x = constrain(x)
     at_last = positions is not None and config.last_layer_at_positions and not collect
-    wide = dataclasses.replace(config, band=None)
-    blocks = [Block(kind, key is None) for kind in ([wide] if config.band is None else [wide, config])]
+    kinds = [config.of_layer(i) for i in range(config.num_layers)]
+    blocks = [Block(kind, key is None) for kind in kinds]
+    stack = params["layers"]
+    if not config.has_first_norm:  # a row for layer 0, which does not read it
+        row = jax.tree.map(lambda leaf: jnp.pad(leaf, ((1, 0), (0, 0))), stack["attention_norm"])
+        stack = stack | {"attention_norm": row}
 
     def layer(
         block: Block, params: Params, x: jax.Array, key: jax.Array | None, positions: jax.Array | None = None
@@ -236,13 +244,12 @@ def run_stack(
         # Unrolled, with one cache per layer: stacked caches would be copied whole for every new token.
         outputs = []
         for i, cache in enumerate(caches):
-            layer_params = jax.tree.map(lambda leaf, i=i: leaf[config.group_of(i)], params["layers"])
-            x, cache = call(blocks[i % len(blocks)], layer_params, x, shared, cache)
+            layer_params = jax.tree.map(lambda leaf, i=i: leaf[config.group_of(i)], stack)
+            x, cache = call(blocks[i], layer_params, x, shared, cache)
             outputs.append(cache)
-    elif len(blocks) > 1:
-        x, outputs = _run_pairs(config, layers, params, x, keys)
     else:
-        x, outputs = _run_parts(config, layers[0], params, x, keys, pad_positions(positions) if at_last else None)
+        run, body = (_run_kinds, layers) if len(set(kinds)) > 1 else (_run_parts, layers[0])
+        x, outputs = run(config, body, stack, x, keys, pad_positions(positions) if at_last else None)
     if positions is not None:
         x = x[:, : positions.shape[1]] if at_last else at_positions(x, positions)
     if config.final_norm:
@@ -250,48 +257,68 @@ def run_stack(
     return x, outputs
 
 
-def _run_pairs(
-    config: StackConfig, pair: list[Layer], params: Params, x: jax.Array, keys: jax.Array | None
+def _run_kinds(
+    config: StackConfig, layers: list[Layer], stack: Params, x: jax.Array, keys: jax.Array | None,
+    last_positions: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
-    """Run layers of two alternating kinds: each step of the scan runs one layer of each kind."""
-    def two(params: Params, x: jax.Array, keys: jax.Array | None) -> tuple[jax.Array, Any]:
+    """Run layers whose kinds recur: each step of the scan runs one period of them.
+
+    A first layer without norm, a last one for `last_positions`, and those beyond whole periods run by themselves.
+    """
+    period, first = config.band_period, 0 if config.has_first_norm else 1
+    count = (config.num_layers - first - (last_positions is not None)) // period
+    end = first + count * period
+    if last_positions is not None:
+        layers = [*layers[:-1], functools.partial(layers[-1], positions=last_positions)]
+    alone = [rematerialized(layer, config.remat) for layer in layers]
+    sizes = (first, end - first, config.num_layers - end)
+    parts = split_layers(stack, *sizes)
+    part_keys = (None, None, None) if keys is None else jnp.split(keys, (first, end))
+
+    def run(
+        layers: list[Layer], params: Params, x: jax.Array, keys: jax.Array | None
+    ) -> tuple[jax.Array, Any]:
         outputs = []
-        for i, (layer, layer_params) in enumerate(zip(pair, unstack(params), strict=True)):
+        for i, (layer, layer_params) in enumerate(zip(layers, unstack(params, len(layers)), strict=True)):
             x, output = layer(layer_params, x, None if keys is None else keys[i])
             outputs.append(output)
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else None
 
-    by_two = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(-1, 2, *leaf.shape[1:]))
+    by_period = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(count, period, *leaf.shape[1:]))
+    x, before = run(alone[:first], parts[0], x, part_keys[0])
     x, outputs = run_layers(
-        two, by_two(params["layers"]), x, by_two(keys), num_layers=config.num_layers // 2, remat=config.remat,
-        loop=config.loop_layers,
+        functools.partial(run, layers[first : first + period]), by_period(parts[1]), x, by_period(part_keys[1]),
+        num_layers=count, remat=config.remat, loop=config.loop_layers,
     )
-    return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+    outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+    x, after = run(alone[end:], parts[2], x, part_keys[2])
+    found = [part for part in (before, outputs, after) if part is not None]
+    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found) if found else None
 
 
 def _run_parts(
-    config: StackConfig, layer: Callable[..., tuple[jax.Array, Any]], params: Params, x: jax.Array,
+    config: StackConfig, layer: Callable[..., tuple[jax.Array, Any]], stack: Params, x: jax.Array,
     keys: jax.Array | None, last_positions: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
     """Run all layers together, or each group that shares parameters; the last layer apart for `last_positions`."""
     is_shared = config.groups < config.num_layers
     groups = [config.group_of(i) for i in range(config.num_layers)]
-    parts = [(params["layers"], config.num_layers)]
+    parts = [(stack, config.num_layers)]
     if is_shared:
-        parts = [(group, groups.count(i)) for i, group in enumerate(unstack(params["layers"]))]
+        parts = [(group, groups.count(i)) for i, group in enumerate(unstack(stack))]
     last = None
     if last_positions is not None:
-        stack, count = parts.pop()
-        first, last = (stack, stack) if is_shared else split_layers(stack, count - 1, 1)
+        part, count = parts.pop()
+        first, last = (part, part) if is_shared else split_layers(part, count - 1, 1)
         last = last if is_shared else unstack(last)[0]
         parts.append((first, count - 1))
     start, outputs = 0, []
-    for stack, count in parts:
+    for part, count in parts:
         body = layer
         if is_shared:
-            body = lambda _, x, key, group=stack: layer(group, x, key)  # noqa: E731
+            body = lambda _, x, key, group=part: layer(group, x, key)  # noqa: E731
         x, output = run_layers(
-            body, None if is_shared else stack, x, None if keys is None else keys[start : start + count],
+            body, None if is_shared else part, x, None if keys is None else keys[start : start + count],
             num_layers=count, remat=config.remat, loop=config.loop_layers,
         )
         outputs.append(output)
@@ -306,15 +333,23 @@ def stack_flops(stack: StackConfig, length: int, memory: int = 0) -> float:
     """Return the FLOPs of one sequence's forward pass through a stack; `memory` is the length of the encoder output."""
     h, inner = stack.hidden_size, stack.num_heads * stack.head_dim
     matrices = 3 if stack.activation.startswith("gated") else 2
-    keys = length if stack.band is None else (length + min(length, stack.band)) / 2  # every second layer has the band
-    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size + 4 * keys * inner)
+    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size)
     if stack.cross_attention:
         layer += 4 * length * h * inner + 4 * memory * h * inner + 4 * length * memory * inner
-    return float(stack.num_layers * layer)
+    pairs = sum(_attended_pairs(stack.of_layer(i), length) for i in range(stack.num_layers))
+    return float(stack.num_layers * layer + 4 * pairs * inner)
+
+
+def _attended_pairs(layer: StackConfig, length: int) -> int:
+    """Return the number of (query, key) pairs that count in a row: all without a band, and those in the band."""
+    band = layer.band
+    if band is None or band >= length:
+        return length**2
+    return length * band if layer.causal else length * (2 * band - 1) - band * (band - 1)
 
 
 def _final_norm(config: StackConfig) -> Norm:
-    return Norm(config.norm, config.norm_eps, config.dtype)
+    return Norm(config.norm, config.norm_eps, config.dtype, config.use_bias)
 
 
 def at_positions(

@@ -1,0 +1,136 @@
+"""ModernBERT and Ettin's encoders in Transformers: ModernBertForMaskedLM, ModernBertModel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
+from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
+from jaxlm.models.modernbert import ModernBert
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tokenizers.vocabulary import Vocabulary
+
+FIELDS: Fields = {
+    "vocab_size": ("vocab_size", 50368),
+    "hidden_size": ("hidden_size", 768),
+    "num_layers": ("num_hidden_layers", 22),
+    "num_heads": ("num_attention_heads", 12),
+    "intermediate_size": ("intermediate_size", 1152),
+    "max_positions": ("max_position_embeddings", 8192),
+    "activation": ("hidden_activation", "gelu"),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "norm_eps": ("norm_eps", 1e-5),
+    "init_std": ("initializer_range", 0.02),
+    "local_attention": ("local_attention", 128),
+}
+"""Fields shared by encoder and decoder."""
+FIXED = {
+    "attention_bias": False, "mlp_bias": False, "norm_bias": False, "classifier_bias": False, "decoder_bias": True,
+    "classifier_activation": "gelu", "embedding_dropout": 0.0, "mlp_dropout": 0.0, "tie_word_embeddings": True,
+}
+"""Keys of config.json with one supported value."""
+KINDS = {"full_attention": "global", "sliding_attention": "local"}
+"""Kind of a layer in Transformers → ours, as in the names of older keys."""
+
+
+def table(attention: tuple[Entry, ...], head: str) -> Table:
+    """Return the table of a class.
+
+    Args:
+        attention: entries of the attention projections.
+        head: name of the layers before the output matrix.
+    """
+    layers, theirs = "encoder/layers", "model.layers.{layer}"
+    return Table(
+        entries=(
+            *embedding("embeddings/word", "model.embeddings.tok_embeddings"),
+            *norm("embeddings/norm", "model.embeddings.norm", bias=False),
+            Entry((f"{layers}/attention_norm/scale",), f"{theirs}.attn_norm.weight", first_layer=1),
+            *attention,
+            *dense(f"{layers}/attention/out", f"{theirs}.attn.Wo", bias=False),
+            *norm(f"{layers}/mlp_norm", f"{theirs}.mlp_norm", bias=False),
+            # The first rows of theirs are activated.
+            Entry((f"{layers}/mlp/wi_0/kernel", f"{layers}/mlp/wi_1/kernel"), f"{theirs}.mlp.Wi.weight", True),
+            *dense(f"{layers}/mlp/wo", f"{theirs}.mlp.Wo", bias=False),
+            *norm("encoder/final_norm", "model.final_norm", bias=False),
+            *dense("head/dense", f"{head}.dense", bias=False),
+            *norm("head/norm", f"{head}.norm", bias=False),
+            Entry(("mlm_head/bias",), "decoder.bias"),
+        ),
+        prefix="model.",
+        ties={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        optional=("head", "mlm_head"),
+    )
+
+
+PROJECTIONS = tuple(f"encoder/layers/attention/{name}/kernel" for name in ("query", "key", "value"))
+TABLE = table((Entry(PROJECTIONS, "model.layers.{layer}.attn.Wqkv.weight", transpose=True),), "head")
+HEADS = {
+    name: Head(f"ModernBertFor{name}") for name in
+    ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
+}
+
+
+def config(model_type: str, model: ModernBert, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """Return the config.json of a model, with the keys of Transformers 5 and those of version 4."""
+    theta = {"global": model.global_theta, "local": model.local_theta}
+    types = ["sliding_attention" if i % model.global_period else "full_attention" for i in range(model.num_layers)]
+    ids = {f"{role}_token_id": token_id(vocabulary, role) for role in ("pad", "bos", "eos", "cls", "sep")}
+    return to_config(model, FIELDS) | FIXED | ids | {
+        "model_type": model_type,
+        "layer_types": types,
+        "global_attn_every_n_layers": model.global_period,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta[ours]} for kind, ours in KINDS.items()},
+        **{f"{ours}_rope_theta": value for ours, value in theta.items()},
+    }
+
+
+def read_model(source: Source) -> dict[str, Any]:
+    """Read the fields of `ModernBert`, from new or old keys.
+
+    Raises:
+        UserError: the model has a value, an order of layers or rotary positions that jaxlm does not support.
+    """
+    source.require(**FIXED, rope_scaling=None)
+    fields = source.read(FIELDS)
+    # Their attention dropout is that of the output too.
+    fields["dropout"] = fields["attention_dropout"]
+    period, types = source.value("global_attn_every_n_layers", 3), source.config.get("layer_types")
+    if types:
+        period = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
+        if types != ["sliding_attention" if i % period else "full_attention" for i in range(fields["num_layers"])]:
+            raise UserError(
+                f"{source.folder / 'config.json'}: in layer_types the layers with full attention are not 0, n, 2n, …; "
+                "jaxlm does not support another order."
+            )
+    fields["global_period"] = period
+    # An old null is the other base.
+    defaults = {"global": 160_000.0, "local": source.value("global_rope_theta", 160_000.0)}
+    defaults["local"] = defaults["local"] if "local_rope_theta" in source.config else 10_000.0
+    for kind, ours in KINDS.items():
+        rope = (source.config.get("rope_parameters") or {}).get(kind) or {}
+        if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
+            raise UserError(
+                f"{source.folder / 'config.json'}: rope_parameters has {rope} for {kind}, of which jaxlm supports only "
+                "rope_theta; choose another model."
+            )
+        fields[f"{ours}_theta"] = float(rope.get("rope_theta", source.value(f"{ours}_rope_theta", defaults[ours])))
+    return fields
+
+
+def models(objective: MaskedLM) -> tuple[TransformersModel]:
+    """Return the Transformers model that the objective's parameters fill."""
+    m = objective.model
+    values = config("modernbert", m, objective.vocabulary) | {"classifier_pooling": m.classifier_pooling}
+    return (TransformersModel("ModernBertForMaskedLM", "AutoModelForMaskedLM", values, TABLE),)
+
+
+def read_objective(source: Source) -> MaskedLM:
+    """Read masked language modelling with a ModernBERT."""
+    pooling = source.config.get("classifier_pooling") or "cls"
+    model = ModernBert(**read_model(source), classifier_pooling=pooling)
+    return MaskedLM(model=model, mask_rate=0.3, input_format="document", short_rate=0.0)
+
+
+FAMILY = Family("modernbert", models, read_objective, HEADS)

@@ -1,0 +1,69 @@
+"""Decoding with a key/value cache, for causal models whose prompt and text are one sequence."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxlm.models.base import Writer
+from jaxlm.models.layers.multi_head import Visibility, empty_cache
+from jaxlm.models.layers.stack import SharedInputs
+from jaxlm.types import Params
+
+
+class DecoderState(NamedTuple):
+    """Decoding state of a decoder."""
+
+    caches: Any
+    """Key/value caches of all layers, of static shape."""
+    filled: Bool[Array, "batch slots"]
+    """Which slots hold tokens."""
+    position: Int[Array, " batch"]
+    """Position of the next token."""
+    index: Int[Array, ""]
+    """Slot of the next token."""
+
+
+class CachedWriter(Writer):
+    """Decoder with a key/value cache; a family gives it `stack` and `_run_tokens`."""
+
+    is_causal = True
+
+    def _run_tokens(
+        self, params: Params, ids: Int[Array, "batch length"], positions: Int[Array, "#batch length"],
+        shared: SharedInputs, *, key: jax.Array | None = None, caches: Any = None,
+    ) -> tuple[Float[Array, "batch length hidden"], Any]:
+        """Return the last hidden states, and the updated caches if there are any; see `run_stack`."""
+        raise NotImplementedError
+
+    def prefill(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
+        start: int = 0,
+    ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
+        batch, length = prompts.shape
+        slots = length + new_tokens
+        filled = jnp.pad(mask, ((0, 0), (0, new_tokens)))
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+        causal = jnp.arange(length)[:, None] >= jnp.arange(slots)[None, :]
+        visible = Visibility(mask=filled[:, None, None, :] & causal)
+        hidden, caches = self._run_tokens(
+            params, prompts, positions, SharedInputs(visible, index=jnp.int32(0)),
+            caches=empty_cache(self.stack, batch, slots),
+        )
+        state = DecoderState(caches, filled, positions[:, -1] + 1, jnp.int32(length))
+        return self.predict_tokens(params, hidden[:, -1]), state
+
+    def decode(
+        self, params: Params, tokens: Int[Array, " batch"], state: DecoderState
+    ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
+        filled = state.filled.at[:, state.index].set(True)
+        visible = Visibility(mask=filled[:, None, None, :])
+        hidden, caches = self._run_tokens(
+            params, tokens[:, None], state.position[:, None], SharedInputs(visible, index=state.index),
+            caches=state.caches,
+        )
+        state = DecoderState(caches, filled, state.position + 1, state.index + 1)
+        return self.predict_tokens(params, hidden[:, 0]), state
