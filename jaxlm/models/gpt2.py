@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, document_positions

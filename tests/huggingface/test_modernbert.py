@@ -297,7 +297,7 @@ def test_greedy_continuations_are_theirs(tmp_path, their_tokenizer):
 
 def test_tokenizer_in_both_directions_and_filled_masks(tmp_path, their_tokenizer):
     """[MASK] takes the space before it, so that predictions may begin with one."""
-    theirs, folder = save("encoder", tmp_path / "hf", their_tokenizer)
+    _, folder = save("encoder", tmp_path / "hf", their_tokenizer)
     imported = import_folder(folder)
     v = imported.tokenizer.vocabulary
     out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
@@ -325,7 +325,8 @@ def test_initial_weights(model):
     for leaf in (params["embeddings"]["word"]["embedding"], layers["attention"]["key"]["kernel"],
                  layers["mlp"]["wi_0"]["kernel"], layers["mlp"]["wi_1"]["kernel"]):
         assert std(leaf) == pytest.approx(1.0, rel=0.03)
-    for leaf in (layers["attention"]["out"]["kernel"], layers["mlp"]["wo"]["kernel"], params["head"]["dense"]["kernel"]):
+    out, wo = layers["attention"]["out"]["kernel"], layers["mlp"]["wo"]["kernel"]
+    for leaf in (out, wo, params["head"]["dense"]["kernel"]):
         assert std(leaf) == pytest.approx(10**-0.5, rel=0.03)
     assert layers["attention_norm"]["scale"].shape == (4, 64)
 

@@ -23,6 +23,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.xlm_roberta import XlmRoberta
@@ -51,6 +52,8 @@ MODELS = {
     Xlnet: Xlnet(**SIZES),
     Gpt1: Gpt1(**SIZES | dict(intermediate_size=96), max_positions=37),
     Gpt2: Gpt2(**SIZES, max_positions=37),
+    ModernBert: ModernBert(**SIZES, max_positions=37, local_attention=6, classifier_pooling="mean"),
+    ModernBertDecoder: ModernBertDecoder(**SIZES, max_positions=37, local_attention=6),
 }
 SETTINGS = {
     Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},

@@ -332,9 +332,10 @@ def _by_splash(query, key, value, query_segments, key_segments, causal, scale, b
 
 def _splash(query, key, value, segments, causal, band):
     shape = queries, keys = query.shape[2], key.shape[2]
-    mask = CausalMask(shape) if causal else FullMask(shape)
+    mask, scope = (CausalMask(shape), "causal") if causal else (FullMask(shape), "full")
     if band is not None:
-        mask = LocalMask(shape, (band - 1, 0 if causal else band - 1), 0)
+        after = 0 if causal else band - 1
+        mask, scope = LocalMask(shape, (band - 1, after), 0), f"band_{band + after}"
     block_q, block_kv = (max(n for n in (128, 256, 512) if size % n == 0) for size in (queries, keys))
     # Positions are along the lanes, because heads of 64 would fill half of them. In the fused backward pass each block
     # of keys makes a part of the queries' gradient, so blocks are as large as possible.
@@ -348,5 +349,5 @@ def _splash(query, key, value, segments, causal, band):
         residual_checkpoint_name="attention",
     )
     # The name tells `jaxlm plan` how much of the scores the kernel computes.
-    with jax.named_scope("causal_attention" if causal else "full_attention"):
+    with jax.named_scope(f"{scope}_attention"):
         return jax.vmap(kernel)(query, key, value, segments)

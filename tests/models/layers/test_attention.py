@@ -255,19 +255,19 @@ def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch)
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize(("kind", "kernel", "length", "band"), [
-    ("packed", "splash", 128, 20), ("whole", "splash", 128, 20), ("packed", "rows", 128, 20),
-    ("whole", "rows", 128, 20), ("packed", "rows", 640, 150),
-    pytest.param("whole", "rows", 640, 150, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("kind", "causal", "kernel", "length", "band"), [
+    ("packed", True, "splash", 128, 20), ("whole", True, "splash", 128, 20), ("packed", False, "splash", 128, 20),
+    ("packed", True, "rows", 128, 20), ("whole", True, "rows", 128, 20), ("packed", True, "rows", 640, 150),
+    ("packed", False, "rows", 640, 150), pytest.param("whole", True, "rows", 640, 150, marks=pytest.mark.slow),
 ])
-def test_bands_in_the_kernels_equal_scores_in_memory(kind, kernel, length, band, monkeypatch):
-    """GPT-3's bands; they differ from full attention. The last case skips blocks of keys before the band."""
+def test_bands_in_the_kernels_equal_scores_in_memory(kind, causal, kernel, length, band, monkeypatch):
+    """GPT-3's bands and ModernBERT's; they differ from full attention. Rows of 640 skip blocks beyond the band."""
     real, arguments = masked(length, kind)
-    expected = results("xla", monkeypatch, length, real, causal=True, band=band, **arguments)
-    found = results(kernel, monkeypatch, length, real, causal=True, band=band, **arguments)
+    expected = results("xla", monkeypatch, length, real, causal=causal, band=band, **arguments)
+    found = results(kernel, monkeypatch, length, real, causal=causal, band=band, **arguments)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
-    dense = results("xla", monkeypatch, length, real, causal=True, **arguments)
+    dense = results("xla", monkeypatch, length, real, causal=causal, **arguments)
     assert np.abs(dense[0] - expected[0]).max() > 0.1
 
 

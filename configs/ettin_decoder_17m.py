@@ -1,0 +1,24 @@
+"""Ettin decoder 17M (7 layers, width 256): the published size, and its first phase of training.
+
+Command:     jaxlm pretrain configs/ettin_decoder_17m.py --run-dir runs/ettin_decoder_17m --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/ettin_decoder_17m.py`
+Parameters:  16,913,600 with the published vocabulary of 50,368
+
+The layers and the schedule are those of ettin_encoder_17m.py, with its differences in schedule, optimizer and batch.
+Rows are documents without padding, none of which sees another; theirs are not packed. Local layers attend to 64 tokens,
+the token itself included, as in Transformers' class; the published training attended to 65.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.modernbert import ModernBertDecoder
+from jaxlm.objectives.causal_lm import CausalLM
+
+experiment = Experiment(
+    objective=CausalLM(model=ModernBertDecoder.published("17m", dtype="bfloat16")),
+    data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
+    optimizer=OptimizerConfig(
+        learning_rate=3e-3, warmup_steps=848, b2=0.98, weight_decay=0.1, clip_norm=0.0
+    ),
+    train=TrainConfig(steps=360_277, batch_size=4608, log_every=100, eval_every=5_000, checkpoint_every=2_500),
+)

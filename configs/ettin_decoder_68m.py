@@ -1,0 +1,22 @@
+"""Ettin decoder 68M (19 layers, width 512): the published size, and its first phase of training.
+
+Command:     jaxlm pretrain configs/ettin_decoder_68m.py --run-dir runs/ettin_decoder_68m --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/ettin_decoder_68m.py`
+Parameters:  68,457,664 with the published vocabulary of 50,368
+
+The differences are those of ettin_decoder_17m.py, with a ramp of the batch over 75 billion tokens there.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.modernbert import ModernBertDecoder
+from jaxlm.objectives.causal_lm import CausalLM
+
+experiment = Experiment(
+    objective=CausalLM(model=ModernBertDecoder.published("68m", dtype="bfloat16")),
+    data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
+    optimizer=OptimizerConfig(
+        learning_rate=3e-3, warmup_steps=636, b2=0.98, weight_decay=0.1, clip_norm=0.0
+    ),
+    train=TrainConfig(steps=360_277, batch_size=4608, log_every=100, eval_every=5_000, checkpoint_every=2_500),
+)

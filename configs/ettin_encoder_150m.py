@@ -1,0 +1,26 @@
+"""Ettin encoder 150M (22 layers, width 768): the published size, and its first phase of training.
+
+Command:     jaxlm pretrain configs/ettin_encoder_150m.py --run-dir runs/ettin_encoder_150m --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/ettin_encoder_150m.py`
+Parameters:  149,655,232 with the published vocabulary of 50,368
+Result:      published, after all three phases: GLUE average 88.9 (jhu-clsp/ettin-encoder-150m, README)
+
+The schedule is that of the size, with a ramp of the batch over 50 billion tokens there; the differences are those of
+ettin_encoder_17m.py.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.modernbert import ModernBert
+from jaxlm.objectives.masked_lm import MaskedLM
+
+experiment = Experiment(
+    objective=MaskedLM(
+        model=ModernBert.published("ettin-150m", dtype="bfloat16"), mask_rate=0.3, input_format="packed"
+    ),
+    data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
+    optimizer=OptimizerConfig(
+        learning_rate=8e-4, warmup_steps=636, b2=0.98, weight_decay=0.0125, clip_norm=0.0
+    ),
+    train=TrainConfig(steps=360_277, batch_size=4608, log_every=100, eval_every=5_000, checkpoint_every=2_500),
+)
