@@ -20,14 +20,12 @@ from jaxlm.errors import UserError
 from jaxlm.runs.session import Session
 from jaxlm.types import Report
 
-DEPTHS = (2, 4)
-"""Numbers of layers of the steps that are compiled: even, since GPT-3's layers alternate."""
 STACKS = ("num_layers", "num_decoder_layers", "generator_num_layers")
 """Fields of a model with the number of layers of a stack."""
 
 
 def compile_extrapolated(session: Session, mesh: Mesh, topology: str, report: Report = print) -> CompiledStep:
-    """Compile steps of DEPTHS layers and extrapolate to the session's own depth.
+    """Compile steps of few layers (`Model.plan_depths`) and extrapolate to the session's own depth.
 
     If one of them does not fit in HBM, neither does the whole step, whose size is then at least that of its inputs.
 
@@ -35,31 +33,31 @@ def compile_extrapolated(session: Session, mesh: Mesh, topology: str, report: Re
         UserError: The model cannot be extrapolated, or the compiler refuses a step for another reason than HBM.
     """
     steps: list[CompiledStep] = []
-    batch = batch_shapes(session)
-    for depth in DEPTHS:
+    batch, model = batch_shapes(session), session.objective.model
+    for depth in model.plan_depths:
         report(f"A step of {depth} layers:")
         step = compile_step(with_layers(session, depth).program(mesh), batch, topology, report=report)
         if step.message:
             inputs = input_bytes(session.program(mesh), batch)
             return step._replace(hbm_by_kind=inputs, hbm_bytes=max(step.hbm_bytes, sum(inputs.values())))
         steps.append(step)
-    return extrapolate(*steps, session.objective.model.num_layers)
+    return extrapolate(*steps, model.plan_depths, model.num_layers)
 
 
 def with_layers(session: Session, layers: int) -> Session:
     """Return the session with `layers` layers in every stack of its model.
 
     Raises:
-        UserError: The model has no stack of more than DEPTHS layers, stacks of different depths, layers in a loop, or
+        UserError: The model has no stack of more layers than the steps, stacks of different depths, layers in a loop, or
             layers of which it cannot have so few.
     """
     model = session.objective.model
     depths, is_loop = stack_depths(model), getattr(model, "loop_layers", False)
-    if is_loop or len(set(depths.values())) != 1 or min(depths.values()) <= max(DEPTHS):
+    if is_loop or len(set(depths.values())) != 1 or min(depths.values()) <= max(model.plan_depths):
         found = ", ".join(f"{name} {depth}" for name, depth in depths.items()) or "no layers"
         raise UserError(
-            f"--extrapolate is for models of more than {max(DEPTHS)} layers, as many in every stack and not in a loop; "
-            f"this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
+            f"--extrapolate is for models of more than {max(model.plan_depths)} layers, as many in every stack and not "
+            f"in a loop; this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
         )
     try:
         model = dataclasses.replace(model, **dict.fromkeys(depths, layers))
@@ -76,11 +74,11 @@ def stack_depths(model: Any) -> dict[str, int]:
     return {name: depth for name in STACKS if (depth := getattr(model, name, None)) is not None}
 
 
-def extrapolate(small: CompiledStep, large: CompiledStep, layers: int) -> CompiledStep:
-    """Extrapolate steps of DEPTHS layers, which fit in HBM, linearly to `layers` layers."""
+def extrapolate(small: CompiledStep, large: CompiledStep, depths: tuple[int, int], layers: int) -> CompiledStep:
+    """Extrapolate steps of `depths` layers, which fit in HBM, linearly to `layers` layers."""
 
     def line(low: float, high: float) -> float:
-        return high + (high - low) * (layers - DEPTHS[1]) / (DEPTHS[1] - DEPTHS[0])
+        return high + (high - low) * (layers - depths[1]) / (depths[1] - depths[0])
 
     by_kind = {kind: round(line(small.hbm_by_kind[kind], size)) for kind, size in large.hbm_by_kind.items()}
     return large._replace(

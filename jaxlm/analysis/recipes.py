@@ -60,7 +60,7 @@ def own_loss(_: Any, models: list[Any], inputs: dict[str, Any]) -> Any:
 
 def masked_inputs(objective: MaskedLM, example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return inputs of a masked model, with the label of the pair task if there is one."""
-    inputs = {name: example[name] for name in TEXT_INPUTS}
+    inputs = {name: example[name] for name in objective.model.template.inputs}
     inputs["labels"] = masked_labels(example)
     if objective.pair_task:
         name = f"{objective.pair_task.name}_label"

@@ -72,14 +72,18 @@ HEADS = {
 }
 
 
+def layer_types(num_layers: int, period: int) -> list[str]:
+    """Return the kinds of layers, of which 0, period, 2 · period, … attend to all tokens."""
+    return ["sliding_attention" if i % period else "full_attention" for i in range(num_layers)]
+
+
 def config(model_type: str, model: ModernBert, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """Return the config.json of a model, with the keys of Transformers 5 and those of version 4."""
     theta = {"global": model.global_theta, "local": model.local_theta}
-    types = ["sliding_attention" if i % model.global_period else "full_attention" for i in range(model.num_layers)]
     ids = {f"{role}_token_id": token_id(vocabulary, role) for role in ("pad", "bos", "eos", "cls", "sep")}
     return to_config(model, FIELDS) | FIXED | ids | {
         "model_type": model_type,
-        "layer_types": types,
+        "layer_types": layer_types(model.num_layers, model.global_period),
         "global_attn_every_n_layers": model.global_period,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta[ours]} for kind, ours in KINDS.items()},
         **{f"{ours}_rope_theta": value for ours, value in theta.items()},
@@ -96,15 +100,15 @@ def read_model(source: Source) -> dict[str, Any]:
     fields = source.read(FIELDS)
     # Their attention dropout is that of the output too.
     fields["dropout"] = fields["attention_dropout"]
-    period, types = source.value("global_attn_every_n_layers", 3), source.config.get("layer_types")
-    if types:
-        period = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
-        if types != ["sliding_attention" if i % period else "full_attention" for i in range(fields["num_layers"])]:
-            raise UserError(
-                f"{source.folder / 'config.json'}: in layer_types the layers with full attention are not 0, n, 2n, …; "
-                "jaxlm does not support another order."
-            )
-    fields["global_period"] = period
+    period, length = source.value("global_attn_every_n_layers", 3), fields["num_layers"]
+    types = source.config.get("layer_types") or layer_types(length, period)
+    periods = [n for n in (period, *range(1, length + 1)) if layer_types(length, n) == types]
+    if not periods:
+        raise UserError(
+            f"{source.folder / 'config.json'}: in layer_types the layers with full attention are not 0, n, 2n, …; "
+            "jaxlm does not support another order."
+        )
+    fields["global_period"] = periods[0]
     # An old null is the other base.
     defaults = {"global": 160_000.0, "local": source.value("global_rope_theta", 160_000.0)}
     defaults["local"] = defaults["local"] if "local_rope_theta" in source.config else 10_000.0

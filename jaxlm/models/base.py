@@ -101,6 +101,9 @@ class Model:
     vocab_multiple: ClassVar[int] = 1
     """The number of rows of the word embedding is rounded up to a multiple of this."""
 
+    plan_depths: ClassVar[tuple[int, int]] = (2, 4)
+    """Numbers of layers from which `jaxlm plan --extrapolate` extrapolates: even, since GPT-3's layers alternate."""
+
     published_sizes: ClassVar[Mapping[str, dict[str, Any]]] = {}
     """Fields of the published models, by the name of the size."""
 

@@ -96,6 +96,10 @@ class ModernBert(Encoder):
                             "width, so change it or hidden_size.")
 
     @property
+    def plan_depths(self) -> tuple[int, int]:
+        return 1 + self.global_period, 1 + 2 * self.global_period
+
+    @property
     def summary_token(self) -> str:
         return "mean" if self.classifier_pooling == "mean" else "first"
 

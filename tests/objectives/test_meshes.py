@@ -28,6 +28,7 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.transe import TransE
@@ -67,6 +68,11 @@ TRAINED: dict[str, Objective] = {
         **(SIZES | dict(num_layers=3)), max_positions=LENGTH, num_text_layers=1, entity_hidden_size=8,
         entity_num_heads=2,
     )),
+    "modernbert": MaskedLM(
+        model=ModernBert(**SIZES | dict(num_layers=7), max_positions=LENGTH, local_attention=8), mask_rate=0.3,
+        input_format="packed",
+    ),
+    "ettin": CausalLM(model=ModernBertDecoder(**SIZES | dict(num_layers=7), max_positions=LENGTH, local_attention=8)),
 }
 ENTITIES = 300
 OBJECTIVES: dict[str, Objective] = TRAINED | {

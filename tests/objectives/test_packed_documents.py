@@ -16,6 +16,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -28,7 +29,10 @@ DOCUMENTS = [(9, 1, 14, 13), (46,), (20, 20), ()]
 # At BERT's own std of 0.02 a foreign document hardly moves the hidden states.
 SIZES = dict(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_positions=LENGTH, init_std=0.2,
              dropout=0.0, attention_dropout=0.0)
-MODELS = {"bert": Bert(**SIZES), "roberta": Roberta(**SIZES), "albert": Albert(**SIZES, embedding_size=16)}
+MODELS = {
+    "bert": Bert(**SIZES), "roberta": Roberta(**SIZES), "albert": Albert(**SIZES, embedding_size=16),
+    "modernbert": ModernBert(**SIZES | dict(num_layers=4), local_attention=8),
+}
 
 
 def batch(documents=DOCUMENTS, copies: int = 1) -> TokenBatch:
@@ -83,7 +87,7 @@ def test_rows_have_symbols_around_each_document():
     assert (example["attention_mask"] == (example["documents"] > 0)).all()
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", pytest.param("albert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", pytest.param("albert", marks=pytest.mark.slow)])
 def test_packed_documents_are_as_in_rows_of_their_own(name):
     """Hidden states, loss and all gradients, where the last layer runs at masked positions only, and where not."""
     objective, example = corrupted()
