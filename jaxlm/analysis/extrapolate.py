@@ -48,8 +48,8 @@ def with_layers(session: Session, layers: int) -> Session:
     """Return the session with `layers` layers in every stack of its model.
 
     Raises:
-        UserError: The model has no stack of more layers than the steps, stacks of different depths, layers in a loop, or
-            layers of which it cannot have so few.
+        UserError: The model has no stack of more layers than the steps, stacks of different depths, layers in a loop,
+            or layers of which it cannot have so few.
     """
     model = session.objective.model
     depths, is_loop = stack_depths(model), getattr(model, "loop_layers", False)

@@ -100,6 +100,8 @@ def kernel_cost(kernel: Instruction, computation: list[Instruction], device: Any
         flops = scale * (count.flops + share * count.conditional_flops)
         return KernelCost(max(cycles / chip.clock, transfer), flops, True)
     flops = kernel_flops(kernel)
+    if "splash" in kernel.name and (band := re.search(r"band_(\d+)_", kernel.op_name)):
+        flops *= min(1.0, int(band[1]) / _splash_operands(kernel)[1][-1])
     padded = flops * head_padding(kernel, chip.mxu_width)
     return KernelCost(max(padded / (KERNEL_PEAK_SHARE * peak_flops(device)), transfer), flops, False)
 
@@ -133,17 +135,15 @@ def kernel_flops(kernel: Instruction) -> float:
 
     Splash attention does not. Its FLOPs follow from the shapes of queries [..., d, q] and keys [..., d, k]: two
     products of 2·q·k·d FLOPs a head in the forward kernel, five in the backward kernel, which computes the scores
-    again. A name scope that contains "causal" halves them, and one with "band_n" counts n keys a query. Others count 0
-    FLOPs and are timed by bytes.
+    again, over all keys. A name scope that contains "causal" halves them. Others count 0 FLOPs and are timed by bytes.
     """
     stated = stated_flops(kernel)
     if stated or "splash" not in kernel.name:
         return stated
     queries, keys = _splash_operands(kernel)[:2]
     products = 5 if "dkv" in kernel.name else 2
-    causal, band = 0.5 if "causal" in kernel.op_name else 1.0, re.search(r"band_(\d+)_", kernel.op_name)
-    num_keys = min(keys[-1], int(band[1])) if band else keys[-1]
-    return causal * products * 2.0 * math.prod(queries) * num_keys
+    causal = 0.5 if "causal" in kernel.op_name else 1.0
+    return causal * products * 2.0 * math.prod(queries) * keys[-1]
 
 
 def stated_flops(kernel: Instruction) -> float:

@@ -254,7 +254,7 @@ def test_loops_and_remat_change_nothing(changes):
 
     def gradients(num_layers, **changes):
         model = ModernBert(num_layers=num_layers, dropout=0.1, **sizes, **changes)
-        params, at = model.init(jax.random.key(0)), jnp.array([[1, 9]])
+        params, at = jax.jit(model.init)(jax.random.key(0)), jnp.array([[1, 9]])
 
         def loss(params):
             ids = jnp.arange(12)[None]
@@ -272,9 +272,15 @@ def test_loops_and_remat_change_nothing(changes):
 def test_the_last_layer_at_positions_changes_nothing():
     model = ModernBert(vocab_size=50, hidden_size=16, num_heads=2, num_layers=4, intermediate_size=24,
                        local_attention=4, init_std=0.2)
-    params, ids, at = model.init(jax.random.key(0)), jnp.arange(12)[None], jnp.array([[3, 11, 0]])
+    ids, at = jnp.arange(12)[None], jnp.array([[3, 11, 0]])
     assert model.stack.last_layer_at_positions
-    all_states, some = model.hidden_states(params, Inputs(ids)), model.hidden_states(params, Inputs(ids), at=at)
+
+    @jax.jit
+    def states(key):
+        params = model.init(key)
+        return model.hidden_states(params, Inputs(ids)), model.hidden_states(params, Inputs(ids), at=at)
+
+    all_states, some = states(jax.random.key(0))
     np.testing.assert_allclose(some, all_states[:, at[0]], atol=1e-5)
 
 
@@ -319,7 +325,7 @@ def test_tokenizer_in_both_directions_and_filled_masks(tmp_path, their_tokenizer
 def test_initial_weights(model):
     """Standard deviations of the released code; a normal cut at two deviations has 0.8796 of its own."""
     own = model(vocab_size=900, hidden_size=64, num_heads=2, num_layers=5, intermediate_size=160)
-    params = own.init(jax.random.key(0))
+    params = jax.jit(own.init)(jax.random.key(0))
     std = lambda leaf: float(jnp.std(leaf)) / 0.8796 / 0.02  # noqa: E731
     layers = params["encoder"]["layers"]
     for leaf in (params["embeddings"]["word"]["embedding"], layers["attention"]["key"]["kernel"],
