@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxlm.huggingface import modernbert
-from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
+from jaxlm.huggingface.family import Family, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import dense
 from jaxlm.models.modernbert import ModernBertDecoder
 from jaxlm.objectives.causal_lm import CausalLM
@@ -32,6 +32,4 @@ def read_objective(source: Source) -> CausalLM:
     return CausalLM(model=ModernBertDecoder(**modernbert.read_model(source)))
 
 
-FAMILY = Family("modernbert-decoder", models, read_objective, heads={
-    "SequenceClassification": Head("ModernBertDecoderForSequenceClassification"),
-})
+FAMILY = Family("modernbert-decoder", models, read_objective)
