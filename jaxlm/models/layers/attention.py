@@ -340,9 +340,13 @@ def _splash(query, key, value, segments, causal, band):
     # Positions are along the lanes, because heads of 64 would fill half of them. In the fused backward pass each block
     # of keys makes a part of the queries' gradient, so blocks are as large as possible.
     layout = QKVLayout.SEQ_MINOR
+    # Under a band most parts would be zero, and two kernels visit the blocks of the band only.
+    is_fused = band is None
     blocks = BlockSizes(
         block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv, block_q_dkv=block_q, block_kv_dkv=block_kv,
-        block_kv_dkv_compute=block_kv, use_fused_bwd_kernel=True, q_layout=layout, k_layout=layout, v_layout=layout,
+        block_kv_dkv_compute=block_kv, block_q_dq=None if is_fused else block_q,
+        block_kv_dq=None if is_fused else block_kv, use_fused_bwd_kernel=is_fused, q_layout=layout, k_layout=layout,
+        v_layout=layout,
     )
     kernel = make_splash_mha(
         MultiHeadMask([mask] * query.shape[1]), head_shards=1, q_seq_shards=1, block_sizes=blocks,
