@@ -232,7 +232,7 @@ class Answers(Task):
         for number, start in enumerate(starts):
             tokens = slice(start, start + room)
             row = self.template.build(self.vocabulary, question, ids[tokens])
-            null = 0 if self.model.summary_token == "first" else int(np.flatnonzero(row.part == 0)[-1])
+            null = 0 if self._has_first_symbol else int(np.flatnonzero(row.part == 0)[-1])
             first = int(np.argmax(row.part == 2))
             is_inside = len(answer) > 0 and start <= answer[0] and answer[-1] < start + room
             span = answer[[0, -1]] - start + first if is_inside and kind == "span" else (null, null)
@@ -261,13 +261,18 @@ class Answers(Task):
                  "accuracy": Term.of(hit, weights)}
         return terms | ({"kind_loss": Term.of(losses["kind"], weights, 1.0)} if self.kinds else {})
 
+    @property
+    def _has_first_symbol(self) -> bool:
+        """Whether "no answer" and the kind of an answer belong to the first token of a row, else to its last symbol."""
+        return self.model.summary_token != "last" and not self.template.pair.startswith("$")
+
     def _logits(self, params: Params, example: Arrays, key: jax.Array | None) -> dict[str, jax.Array]:
         """Return the logits: start, end float32 [batch, length], very low at padding; kind float32 [batch, 4]."""
         hidden, mask = self.token_states(params, example, key), example["attention_mask"]
         logits = jnp.where(mask[..., None] > 0, self.classify(params, hidden), -1e9)
         found = {"start": logits[..., 0], "end": logits[..., 1]}
         if self.kinds:
-            x = hidden[:, 0] if self.model.summary_token == "first" else last_token(hidden, mask)
+            x = hidden[:, 0] if self._has_first_symbol else last_token(hidden, mask)
             found["kind"] = apply_head(params["kind_classifier"], x)
         return found
 
