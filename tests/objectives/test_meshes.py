@@ -69,10 +69,10 @@ TRAINED: dict[str, Objective] = {
         entity_num_heads=2,
     )),
     "modernbert": MaskedLM(
-        model=ModernBert(**SIZES | dict(num_layers=7), max_positions=LENGTH, local_attention=8), mask_rate=0.3,
+        model=ModernBert(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8), mask_rate=0.3,
         input_format="packed",
     ),
-    "ettin": CausalLM(model=ModernBertDecoder(**SIZES | dict(num_layers=7), max_positions=LENGTH, local_attention=8)),
+    "ettin": CausalLM(model=ModernBertDecoder(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)),
 }
 ENTITIES = 300
 OBJECTIVES: dict[str, Objective] = TRAINED | {
