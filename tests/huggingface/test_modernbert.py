@@ -33,7 +33,8 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import TorchAdamW, batch, load_into, random_params, read_json, real, torch_outputs
+from tests.huggingface.support import TorchAdamW, batch, load_into, read_json, real, torch_outputs
+from tests.params import random_params
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TOLERANCE = 1e-4
