@@ -3,13 +3,14 @@
 VMEM holds the scores of a block of queries and all their keys, so that the softmax needs no blocks of keys. The
 backward pass computes the scores and draws the bits of dropout again. Arrays keep their layout [batch, length, heads ·
 head_dim]. A program of the grid handles one row and 128 columns. Heads narrower than that share a block: for each head
-the columns of the others are set to zero, so that every product is 128 wide.
+the columns of the others are set to zero, so that every product is 128 wide. In long rows they take turns, as a third
+dimension of the grid.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.dropout import keep_scale
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, dot, kept_elements
@@ -25,7 +26,7 @@ from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, dot, kept_elem
 LONGEST = 1024
 """Largest number of queries and of keys; twice as many with a causal mask, which skips half of the scores."""
 MOST_SCORES = 2**22
-"""Limit of queries · keys · (heads of a block)². The code is unrolled over heads and blocks of queries; the spills of
+"""Limit of queries · keys · (heads of a step)². The code is unrolled over heads and blocks of queries; the spills of
 longer code do not fit into a v4."""
 MOST_BIASES = 2**19
 """Limit of the biases of all heads in a block. VMEM holds them and their gradients twice, in float32."""
@@ -49,6 +50,10 @@ class Options(NamedTuple):
         """Number of heads in a block of columns."""
         return LANES // self.head_dim
 
+    def heads_of_step(self, queries: int, keys: int) -> int:
+        """Return how many of them a step of the grid computes: all or one."""
+        return self.heads if self.heads**2 * queries * keys <= MOST_SCORES else 1
+
 
 class AttentionInputs(NamedTuple):
     """Inputs of attention. `width` is heads · head_dim of this device; queries are scaled."""
@@ -70,8 +75,7 @@ def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, 
     """Return whether the kernel supports arrays of these sizes."""
     if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES or (causal and queries != keys):
         return False
-    shared, scores = LANES // head_dim, queries * keys
-    has_room = shared**2 * scores <= MOST_SCORES and (not has_bias or shared * scores <= MOST_BIASES)
+    has_room = not has_bias or LANES // head_dim * queries * keys <= MOST_BIASES
     return has_room and max(queries, keys) <= (2 * LONGEST if causal else LONGEST)
 
 
@@ -110,7 +114,7 @@ row_attention.defvjp(_forward, _backward)
 def _call(
     kernel, products: int, options: Options, inputs: dict, outputs: dict, scratch: list | None = None
 ) -> dict[str, jax.Array]:
-    """Run a kernel over the grid (blocks of columns, batch), which reads each bias once.
+    """Run a kernel over the grid (blocks of columns, batch, steps of heads), which reads each bias once.
 
     `products` is the number of its products with arrays of scores, for the cost estimate.
     """
@@ -126,22 +130,22 @@ def _call(
         if name == "seeds":
             return pl.BlockSpec(memory_space=pltpu.SMEM)
         if name == "bias":
-            return pl.BlockSpec((options.heads, *array.shape[1:]), lambda column, row: (column, 0, 0))
+            return pl.BlockSpec((options.heads, *array.shape[1:]), lambda column, row, _: (column, 0, 0))
         if name == "log_sums":
-            return pl.BlockSpec((1, 1, *array.shape[2:]), lambda column, row: (row, column, 0, 0))
+            return pl.BlockSpec((1, 1, *array.shape[2:]), lambda column, row, _: (row, column, 0, 0))
         if name.endswith("segments"):
-            return pl.BlockSpec((1, *array.shape[1:]), lambda column, row: (row, 0, 0))
-        return pl.BlockSpec((1, array.shape[1], LANES), lambda column, row: (row, 0, column))
+            return pl.BlockSpec((1, *array.shape[1:]), lambda column, row, _: (row, 0, 0))
+        return pl.BlockSpec((1, array.shape[1], LANES), lambda column, row, _: (row, 0, column))
 
     return pl.pallas_call(
         functools.partial(kernel, options=options),
-        grid=(width // LANES, batch),
+        grid=(width // LANES, batch, options.heads // options.heads_of_step(queries, inputs["key"].shape[1])),
         in_specs=[{name: spec(name, array) for name, array in inputs.items()}],
         out_specs={name: spec(name, array) for name, array in outputs.items()},
         out_shape={name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in outputs.items()},
         scratch_shapes=scratch or [],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM
+            dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=VMEM
         ),
         cost_estimate=pl.CostEstimate(
             flops=products * 2 * batch * width * scores, transcendentals=batch * width // options.head_dim * scores,
@@ -155,7 +159,7 @@ def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
     for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
         q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
         output = jnp.zeros(q.shape, jnp.float32)
-        for head in range(options.heads):
+        for head in _heads(inputs, options):
             scores = _scores(inputs, options, head, _of_head(q, head, options), k, queries, keys)
             top = jnp.max(scores, axis=1, keepdims=True)
             exponentials = jnp.exp(scores - top)
@@ -167,15 +171,20 @@ def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
             output += _of_head(dot(exponentials.astype(v.dtype), v, (1, 0)) * factor, head, options)
             # Without visible keys the backward pass gets probabilities of 0.
             log_sum = jnp.where(top > HIDDEN, top + jnp.log(total), -HIDDEN)
-            outputs["log_sums"][0, 0, head : head + 1, queries] = _as_row(log_sum)
-        outputs["output"][0, queries] = output.astype(q.dtype)
+            outputs["log_sums"][0, 0, pl.ds(head, 1), queries] = _as_row(log_sum)
+        _store(outputs["output"], queries, output, inputs, options)
 
 
 def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Options) -> None:
     """Write the gradients of query, key, value and bias; `dk_ref` and `dv_ref` hold float32 sums over the queries."""
-    dk_ref[...], dv_ref[...] = jnp.zeros_like(dk_ref), jnp.zeros_like(dv_ref)
+    is_first = pl.program_id(2) == 0
+
+    @pl.when(is_first)
+    def _():
+        dk_ref[...], dv_ref[...] = jnp.zeros_like(dk_ref), jnp.zeros_like(dv_ref)
+
     if "bias" in inputs:
-        @pl.when(pl.program_id(1) == 0)
+        @pl.when(is_first & (pl.program_id(1) == 0))
         def _():
             outputs["bias"][...] = jnp.zeros_like(outputs["bias"])
 
@@ -187,10 +196,10 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
         if options.dropout_rate:
             do *= keep_scale(options.dropout_rate)
         do, dq = do.astype(q.dtype), jnp.zeros(q.shape, jnp.float32)
-        for head in range(options.heads):
+        for head in _heads(inputs, options):
             q_head, k_head, do_head = (_of_head(x, head, options) for x in (q, k, do))
             scores = _scores(inputs, options, head, q_head, k, queries, keys)
-            probabilities = jnp.exp(scores - _as_column(inputs["log_sums"][0, 0, head : head + 1, queries]))
+            probabilities = jnp.exp(scores - _as_column(inputs["log_sums"][0, 0, pl.ds(head, 1), queries]))
             kept, d_kept = probabilities, dot(do_head, v, (1, 1))
             if options.dropout_rate:
                 keep = _kept(inputs, options, block, head, scores.shape)
@@ -203,9 +212,23 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
             dv_ref[keys] += dot(kept.astype(q.dtype), do_head, (0, 0))
             dk_ref[keys] += dot(d_scores, q_head, (0, 0))
             dq += dot(d_scores, k_head, (1, 0))
-        outputs["query"][0, queries] = dq.astype(q.dtype)
+        _store(outputs["query"], queries, dq, inputs, options)
     for name, sums in (("key", dk_ref), ("value", dv_ref)):
         outputs[name][0] = sums[...].astype(outputs[name].dtype)
+
+
+def _heads(inputs: Refs, options: Options) -> Sequence[int | jax.Array]:
+    """Return the heads of this step, of those in its block of columns."""
+    count = options.heads_of_step(inputs["query"].shape[1], inputs["key"].shape[1])
+    return range(options.heads) if count == options.heads else [pl.program_id(2)]
+
+
+def _store(ref: Any, queries: slice, x: jax.Array, inputs: Refs, options: Options) -> None:
+    """Write the columns of this step's heads; those of the others are zero in `x`."""
+    x, heads = x.astype(ref.dtype), _heads(inputs, options)
+    if len(heads) < options.heads:
+        x = jnp.where(_is_of_head(x, heads[0], options), x, ref[0, queries])
+    ref[0, queries] = x
 
 
 def _blocks(queries: int, keys: int, options: Options) -> Iterator[tuple[int, slice, slice]]:
@@ -226,7 +249,7 @@ def _blocks(queries: int, keys: int, options: Options) -> Iterator[tuple[int, sl
 
 
 def _scores(
-    inputs: Refs, options: Options, head: int, q: jax.Array, k: jax.Array, queries: slice, keys: slice
+    inputs: Refs, options: Options, head: int | jax.Array, q: jax.Array, k: jax.Array, queries: slice, keys: slice
 ) -> Float[Array, "queries keys"]:
     """Return the scores of a block of queries, in float32, with bias and masks."""
     scores = dot(q, k, (1, 1))
@@ -256,7 +279,7 @@ def _scores(
     return jnp.concatenate([before, own], axis=1) if before.shape[1] else own
 
 
-def _kept(inputs: Refs, options: Options, block: int, head: int, shape: tuple[int, int]) -> jax.Array:
+def _kept(inputs: Refs, options: Options, block: int, head: int | jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Return the mask of the probabilities of a block of queries that dropout keeps."""
     heads = pl.num_programs(0) * options.heads
     seed = inputs["seeds"][pl.program_id(1) * heads + pl.program_id(0) * options.heads + head]
@@ -271,9 +294,13 @@ def _as_column(row: Float[Array, "1 queries"] | Int[Array, "1 queries"]) -> jax.
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
 
 
-def _of_head(x: jax.Array, head: int, options: Options) -> jax.Array:
+def _of_head(x: jax.Array, head: int | jax.Array, options: Options) -> jax.Array:
     """Return `x` with zeros in the columns of the other heads."""
     if options.heads == 1:
         return x
+    return jnp.where(_is_of_head(x, head, options), x, jnp.zeros((), x.dtype))
+
+
+def _is_of_head(x: jax.Array, head: int | jax.Array, options: Options) -> Bool[Array, "rows columns"]:
     column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) - head * options.head_dim
-    return jnp.where((column >= 0) & (column < options.head_dim), x, jnp.zeros((), x.dtype))
+    return (column >= 0) & (column < options.head_dim)

@@ -22,6 +22,7 @@ from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
+from jaxlm.models.layers.row_attention import Options
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
@@ -102,7 +103,8 @@ def test_cudnn_with_attention_dropout_is_refused(monkeypatch):
     ("tpu", dict(queries=1024, keys=1024, causal=True), "rows"), ("tpu", dict(queries=1024, keys=1024), "rows"),
     ("tpu", dict(queries=2048, keys=2048, head_dim=128), "splash"),
     ("tpu", dict(queries=2048, keys=2048, head_dim=128, causal=True), "rows"),
-    ("tpu", dict(queries=2048, keys=2048, causal=True), "splash"), ("tpu", dict(queries=256, causal=True), "splash"),
+    ("tpu", dict(queries=2048, keys=2048, causal=True), "rows"), ("tpu", dict(queries=256, causal=True), "splash"),
+    ("tpu", dict(queries=2048, keys=2048), "splash"), ("tpu", dict(queries=1024, keys=1024, head_dim=32), "rows"),
     ("tpu", dict(heads=3), "splash"), ("tpu", dict(heads=3, drops=True), "xla"),
     ("tpu", dict(head_dim=80), "splash"), ("tpu", dict(head_dim=128, heads=3, drops=True), "rows"),
     ("tpu", dict(bias=(1, 12, 128, 128)), "rows"), ("tpu", dict(bias=(1, 3, 128, 128), heads=3), "xla"),
@@ -228,6 +230,30 @@ def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length
     expected = results("xla", monkeypatch, length, real, causal=causal, **arguments)
     found = results(kernel, monkeypatch, length, real, causal=causal, **arguments)
     for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(theirs).max() > 0.5
+        np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("kind", "band", "has_bias"), [("packed", 150, False), ("padded", None, True)])
+def test_narrow_heads_of_long_rows_take_turns(kind, band, has_bias, monkeypatch):
+    """16 heads of 8 in one block of columns, at 256 positions one a step of the grid."""
+    assert Options(head_dim=8).heads_of_step(256, 256) == 1 < Options(head_dim=8).heads_of_step(128, 128)
+    use("rows", monkeypatch)
+    real, arguments = masked(256, kind)
+    *inputs, cotangent = (x.reshape(2, 256, 16, 8) for x in arrays(256))
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal((1, 16, 256, 256)), jnp.float32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def values(kernel, *inputs):
+        def run(query, key, value, bias):
+            y = attend(query, key, value, bias=bias if has_bias else None, causal=band is not None, band=band,
+                       scale=0.3, kernel=kernel, **arguments)
+            return jnp.where(real[..., None, None], y, 0)
+
+        y, pull = jax.vjp(run, *inputs, bias)
+        return y, *pull(cotangent)[: 4 if has_bias else 3]
+
+    for ours, theirs in zip(values("rows", *inputs), values("xla", *inputs), strict=True):
         assert np.abs(theirs).max() > 0.5
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 

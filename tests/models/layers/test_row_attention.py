@@ -87,11 +87,16 @@ LAWS = {0.1: (8, 26), 0.03: (16, 1966)}
 """Number of random bits of a probability, and the threshold below which it is dropped, by rate."""
 
 
-@pytest.mark.parametrize(("rate", "causal"), [
-    pytest.param(0.1, False, marks=pytest.mark.slow), (0.03, False), (0.1, True)
+@pytest.mark.parametrize(("rate", "causal", "most_scores"), [
+    pytest.param(0.1, False, row_attention.MOST_SCORES, marks=pytest.mark.slow),
+    (0.03, False, row_attention.MOST_SCORES), (0.1, True, row_attention.MOST_SCORES), (0.1, True, 0),
 ])
-def test_dropped_probabilities_equal_the_formula(rate, causal, generator):
-    """softmax(scale · q kᵀ) with dropped probabilities, times v, and its gradients by autodiff."""
+def test_dropped_probabilities_equal_the_formula(rate, causal, most_scores, generator, monkeypatch):
+    """softmax(scale · q kᵀ) with dropped probabilities, times v, and its gradients by autodiff.
+
+    In the last case the heads take turns, as in long rows.
+    """
+    monkeypatch.setattr(row_attention, "MOST_SCORES", most_scores)
     *inputs, cotangent = arrays()
     bits, threshold = LAWS[rate]
     kept = kept_elements(generator, bits, threshold)
