@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -10,12 +11,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import HIDDEN
+from jaxlm.models.layers.attention import HIDDEN, choose_kernel, dropout_seeds, on_each_device, split_heads
+from jaxlm.models.layers.chunked_kernel import ChunkedInputs, Options, chunked_attention, fits
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
+from jaxlm.models.layers.kernel_tools import LANES
 from jaxlm.models.layers.multi_head import HeadsDense
+from jaxlm.parallel.rules import ACTIVATION_AXES
 
 SELF_SCORE = -1e5
 """Score of a token's own key in LSH attention: it has weight only if no other key is visible."""
@@ -63,6 +68,7 @@ def attend_in_chunks(
     self_score: float | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    attention: str = "xla",
 ) -> tuple[Float[Array, "batch heads n head_dim"], Float[Array, "batch heads n"]]:
     """Return causal attention of each chunk's queries to its own keys and those of the previous chunk.
 
@@ -78,10 +84,15 @@ def attend_in_chunks(
         self_score: Score of a token's own key in place of q · k.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
+        attention: The `attention` field of the model.
 
     Returns:
         softmax(q kᵀ) v, and the logarithm of the softmax's denominator in float32.
     """
+    if previous is None and _has_kernel(attention, query.shape, query.dtype.name, num_chunks):
+        options = Options(query.shape[2] // num_chunks, self_score, 0.0 if dropout_key is None else dropout_rate)
+        return _fused(query, key, value, positions, segments, dropout_key, options)
+
     def split(x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], num_chunks, -1, *x.shape[3:])
 
@@ -107,6 +118,28 @@ def attend_in_chunks(
     return out.reshape(query.shape), total.reshape(query.shape[:3])
 
 
+def _has_kernel(attention: str, shape: tuple[int, ...], dtype: str, num_chunks: int) -> bool:
+    """Return whether the platform has a fused kernel for queries of this shape."""
+    _, heads, n, head_dim = shape
+    if attention == "cudnn":  # has no attention in chunks
+        return False
+    kernel = choose_kernel(
+        attention, LANES, LANES, heads, head_dim, dtype, drops=True, mask=None, bias=None, causal=True
+    )
+    return kernel == "rows" and fits(n, n // num_chunks, head_dim)
+
+
+def _fused(query, key, value, positions, segments, dropout_key, options):
+    """Return attention by the TPU's kernel."""
+    batch, heads = query.shape[:2]
+    vectors = jnp.stack([jnp.broadcast_to(x, query.shape[:3]) for x in (positions, segments)], axis=2)
+    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, batch, heads)
+    split = PartitionSpec(ACTIVATION_AXES["batch"], split_heads(heads)[0])
+    run = on_each_device(functools.partial(chunked_attention, options=options), (split,), split)
+    out, log_sums = run(ChunkedInputs(query, key, value, vectors, seeds))
+    return out, log_sums[:, :, 0]
+
+
 class LocalAttention(nn.Module):
     """Causal attention to a token's own chunk and the previous one."""
 
@@ -122,7 +155,7 @@ class LocalAttention(nn.Module):
         out, _ = attend_in_chunks(
             query, key * jnp.asarray(c.attention_scale, key.dtype), value, jnp.arange(length)[None, None],
             rows.segments[:, None], max(1, length // c.local_chunk_size), dropout_rate=c.attention_dropout,
-            dropout_key=module_key(self, c.attention_dropout, self.deterministic),
+            dropout_key=module_key(self, c.attention_dropout, self.deterministic), attention=c.attention,
         )
         return merge(c, out), None
 
@@ -147,7 +180,7 @@ class LshAttention(nn.Module):
         shared, value = project(c, "query", x), project(c, "value", x)
         options = dict(
             self_score=SELF_SCORE, dropout_rate=c.lsh_attention_dropout,
-            dropout_key=module_key(self, c.lsh_attention_dropout, self.deterministic),
+            dropout_key=module_key(self, c.lsh_attention_dropout, self.deterministic), attention=c.attention,
         )
         segments = rows.segments[:, None]
         if length <= c.lsh_chunk_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.dropout import resolution
 
@@ -24,7 +24,19 @@ def dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
     )
 
 
-def kept_elements(seed: Int[Array, ""], block: int, shape: tuple[int, int], rate: float) -> Bool[Array, "rows columns"]:
+def as_row(column: Float[Array, "queries 1"]) -> Float[Array, "1 queries"]:
+    """Turn a column into a row."""
+    return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
+
+
+def as_column(row: Float[Array, "1 queries"] | Int[Array, "1 queries"]) -> jax.Array:
+    """Turn a row into a column."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
+
+
+def kept_elements(
+    seed: Int[Array, ""], block: int | Int[Array, ""], shape: tuple[int, int], rate: float
+) -> Bool[Array, "rows columns"]:
     """Return the mask of the elements that dropout keeps, from the chip's generator.
 
     Seed and block decide the bits. A 32-bit word serves 2 or 4 elements, as many rows apart as there are words.

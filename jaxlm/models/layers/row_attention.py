@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.dropout import keep_scale
-from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, dot, kept_elements
+from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, as_column, as_row, dot, kept_elements
 
 LONGEST = 1024
 """Largest number of queries and of keys; twice as many with a causal mask, which skips half of the scores."""
@@ -171,7 +171,7 @@ def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
             output += _of_head(dot(exponentials.astype(v.dtype), v, (1, 0)) * factor, head, options)
             # Without visible keys the backward pass gets probabilities of 0.
             log_sum = jnp.where(top > HIDDEN, top + jnp.log(total), -HIDDEN)
-            outputs["log_sums"][0, 0, pl.ds(head, 1), queries] = _as_row(log_sum)
+            outputs["log_sums"][0, 0, pl.ds(head, 1), queries] = as_row(log_sum)
         _store(outputs["output"], queries, output, inputs, options)
 
 
@@ -199,7 +199,7 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
         for head in _heads(inputs, options):
             q_head, k_head, do_head = (_of_head(x, head, options) for x in (q, k, do))
             scores = _scores(inputs, options, head, q_head, k, queries, keys)
-            probabilities = jnp.exp(scores - _as_column(inputs["log_sums"][0, 0, pl.ds(head, 1), queries]))
+            probabilities = jnp.exp(scores - as_column(inputs["log_sums"][0, 0, pl.ds(head, 1), queries]))
             kept, d_kept = probabilities, dot(do_head, v, (1, 1))
             if options.dropout_rate:
                 keep = _kept(inputs, options, block, head, scores.shape)
@@ -256,7 +256,7 @@ def _scores(
     if "bias" in inputs:
         scores += inputs["bias"][head, queries, keys].astype(jnp.float32)
     if "query_segments" in inputs:
-        same = _as_column(inputs["query_segments"][0, :, queries]) == inputs["key_segments"][0, :, keys]
+        same = as_column(inputs["query_segments"][0, :, queries]) == inputs["key_segments"][0, :, keys]
         scores = jnp.where(same, scores, HIDDEN)
     elif "key_segments" in inputs:
         scores += jnp.where(inputs["key_segments"][0, :, keys] > 0, 0.0, HIDDEN)
@@ -284,14 +284,6 @@ def _kept(inputs: Refs, options: Options, block: int, head: int | jax.Array, sha
     heads = pl.num_programs(0) * options.heads
     seed = inputs["seeds"][pl.program_id(1) * heads + pl.program_id(0) * options.heads + head]
     return kept_elements(seed, block, shape, options.dropout_rate)
-
-
-def _as_row(column: Float[Array, "queries 1"]) -> Float[Array, "1 queries"]:
-    return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
-
-
-def _as_column(row: Float[Array, "1 queries"] | Int[Array, "1 queries"]) -> jax.Array:
-    return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
 
 
 def _of_head(x: jax.Array, head: int | jax.Array, options: Options) -> jax.Array:
