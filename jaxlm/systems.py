@@ -8,6 +8,7 @@ from jaxlm.data.schema_graph import GraphSizes
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Model
 from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import Deberta, DebertaV3
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra, ElectraEncoder
 from jaxlm.models.elmo import Elmo
@@ -61,7 +62,7 @@ class System(NamedTuple):
     """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format. It may
     also `read` that format, from folders that have its file MARKER."""
     export_only: bool = False
-    """Whether imports and fine-tuned models use the family of another system with this model."""
+    """Whether imports and fine-tuned models use the family of another system with this model or its `text_model`."""
 
 
 SYSTEMS = (
@@ -72,6 +73,8 @@ SYSTEMS = (
     System(MaskedLM, ModernBert, "modernbert", "masked_lm"),
     System(SpanBoundary, Bert, "spanbert", export_only=True),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
+    System(MaskedLM, Deberta, "deberta", "masked_lm"),
+    System(ReplacedTokens, DebertaV3, "deberta", export_only=True),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(CausalLM, Gpt3, "gpt2", "causal_lm"),

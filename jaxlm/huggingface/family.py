@@ -8,10 +8,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
 from jaxlm.paths import reading
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Params
 
 Fields = Mapping[str, tuple[str, Any]]
 """Field of our model → its key in config.json and the default of the Transformers class.
@@ -122,6 +125,10 @@ class Family:
 
     Parameters of missing models are initialized.
     """
+    export_params: Callable[[Any, Params], Params] = lambda objective, params: params
+    """Maps an objective and its parameters to the parameters that the tables name, where these are other values."""
+    import_params: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda params: params
+    """Inverse of `export_params`, from path to array. It may add parameters that the folder lacks."""
 
 
 # Names of activations in Transformers → ours.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.encoder import Encoder
-from jaxlm.models.heads import TwoLayerHead
+from jaxlm.models.heads import Head, TwoLayerHead
 from jaxlm.models.layers.config import PlainActivation, TransformerConfig, check_heads, transformer_sizes
 from jaxlm.types import Params
 
@@ -43,69 +43,39 @@ class ElectraEncoder(Encoder):
 
 
 @dataclasses.dataclass(frozen=True)
-class Electra(TransformerConfig, Model):
-    """Discriminator and generator. The defaults are ELECTRA-base; fields without the prefix are the discriminator's.
+class NetworkPair(TransformerConfig, Model):
+    """Base class of a generator and a discriminator for replaced-token detection.
 
-    Parameters: `embeddings`, `generator/{projection,encoder,mlm_head}`, `discriminator/{projection,encoder}` and
-    `rtd_head`; without shared embeddings, those of the generator are `generator/embeddings`.
+    Parameters: `generator`, `discriminator` and `rtd_head`; a subclass says what the networks share. Fields without the
+    prefix are the discriminator's.
     """
 
-    embedding_size: int = 768
-    """Width of the embeddings of both networks, which a dense layer maps to the width of the network."""
-    generator_hidden_size: int = 256
-    """Width of the generator's residual stream; a quarter to a half of the discriminator's works best."""
-    generator_num_layers: int = 12
-    """Number of layers of the generator."""
-    generator_num_heads: int = 4
-    """Number of attention heads of the generator; must divide generator_hidden_size."""
-    generator_intermediate_size: int = 1024
-    """Width of the generator's feed-forward layers."""
-    share_embeddings: bool = True
-    """Share the embeddings (words, positions, segment types and their LayerNorm) between the networks."""
     max_positions: int = 512
     """Maximum sequence length (rows of the position embedding)."""
-    type_vocab_size: int = 2
-    """Number of segment types."""
     init_std: float = field(0.02, range="[0, inf)")
     """Standard deviation of the truncated normal that initializes the weights."""
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the generator's last layer only at the masked positions."""
 
     output_params = ("generator",)
-    published_sizes: ClassVar = {
-        size: transformer_sizes(layers, width) | dict(
-            embedding_size=embedding, generator_num_layers=layers, generator_hidden_size=generator,
-            generator_num_heads=generator // 64, generator_intermediate_size=4 * generator,
-        )
-        for size, (layers, embedding, width, generator) in PUBLISHED.items()
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_heads(self.generator_hidden_size, self.generator_num_heads, "generator_")
 
     @property
-    def discriminator(self) -> ElectraEncoder:
+    def discriminator(self) -> Encoder:
         """The discriminator without its head."""
-        return self._network("")
+        raise NotImplementedError
 
     @property
-    def generator(self) -> ElectraEncoder:
+    def generator(self) -> Encoder:
         """The generator, with its masked-LM head."""
-        return self._network("generator_")
-
-    def _network(self, prefix: str) -> ElectraEncoder:
-        sizes = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
-        names = [item.name for item in dataclasses.fields(ElectraEncoder)]
-        return ElectraEncoder(**{name: getattr(self, prefix + name if name in sizes else name) for name in names})
+        raise NotImplementedError
 
     @property
-    def replaced_head(self) -> TwoLayerHead:
+    def replaced_head(self) -> Head:
         """The discriminator's head: one logit per token, positive for "replaced"."""
         return TwoLayerHead(self.discriminator.stack, 1)
 
     @property
-    def text_model(self) -> ElectraEncoder:
+    def text_model(self) -> Encoder:
         return self.discriminator
 
     def text_params(self, params: Params) -> Params:
@@ -126,25 +96,21 @@ class Electra(TransformerConfig, Model):
         return self.generator.token_logits(self.generator_params(params), inputs, at)
 
     def init(self, key: jax.Array) -> Params:
-        """Return fresh parameters of both networks, float32."""
+        """Return fresh parameters of both networks, float32, each with its own embeddings."""
         key_generator, key_discriminator, key_head = jax.random.split(key, 3)
         generator, discriminator = self.generator.init(key_generator), self.discriminator.init(key_discriminator)
         del discriminator["mlm_head"]
-        embeddings = discriminator.pop("embeddings")
-        if self.share_embeddings:
-            del generator["embeddings"]
         return {
-            "embeddings": embeddings, "generator": generator, "discriminator": discriminator,
-            "rtd_head": self.replaced_head.init_params(key_head),
+            "generator": generator, "discriminator": discriminator, "rtd_head": self.replaced_head.init_params(key_head)
         }
 
     def generator_params(self, params: Params) -> Params:
         """Return the parameters of `generator`."""
-        return {"embeddings": params["embeddings"]} | params["generator"]
+        return params["generator"]
 
     def discriminator_params(self, params: Params) -> Params:
         """Return the parameters of `discriminator`."""
-        return {"embeddings": params["embeddings"]} | params["discriminator"]
+        return params["discriminator"]
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass through both networks.
@@ -153,3 +119,65 @@ class Electra(TransformerConfig, Model):
         """
         d, h = self.discriminator, self.hidden_size
         return self.generator.forward_flops(length, predicted) + d.forward_flops(length) + 2.0 * length * (h * h + h)
+
+
+@dataclasses.dataclass(frozen=True)
+class Electra(NetworkPair):
+    """Discriminator and generator. The defaults are ELECTRA-base; fields without the prefix are the discriminator's.
+
+    Parameters: `embeddings`, `generator/{projection,encoder,mlm_head}`, `discriminator/{projection,encoder}` and
+    `rtd_head`; without shared embeddings, those of the generator are `generator/embeddings`.
+    """
+
+    embedding_size: int = 768
+    """Width of the embeddings of both networks, which a dense layer maps to the width of the network."""
+    generator_hidden_size: int = 256
+    """Width of the generator's residual stream; a quarter to a half of the discriminator's works best."""
+    generator_num_layers: int = 12
+    """Number of layers of the generator."""
+    generator_num_heads: int = 4
+    """Number of attention heads of the generator; must divide generator_hidden_size."""
+    generator_intermediate_size: int = 1024
+    """Width of the generator's feed-forward layers."""
+    share_embeddings: bool = True
+    """Share the embeddings (words, positions, segment types and their LayerNorm) between the networks."""
+    type_vocab_size: int = 2
+    """Number of segment types."""
+
+    published_sizes: ClassVar = {
+        size: transformer_sizes(layers, width) | dict(
+            embedding_size=embedding, generator_num_layers=layers, generator_hidden_size=generator,
+            generator_num_heads=generator // 64, generator_intermediate_size=4 * generator,
+        )
+        for size, (layers, embedding, width, generator) in PUBLISHED.items()
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self.generator_hidden_size, self.generator_num_heads, "generator_")
+
+    @property
+    def discriminator(self) -> ElectraEncoder:
+        return self._network("")
+
+    @property
+    def generator(self) -> ElectraEncoder:
+        return self._network("generator_")
+
+    def _network(self, prefix: str) -> ElectraEncoder:
+        sizes = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+        names = [item.name for item in dataclasses.fields(ElectraEncoder)]
+        return ElectraEncoder(**{name: getattr(self, prefix + name if name in sizes else name) for name in names})
+
+    def init(self, key: jax.Array) -> Params:
+        """Return fresh parameters of both networks, float32."""
+        params = super().init(key)
+        if self.share_embeddings:
+            del params["generator"]["embeddings"]
+        return {"embeddings": params["discriminator"].pop("embeddings")} | params
+
+    def generator_params(self, params: Params) -> Params:
+        return {"embeddings": params["embeddings"]} | params["generator"]
+
+    def discriminator_params(self, params: Params) -> Params:
+        return {"embeddings": params["embeddings"]} | params["discriminator"]

@@ -18,7 +18,7 @@ from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
-from jaxlm.models.electra import Electra
+from jaxlm.models.electra import Electra, NetworkPair
 from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import token_losses
@@ -35,7 +35,7 @@ class ReplacedTokens(Objective):
     Loss: the generator's masked-LM cross-entropy + 50 × the discriminator's sigmoid cross-entropy over all tokens.
     """
 
-    model: Electra = field(Electra(), weights=True)
+    model: NetworkPair = field(Electra(), weights=True)
     """The discriminator and its generator."""
     mask_rate: float = field(0.15, range="(0, 1)")
     """Share of tokens that the generator predicts."""

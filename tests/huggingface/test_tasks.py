@@ -19,6 +19,7 @@ from jaxlm.huggingface.families import family_of
 from jaxlm.huggingface.tasks import TASKS, pretraining_objective
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import Deberta
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt1 import Gpt1
@@ -49,6 +50,7 @@ MODELS = {
     Albert: Albert(**SIZES, max_positions=37, embedding_size=12),
     Distilbert: Distilbert(**SIZES, max_positions=37),
     ElectraEncoder: ElectraEncoder(**SIZES, max_positions=37, embedding_size=12),
+    Deberta: Deberta(**SIZES, max_positions=37, position_buckets=8),
     Xlnet: Xlnet(**SIZES),
     Gpt1: Gpt1(**SIZES | dict(intermediate_size=96), max_positions=37),
     Gpt2: Gpt2(**SIZES, max_positions=37),

@@ -94,7 +94,8 @@ class StackConfig(ExecutionConfig):
         band_period: With a band, the layers 0, band_period, 2 · band_period, … have full attention.
         rope_theta: Base of rotary position embeddings in layers with full attention; None without them.
         band_rope_theta: Base of rotary position embeddings in layers with the band.
-        scale_attention: Divide attention scores by √head_dim; False in T5.
+        scale_attention: Divide attention scores by √(head_dim · attention_terms); False in T5.
+        attention_terms: Number of products that are summed to an attention score: 3 in DeBERTa.
         intermediate_dropout: Dropout after the activation of the feed-forward layer.
         mlp_dropout: Dropout of the feed-forward output; None for `dropout`.
         residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
@@ -122,6 +123,7 @@ class StackConfig(ExecutionConfig):
     band_rope_theta: float | None = None
     cross_attention: bool = False
     scale_attention: bool = True
+    attention_terms: int = 1
     dropout: float = 0.1
     attention_dropout: float = 0.1
     intermediate_dropout: float = 0.0
@@ -141,7 +143,7 @@ class StackConfig(ExecutionConfig):
     @property
     def attention_scale(self) -> float:
         """Factor on the attention scores."""
-        return 1.0 / math.sqrt(self.head_dim) if self.scale_attention else 1.0
+        return 1.0 / math.sqrt(self.head_dim * self.attention_terms) if self.scale_attention else 1.0
 
     @property
     def groups(self) -> int:

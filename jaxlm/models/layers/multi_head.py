@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.attention import attend, choose_kernel, in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
-from jaxlm.models.layers.dropout import module_key
+from jaxlm.models.layers.dropout import dropout, module_key
+from jaxlm.models.layers.relative import disentangled_bias
 
 Cache = dict[str, jax.Array]
 """Key/value cache: {"key", "value"}, each [batch, slots, heads, head_dim]."""
@@ -60,11 +62,12 @@ class MultiHeadAttention(nn.Module):
         deterministic: bool = True,
         with_scores: bool = False,
         positions: Int[Array, "batch queries"] | None = None,
+        distances: Float[Array, "distances hidden"] | None = None,
     ) -> tuple[Float[Array, "batch queries hidden"], Cache | Float[Array, "batch heads queries keys"] | None]:
         """Return the output, and the updated cache, or with `with_scores` the scores, or None.
 
-        Scores are scale · q kᵀ in float32, before masks, bias and softmax. `positions` are those of the queries in
-        `source`, for rotary position embeddings.
+        Scores are scale · q kᵀ in float32, before masks, bias and softmax. With the vectors of relative `distances`
+        (see `relative.RelativeTable`) attention is disentangled; `positions` are those of the queries in `source`.
         """
         c = self.config
         source = x if source is None and not cross else source
@@ -74,20 +77,19 @@ class MultiHeadAttention(nn.Module):
             slots = cache["key"].shape[1]
             visibility = visibility._replace(mask=visibility.mask & in_band(x.shape[1], slots, c.band, index))
         dropout_key = module_key(self, c.attention_dropout, deterministic)
-        kernel = "xla" if decoding else choose_kernel(
+        # No fused kernel computes the gradient of a bias that differs between rows.
+        kernel = "xla" if decoding or distances is not None else choose_kernel(
             c.attention, x.shape[1], keys, c.num_heads, c.head_dim, c.dtype, drops=dropout_key is not None,
             mask=visibility.mask, bias=visibility.bias, causal=causal,
             packed=visibility.query_segments is not None or c.band is not None,
         )
 
-        def project(name: str, inputs: jax.Array) -> jax.Array:
-            return HeadsDense(c, query=name == "query", name=name)(inputs)
-
-        query = project("query", x)
+        project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
+        query = project("query")(x)
         if source is None:
             key, value = cache["key"], cache["value"]
         else:
-            key, value = project("key", source), project("value", source)
+            key, value = project("key")(source), project("value")(source)
             if c.rope_theta is not None:
                 own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
                 query = rotate(query, own if positions is None else positions, c.rope_theta)
@@ -97,6 +99,10 @@ class MultiHeadAttention(nn.Module):
                     jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
                     for name, new in (("key", key), ("value", value))
                 )
+        if distances is not None:
+            distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))[None]
+            both = (project(name)(distances)[0] for name in ("query", "key"))
+            visibility = visibility._replace(bias=disentangled_bias(query, key, *both, positions, c.attention_scale))
         extra = {"key": key, "value": value} if decoding else None
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale

@@ -1,6 +1,7 @@
-"""Attention with relative positions and segments over a memory of earlier text.
+"""Attention with relative positions.
 
-Transformer-XL (Dai et al. 2019, section 3.3) and XLNet (Yang et al. 2019, sections 2.3 and 2.4).
+With segments and a memory of earlier text: Transformer-XL (Dai et al. 2019, section 3.3) and XLNet (Yang et al. 2019,
+sections 2.3 and 2.4). Disentangled attention: DeBERTa (He et al. 2020, section 3.1).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.models.layers.attention import attend, choose_kernel, dropout_seeds, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import module_key
+from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.relative_kernel import TILE, fits, relative_attention
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -67,6 +69,62 @@ def by_key(
         scores = jnp.where(moves[:, None, :, None], scores[..., step:], scores[..., :-step])
         first, most = first - step * moves, most - step
     return scores
+
+
+class RelativeTable(nn.Module):
+    """Table of relative positions that all layers of a DeBERTa share. Parameters: `embedding`, `norm`."""
+
+    config: StackConfig
+    buckets: int
+    """Number of buckets of the distances to earlier tokens, and to later ones."""
+    max_length: int
+    """The last bucket begins at the distance `max_length` - 1."""
+
+    @nn.compact
+    def __call__(self, length: int) -> Float[Array, "distances hidden"]:
+        """Return the normalized vectors of the distances length, …, -length."""
+        c = self.config
+        table = self.param("embedding", kernel_init(c), (2 * self.buckets, c.hidden_size), jnp.float32)
+        # No two tokens have the distance `length`.
+        distances = np.arange(length, -length - 1, -1).clip(1 - length, length - 1)
+        rows = self.buckets + distance_buckets(distances, self.buckets, self.max_length)
+        return Norm(c.norm, c.norm_eps, c.dtype, name="norm")(table)[rows.clip(0, 2 * self.buckets - 1)]
+
+
+def distance_buckets(distances: Int[np.ndarray, "*shape"], buckets: int, max_length: int) -> Int[np.ndarray, "*shape"]:
+    """Return the bucket of each distance: the distance itself up to buckets / 2, then logarithmic."""
+    half = buckets // 2
+    size = np.maximum(np.abs(distances), half)
+    share = np.log(size / half) / np.log(max(max_length - 1, half + 1) / half)
+    return np.where(size > half, np.sign(distances) * (half + np.ceil(share * (half - 1))), distances).astype(np.int32)
+
+
+def disentangled_bias(
+    query: Float[Array, "batch queries heads head_dim"], key: Float[Array, "batch keys heads head_dim"],
+    distance_query: Float[Array, "distances heads head_dim"], distance_key: Float[Array, "distances heads head_dim"],
+    positions: Int[Array, "batch queries"] | None, scale: float,
+) -> Float[Array, "batch heads queries keys"]:
+    """Return the attention scores of content to position and of position to content.
+
+    For query i and key j they are scale · (q_i · k(r) + k_j · q(r)), with the vector r of the distance i - j in both
+    products, as in the code. The paper has that of j - i in the second one.
+
+    Args:
+        query: Queries of tokens.
+        key: Keys of tokens.
+        distance_query: Queries of the distances length, …, -length.
+        distance_key: Keys of these distances.
+        positions: Positions of the queries; None for one query at every position.
+        scale: Factor on the scores.
+    """
+    keys = key.shape[1]
+    content = jnp.einsum("bqhd,phd->bhqp", query, distance_key[: 2 * keys])
+    # From a key the distances have the other sign.
+    position = jnp.einsum("bkhd,phd->bhkp", key, distance_query[::-1][: 2 * keys])
+    position = by_key(position, None, keys).swapaxes(2, 3)
+    if positions is not None:
+        position = jnp.take_along_axis(position, positions[:, None, :, None], axis=2)
+    return (by_key(content, positions, keys) + position) * jnp.asarray(scale, query.dtype)
 
 
 class RelativeAttention(nn.Module):

@@ -125,6 +125,8 @@ class SharedInputs(NamedTuple):
     """Masks of cross-attention."""
     index: Any = None
     """Slot of the next token in the caches."""
+    distances: Float[Array, "distances hidden"] | None = None
+    """Vectors of relative distances, for disentangled attention (see `relative.RelativeTable`)."""
 
 
 NO_INPUTS = SharedInputs()
@@ -143,7 +145,7 @@ class Block(nn.Module):
     def __call__(
         self, x: Float[Array, "batch length hidden"], shared: SharedInputs = NO_INPUTS,
         cache: dict[str, Cache] | None = None, positions: Int[Array, "batch selected"] | None = None,
-        with_scores: bool = False,
+        with_scores: bool = False, query: Float[Array, "batch length_or_selected hidden"] | None = None,
     ) -> tuple[Float[Array, "batch length_or_selected hidden"], Any]:
         """Return the hidden states, and the updated cache or the scores of self-attention.
 
@@ -153,6 +155,7 @@ class Block(nn.Module):
             cache: Caches of self-attention and cross-attention.
             positions: The only positions to compute and return; attention is over all tokens.
             with_scores: Return scale · q kᵀ in float32, before masks, bias and softmax.
+            query: Hidden states of the queries, if they are not those of the tokens; for post-norm layers.
         """
         c = self.config
         old, new = cache or {}, {}
@@ -167,12 +170,14 @@ class Block(nn.Module):
 
         def self_attention(y: jax.Array) -> jax.Array:
             # The caller's mask has the causality of decoding, where queries and slots are not aligned.
-            query, source, visible = y, None, shared.visible
+            queries, source, visible = y, None, shared.visible
             if positions is not None:
-                query, source, visible = at_positions(y, positions), y, visible.at_queries(positions)
+                queries, source, visible = at_positions(y, positions), y, visible.at_queries(positions)
+            queries, source = (queries, source) if query is None else (query, y)
             y, new["self"] = MultiHeadAttention(c, name="attention")(
-                query, source, visibility=visible, causal=c.causal and "self" not in old, cache=old.get("self"),
+                queries, source, visibility=visible, causal=c.causal and "self" not in old, cache=old.get("self"),
                 index=shared.index, deterministic=self.deterministic, with_scores=with_scores, positions=positions,
+                distances=shared.distances,
             )
             return y
 
@@ -183,7 +188,8 @@ class Block(nn.Module):
             )
             return y
 
-        x = sublayer("attention", self_attention, x, x if positions is None else at_positions(x, positions))
+        residual = x if positions is None else at_positions(x, positions)
+        x = sublayer("attention", self_attention, x, residual if query is None else query)
         if c.cross_attention:
             x = sublayer("cross_attention", cross_attention, x, x)
         x = sublayer("mlp", lambda y: FeedForward(c, name="mlp")(y, self.deterministic), x, x)

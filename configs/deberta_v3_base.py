@@ -1,0 +1,25 @@
+"""DeBERTa v3 base (12 layers, width 768, a generator of half the depth): the published size and schedule.
+
+Command:     jaxlm pretrain configs/deberta_v3_base.py --run-dir runs/deberta --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/deberta_v3_base.py`
+Parameters:  184,424,449 in the discriminator, 326,842,213 in training, with the published vocabulary of 128,100
+Result:      none for these steps
+
+Steps, batch, learning rate and weights of the losses are those of the code (microsoft/DeBERTa, rtd.sh), which differs
+from the paper and from jaxlm as deberta_v3_xsmall.py says.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.deberta import DebertaV3
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+
+experiment = Experiment(
+    objective=ReplacedTokens(
+        model=DebertaV3.published("base", dtype="bfloat16"), mask_share=1.0, discriminator_weight=10.0,
+        two_segments=False, short_rate=0.0,
+    ),
+    data=TextData(length=512, vocab_size=128100),
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
+    train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)

@@ -1,0 +1,26 @@
+"""DeBERTa v3 small (6 layers, width 768, a generator of half the depth): the published size and schedule.
+
+Command:     jaxlm pretrain configs/deberta_v3_small.py --run-dir runs/deberta --data.source "gs://YOUR/*.jsonl.zst"
+Hardware:    see `jaxlm plan configs/deberta_v3_small.py`
+Parameters:  141,897,217 in the discriminator, 263,051,365 in training, with the published vocabulary of 128,100
+Result:      none for these steps
+
+Steps, batch, learning rate and weights of the losses are those of the code (microsoft/DeBERTa, rtd.sh), which differs
+from the paper and from jaxlm as deberta_v3_xsmall.py says.
+The script only continues this size; learning rate and batch are those of base.
+"""
+
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.deberta import DebertaV3
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
+
+experiment = Experiment(
+    objective=ReplacedTokens(
+        model=DebertaV3.published("small", dtype="bfloat16"), mask_share=1.0, discriminator_weight=10.0,
+        two_segments=False, short_rate=0.0,
+    ),
+    data=TextData(length=512, vocab_size=128100),
+    optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
+    train=TrainConfig(steps=1_000_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=5_000),
+)
