@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/deberta_v3_base.py --run-dir runs/deberta --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/deberta_v3_base.py`
 Parameters:  184,424,449 in the discriminator, 326,842,213 in training, with the published vocabulary of 128,100
-Result:      none for these steps
+Result:      published, MNLI dev: 90.6, of deberta-v3-base, trained by the paper's recipe (microsoft/DeBERTa, README)
 
 Steps, batch, learning rate and weights of the losses are those of the code (microsoft/DeBERTa, rtd.sh), which differs
 from the paper and from jaxlm as deberta_v3_xsmall.py says.

@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/deberta_v3_large.py --run-dir runs/deberta --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/deberta_v3_large.py`
 Parameters:  435,064,833 in the discriminator, 719,626,341 in training, with the published vocabulary of 128,100
-Result:      none for these steps
+Result:      published, MNLI dev: 91.8, of deberta-v3-large, trained by the paper's recipe (microsoft/DeBERTa, README)
 
 Steps, batch, learning rate and weights of the losses are those of the code (microsoft/DeBERTa, rtd.sh), which differs
 from the paper and from jaxlm as deberta_v3_xsmall.py says.

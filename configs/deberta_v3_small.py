@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/deberta_v3_small.py --run-dir runs/deberta --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/deberta_v3_small.py`
 Parameters:  141,897,217 in the discriminator, 263,051,365 in training, with the published vocabulary of 128,100
-Result:      none for these steps
+Result:      published, MNLI dev: 88.3, of deberta-v3-small, trained by the paper's recipe (microsoft/DeBERTa, README)
 
 Steps, batch, learning rate and weights of the losses are those of the code (microsoft/DeBERTa, rtd.sh), which differs
 from the paper and from jaxlm as deberta_v3_xsmall.py says.

@@ -2,7 +2,7 @@
 
 Command:     jaxlm pretrain configs/deberta_v3_tiny.py --run-dir runs/deberta_v3_tiny
 Hardware:    two CPU cores
-Parameters:  0 with the vocabulary of 8,192 trained here
+Parameters:  3,378,817 with the vocabulary of 8,192 trained here
 Result:      none yet
 
 Dropout, initial weights and the short rows at the start are those of electra_tiny. With 64 buckets, distances from 33

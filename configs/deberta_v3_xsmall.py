@@ -3,7 +3,7 @@
 Command:     jaxlm pretrain configs/deberta_v3_xsmall.py --run-dir runs/deberta --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/deberta_v3_xsmall.py`
 Parameters:  70,831,105 in the discriminator, 131,339,749 in training, with the published vocabulary of 128,100
-Result:      none for these steps
+Result:      published, MNLI dev: 88.1, of deberta-v3-xsmall, trained by the paper's recipe (microsoft/DeBERTa, README)
 
 Steps, batch, learning rate and weights of the losses are those of the code (microsoft/DeBERTa, rtd.sh). It differs
 from the paper and from this preset:

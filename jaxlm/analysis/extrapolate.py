@@ -41,26 +41,27 @@ def compile_extrapolated(session: Session, mesh: Mesh, topology: str, report: Re
             inputs = input_bytes(session.program(mesh), batch)
             return step._replace(hbm_by_kind=inputs, hbm_bytes=max(step.hbm_bytes, sum(inputs.values())))
         steps.append(step)
-    return extrapolate(*steps, model.plan_depths, model.num_layers)
+    return extrapolate(*steps, model.plan_depths, max(stack_depths(model).values()))
 
 
 def with_layers(session: Session, layers: int) -> Session:
-    """Return the session with `layers` layers in every stack of its model.
+    """Return the session with `layers` layers in the deepest stack of its model, and the same share of the others.
 
     Raises:
-        UserError: The model has no stack of more layers than the steps, stacks of different depths, layers in a loop,
-            or layers of which it cannot have so few.
+        UserError: The model has no stack of more layers than the steps, stacks that cannot have the same share of them,
+            layers in a loop, or layers of which it cannot have so few.
     """
     model = session.objective.model
     depths, is_loop = stack_depths(model), getattr(model, "loop_layers", False)
-    if is_loop or len(set(depths.values())) != 1 or min(depths.values()) <= max(model.plan_depths):
+    few, deepest = model.plan_depths, max(depths.values(), default=0)
+    if is_loop or deepest <= max(few) or any(n * depth % deepest for n in few for depth in depths.values()):
         found = ", ".join(f"{name} {depth}" for name, depth in depths.items()) or "no layers"
         raise UserError(
-            f"--extrapolate is for models of more than {max(model.plan_depths)} layers, as many in every stack and not "
-            f"in a loop; this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
+            f"--extrapolate is for models of more than {max(few)} layers, not in a loop, as many or half as many in every "
+            f"stack; this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
         )
     try:
-        model = dataclasses.replace(model, **dict.fromkeys(depths, layers))
+        model = dataclasses.replace(model, **{name: layers * depth // deepest for name, depth in depths.items()})
     except UserError as error:
         raise UserError(
             f"--extrapolate needs {layers} layers in every stack, which {type(model).__name__} cannot have; leave it "

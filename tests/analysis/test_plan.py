@@ -228,9 +228,12 @@ def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
     loop = dataclasses.replace(EXPERIMENT, objective=MaskedLM(model=Bert(loop_layers=True)))
     with pytest.raises(UserError, match=r"this Bert has num_layers 12 in a loop\. Leave it out"):
         with_layers(open_stand_in(loop), 2)
-    t5 = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=12, num_decoder_layers=6)))
-    with pytest.raises(UserError, match=r"this T5 has num_layers 12, num_decoder_layers 6"):
+    t5 = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=12, num_decoder_layers=8)))
+    with pytest.raises(UserError, match=r"this T5 has num_layers 12, num_decoder_layers 8"):
         with_layers(open_stand_in(t5), 2)
+    half = dataclasses.replace(EXPERIMENT, objective=SpanCorruption(model=T5(num_layers=6, num_decoder_layers=12)))
+    model = with_layers(open_stand_in(half), 4).objective.model
+    assert (model.num_layers, model.num_decoder_layers) == (2, 4)
     ernie = dataclasses.replace(EXPERIMENT, objective=EntityAutoencoder(model=Ernie(num_layers=12, num_text_layers=5)))
     with pytest.raises(UserError, match=r"needs 2 layers in every stack, which Ernie cannot have; leave it out"):
         with_layers(open_stand_in(ernie), 2)

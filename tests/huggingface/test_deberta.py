@@ -36,12 +36,12 @@ from tests.huggingface.support import (
     TorchAdamW,
     batch,
     load_into,
-    random_params,
     read_json,
     real,
     save_torch,
     torch_outputs,
 )
+from tests.params import random_params
 from tests.training.support import write_text
 
 TOLERANCE = 1e-4
@@ -267,7 +267,8 @@ def test_a_published_discriminator(tmp_path):
     theirs, weights = published(tmp_path / "hf")
     imported = import_folder(tmp_path / "hf")
     model, params = imported.objective.model, imported.params
-    print(imported.fresh)
+    assert imported.fresh == tuple(
+        f"generator/{name}" for name in ("embeddings/norm", "encoder", "mlm_head", "position", "relative"))
     assert model.generator_num_layers == 1 and model.vocab_size == 300
     assert imported.tokenizer.vocabulary.mask == len(imported.tokenizer) - 1
     assert not params["discriminator"]["embeddings"]["word"]["embedding"].any()

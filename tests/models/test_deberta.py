@@ -16,6 +16,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.deberta import Deberta, DebertaV3
 from jaxlm.models.layers.relative import RelativeTable, distance_buckets
+from tests.params import random_params
 
 SMALL = Deberta(
     vocab_size=90, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=24,
@@ -84,10 +85,12 @@ def run(model: Deberta, params, ids, mask=None, at=None):
     return np.asarray(hidden(params, ids, mask, at))
 
 
-@pytest.mark.parametrize("changes", [{}, {"mask_decoder": True}, {"mask_decoder": True, "num_layers": 1}])
+@pytest.mark.parametrize("changes", [
+    {}, {"mask_decoder": True}, pytest.param({"mask_decoder": True, "num_layers": 1}, marks=pytest.mark.slow)
+])
 def test_some_positions_and_padding(changes):
     model = dataclasses.replace(SMALL, **changes)
-    params, ids = jax.jit(model.init)(jax.random.key(0)), jax.random.randint(jax.random.key(1), (3, 20), 0, 90)
+    params, ids = random_params(model), jax.random.randint(jax.random.key(1), (3, 20), 0, 90)
     at = jnp.array([[0, 7, 19, 3, 3], [1, 2, 3, 4, 5], [12, 9, 0, 18, 11]])
     whole = run(model, params, ids)
     np.testing.assert_allclose(run(model, params, ids, at=at), np.take_along_axis(whole, at[..., None], 1), atol=1e-5)
@@ -96,10 +99,11 @@ def test_some_positions_and_padding(changes):
     assert np.abs(whole[:, :13] - run(model, params, ids[:, :13])).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "cheap"])
 def test_rematerialization_and_loops_change_nothing(remat):
     model = dataclasses.replace(SMALL, mask_decoder=True, num_layers=3)
-    params, ids = jax.jit(model.init)(jax.random.key(0)), jax.random.randint(jax.random.key(1), (2, 12), 0, 90)
+    params, ids = random_params(model), jax.random.randint(jax.random.key(1), (2, 12), 0, 90)
 
     def gradients(model: Deberta):
         loss = lambda params: jnp.sum(jnp.sin(model.hidden_states(params, Inputs(ids), key=jax.random.key(2))))  # noqa: E731
