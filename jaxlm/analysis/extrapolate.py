@@ -57,8 +57,8 @@ def with_layers(session: Session, layers: int) -> Session:
     if is_loop or deepest <= max(few) or any(n * depth % deepest for n in few for depth in depths.values()):
         found = ", ".join(f"{name} {depth}" for name, depth in depths.items()) or "no layers"
         raise UserError(
-            f"--extrapolate is for models of more than {max(few)} layers, not in a loop, as many or half as many in every "
-            f"stack; this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
+            f"--extrapolate is for models of more than {max(few)} layers, not in a loop, as many or half as many in "
+            f"every stack; this {type(model).__name__} has {found}{' in a loop' if is_loop else ''}. Leave it out."
         )
     try:
         model = dataclasses.replace(model, **{name: layers * depth // deepest for name, depth in depths.items()})

@@ -125,9 +125,9 @@ class Family:
 
     Parameters of missing models are initialized.
     """
-    export_params: Callable[[Any, Params], Params] = lambda objective, params: params
+    export_params: Callable[[Any, Params], Params] | None = None
     """Maps an objective and its parameters to the parameters that the tables name, where these are other values."""
-    import_params: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda params: params
+    import_params: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
     """Inverse of `export_params`, from path to array. It may add parameters that the folder lacks."""
 
 

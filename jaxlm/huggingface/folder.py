@@ -75,7 +75,8 @@ def export_folder(
     family = family_of(objective)
     if objective.vocabulary is None:
         objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
-    models, params = family.models(objective), family.export_params(objective, params)
+    models = family.models(objective)
+    params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
     exported = _exported_paths(template, models)
     longest = objective.model.max_length or RELATIVE_LENGTH
@@ -135,7 +136,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             if not np.array_equal(params[path], new[path], equal_nan=True):
                 raise UserError(f"{weights.folder} has {path} that differs from the other model's; both must share it.")
         params |= new
-    params = family.import_params(params)
+    params = family.import_params(params) if family.import_params else params
     fresh = sorted(set(paths(template)) - params.keys())
     initialized = subtrees(fresh, params)
     params |= _initialize(objective, fresh, seed)
