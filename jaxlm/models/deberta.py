@@ -43,7 +43,8 @@ class Deberta(Encoder):
     Attention scores are the sum of content to content, content to position and position to content, over
     √(3 · head_dim). Projections of positions are those of tokens. As in the code, both terms of positions take the
     vector of the same distance; the paper takes that of j - i in the last term. Dropout of these vectors is per
-    distance, not per bucket. Hidden states of padding are not set to zero, since no token attends to them.
+    distance, not per bucket. Hidden states of padding are not set to zero, since no token attends to them. No fused
+    kernel has such scores, so that they are in memory on every device. The convolution of v2-xlarge is not supported.
 
     Parameters: those of `Encoder` without positions, `relative/{embedding,norm}`, and `position` for the mask decoder.
     """
@@ -140,7 +141,8 @@ class DebertaV3(NetworkPair):
 
     The discriminator's word embedding is stop_gradient(E_G) + E_Δ, with the generator's E_G, and E_Δ = 0 at the start
     (gradient-disentangled embedding sharing, He et al. 2021, section 3.3). No other parameters are shared, so that each
-    loss trains its own network. The generator predicts by the enhanced mask decoder.
+    loss trains its own network. The generator predicts by the enhanced mask decoder. The code shares the positions of
+    that decoder in the same way, but its discriminator never reads them; here it has none.
 
     Parameters: `generator/…`, `discriminator/…` as of `Deberta`, with E_Δ at `discriminator/embeddings/word`, and
     `rtd_head/…`.

@@ -25,7 +25,7 @@ NETWORKS = ("generator", "discriminator")
 VOCABULARY = Vocabulary.stand_in(160)
 LENGTH = 40
 MODEL = DebertaV3(
-    hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, generator_num_layers=2, max_positions=LENGTH,
+    hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24, generator_num_layers=2, max_positions=LENGTH,
     position_buckets=8, init_std=0.1,
 )
 
