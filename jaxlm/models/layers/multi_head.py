@@ -74,8 +74,8 @@ class MultiHeadAttention(nn.Module):
         keys = cache["key"].shape[1] if source is None else source.shape[1]
         decoding = cache is not None
         if c.band is not None and decoding:  # slots are positions
-            slots = cache["key"].shape[1]
-            visibility = visibility._replace(mask=visibility.mask & in_band(x.shape[1], slots, c.band, index))
+            band = in_band(x.shape[1], cache["key"].shape[1], c.band, index)
+            visibility = visibility._replace(mask=visibility.mask & band)
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         # No fused kernel computes the gradient of a bias that differs between rows.
         kernel = "xla" if decoding or distances is not None else choose_kernel(
@@ -83,7 +83,6 @@ class MultiHeadAttention(nn.Module):
             mask=visibility.mask, bias=visibility.bias, causal=causal,
             packed=visibility.query_segments is not None or c.band is not None,
         )
-
         project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
         query = project("query")(x)
         if source is None:
@@ -92,17 +91,16 @@ class MultiHeadAttention(nn.Module):
             key, value = project("key")(source), project("value")(source)
             if c.rope_theta is not None:
                 own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
-                query = rotate(query, own if positions is None else positions, c.rope_theta)
-                key = rotate(key, own, c.rope_theta)
+                at = own if positions is None else positions
+                query, key = rotate(query, at, c.rope_theta), rotate(key, own, c.rope_theta)
             if decoding and not cross:
                 key, value = (
                     jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
                     for name, new in (("key", key), ("value", value))
                 )
         if distances is not None:
-            distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))[None]
-            both = (project(name)(distances)[0] for name in ("query", "key"))
-            visibility = visibility._replace(bias=disentangled_bias(query, key, *both, positions, c.attention_scale))
+            distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
+            visibility = visibility._replace(bias=_distance_bias(c, project, query, key, distances, positions))
         extra = {"key": key, "value": value} if decoding else None
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
@@ -114,6 +112,12 @@ class MultiHeadAttention(nn.Module):
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
         return out(y.reshape(*x.shape[:-1], -1)), extra
+
+
+def _distance_bias(config, project, query, key, distances, positions):
+    """Return the bias of disentangled attention; `project` gives the layers that tokens and distances share."""
+    both = (project(name)(distances[None])[0] for name in ("query", "key"))
+    return disentangled_bias(query, key, *both, positions, config.attention_scale)
 
 
 def rotate(
