@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Writer, to_left_edge
-from jaxlm.models.layers.config import Activation, StackConfig, TransformerConfig, check_sizes
+from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, check_sizes
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
@@ -61,7 +61,7 @@ class T5(TransformerConfig, Writer):
     """Number of layers of the decoder; none means as many as the encoder."""
     head_dim: int = 64
     """Width of an attention head (d_kv); num_heads · head_dim need not be hidden_size."""
-    activation: Activation = "relu"
+    activation: Literal[PlainActivation, "gated-gelu"] = "relu"
     """Activation of the feed-forward layers: relu in 1.0, gated-gelu (tanh approximation) in 1.1."""
     tied_head: bool = True
     """Use the embedding as the output matrix (1.0); 1.1 has a separate matrix."""
