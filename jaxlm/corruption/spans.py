@@ -102,8 +102,9 @@ def corrupt_spans(
     pad: int,
     density: float = 0.15,
     mean_span: float = 3.0,
+    sentinel_step: int = -1,
 ) -> TextPair:
-    """Replace random spans by the sentinels `sentinel`, `sentinel - 1`, ...; the target spells the spans out.
+    """Replace random spans by the sentinels `sentinel`, `sentinel + sentinel_step`, …; the target spells the spans out.
 
     Text t0 n0 t1 n1 ... (the first token is never noise, the last always is) becomes the input t0 S0 t1 S1 ... eos and
     the target S0 n0 S1 n1 ... eos. The lengths of the text and noise spans are random segmentations.
@@ -128,7 +129,7 @@ def corrupt_spans(
     )
     ends = jnp.cumsum(text_lengths + noise_lengths, axis=1)
     noise_starts = ends - noise_lengths
-    sentinels = sentinel - jnp.arange(longest.spans)[None, :]
+    sentinels = sentinel + sentinel_step * jnp.arange(longest.spans)[None, :]
 
     # The sentinel follows its text in the input and precedes its noise in the target.
     inputs = _interleave(tokens, noise_starts - text_lengths, text_lengths, sentinels, longest.inputs, False)

@@ -42,7 +42,8 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     Raises:
         UserError: jaxlm does not have the family.
     """
-    families = {family.model_type: family for family in (_module(s.family).FAMILY for s in systems.importable())}
+    modules = [_module(system.family) for system in systems.importable()]
+    families = {family.model_type: family for m in modules for family in (m.FAMILY, *getattr(m, "IMPORT_ONLY", ()))}
     if model_type not in families:
         raise UserError(
             f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {', '.join(families)}."

@@ -57,4 +57,12 @@ def read_objective(source: Source) -> MaskedLM:
     return MaskedLM(model=model, input_format="full-sentences", short_rate=0.0)
 
 
+def successor_heads(prefix: str) -> dict[str, Head]:
+    """Return the heads of a family whose classes differ from RoBERTa's in the beginning of their names."""
+    return {task: head._replace(architecture=head.architecture.replace("Roberta", prefix))
+            for task, head in HEADS.items()}
+
+
 FAMILY = Family("roberta", models, read_objective, HEADS)
+IMPORT_ONLY = (Family("camembert", models, read_objective, successor_heads("Camembert")),)
+"""CamemBERT is a RoBERTa with another vocabulary, and an export of it a RoBERTa."""

@@ -1,6 +1,11 @@
-"""T5 in Transformers: T5ForConditionalGeneration (1.0 and 1.1), T5Model."""
+"""T5 in Transformers: T5ForConditionalGeneration (1.0 and 1.1), T5Model.
+
+An mT5 is a T5 1.1 with another vocabulary; it is imported, and exported as a T5.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
@@ -19,6 +24,8 @@ FIELDS: Fields = {
     "dropout": ("dropout_rate", 0.1),
     "norm_eps": ("layer_norm_epsilon", 1e-6),
 }
+MT5_DEFAULTS = {"vocab_size": 250112, "num_layers": 8, "num_heads": 6, "d_ff": 1024, "feed_forward_proj": "gated-gelu"}
+"""Defaults of MT5Config that differ from those of T5Config."""
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gated-gelu")
 
 
@@ -92,7 +99,8 @@ def read_objective(source: Source) -> SpanCorruption:
     config, fields = source.config, source.read(FIELDS)
     # Transformers 5 saves this flag under its own name, and "tie_word_embeddings": true for any head.
     is_scaled = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False))
-    is_headless = next(iter(config.get("architectures") or [""])) in ("T5Model", "T5EncoderModel")
+    is_headless = next(iter(config.get("architectures") or [""])) in (
+        "T5Model", "T5EncoderModel", "MT5Model", "MT5EncoderModel")
     decoder_layers = source.value("num_decoder_layers", fields["num_layers"])
     padding = source.value("pad_token_id", 0)
     start = source.value("decoder_start_token_id", padding)
@@ -107,4 +115,11 @@ def read_objective(source: Source) -> SpanCorruption:
     ))
 
 
+def read_mt5(source: Source) -> SpanCorruption:
+    """Read span corruption with an mT5, whose class never scales the decoder's output."""
+    config = {**MT5_DEFAULTS, **source.config, "scale_decoder_outputs": False}
+    return read_objective(dataclasses.replace(source, config=config))
+
+
 FAMILY = Family("t5", models, read_objective)
+IMPORT_ONLY = (Family("mt5", models, read_mt5),)

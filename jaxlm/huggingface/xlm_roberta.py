@@ -23,5 +23,4 @@ def read_objective(source: Source) -> MaskedLM:
     return dataclasses.replace(objective, model=XlmRoberta(**vars(objective.model)))
 
 
-HEADS = {task: head._replace(architecture=f"XLM{head.architecture}") for task, head in roberta.HEADS.items()}
-FAMILY = Family("xlm-roberta", models, read_objective, HEADS)
+FAMILY = Family("xlm-roberta", models, read_objective, roberta.successor_heads("XLMRoberta"))

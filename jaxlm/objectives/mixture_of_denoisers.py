@@ -43,7 +43,8 @@ class Denoiser(NamedTuple):
         if self.mean_span is None:
             return split_prefix(key, batch, eos=v.eos, pad=v.pad, density=self.density)
         return corrupt_spans(
-            key, batch, sentinel=v.sentinel, eos=v.eos, pad=v.pad, density=self.density, mean_span=self.mean_span
+            key, batch, sentinel=v.sentinel, eos=v.eos, pad=v.pad, density=self.density, mean_span=self.mean_span,
+            sentinel_step=v.sentinel_step,
         )
 
 

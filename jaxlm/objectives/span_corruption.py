@@ -127,7 +127,7 @@ class EncoderDecoderLM(Objective):
 
     def _is_sentinel(self, token: int) -> bool:
         v = self.vocabulary
-        return v.sentinel - v.num_sentinels < token <= v.sentinel
+        return 0 <= (token - v.sentinel) * v.sentinel_step < v.num_sentinels
 
     def _text(self, inputs: list[int], targets: list[int]) -> tuple[list[int], list[str]]:
         """Return the original text of an input and target without end symbols, and the marks of its removed spans."""
@@ -190,5 +190,6 @@ class SpanCorruption(EncoderDecoderLM):
         if self.task == "prefix":
             return split_prefix(key, batch, eos=v.eos, pad=v.pad)
         return corrupt_spans(
-            key, batch, sentinel=v.sentinel, eos=v.eos, pad=v.pad, density=self.noise_density, mean_span=self.mean_span
+            key, batch, sentinel=v.sentinel, eos=v.eos, pad=v.pad, density=self.noise_density, mean_span=self.mean_span,
+            sentinel_step=v.sentinel_step,
         )

@@ -115,7 +115,7 @@ def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Prom
     tokenizer, v, stops = loaded.tokenizer, loaded.tokenizer.vocabulary, task.stop
     if sentinel:  # the span ends at the next sentinel
         v.require("sentinel", purpose="the continuation of a sentinel")
-        stops = (*stops, tokenizer.piece(v.sentinel - 1))
+        stops = (*stops, tokenizer.piece(v.sentinel + v.sentinel_step))
     # Tokenizers join the space after the prompt to the answer.
     prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)

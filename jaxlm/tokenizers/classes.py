@@ -13,6 +13,7 @@ from jaxlm.tokenizers.sentencepiece_json import added_token
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 JSON_FILE, SENTENCEPIECE_MODEL, WORDPIECE, BYTE_BPE = "tokenizer.json", "SentencePiece", "WordPiece", "byte-level BPE"
+BYTES = "single bytes"
 
 
 class TokenizerClass(NamedTuple):
@@ -39,6 +40,7 @@ _CLASSES = {
     **dict.fromkeys(("bert", "electra", "distilbert", "mobilebert", "convbert", "ernie"), TokenizerClass(WORDPIECE, 1)),
     **dict.fromkeys(("roberta", "bart", "longformer"), TokenizerClass(BYTE_BPE, 2)),
     **dict.fromkeys(("t5", "mt5"), TokenizerClass(SENTENCEPIECE_MODEL, 0, {}, {"extra_ids": 100})),
+    "byt5": TokenizerClass(BYTES, 0, {}, {"extra_ids": 125}),
     "gpt2": TokenizerClass(BYTE_BPE, 0, {"unk": "<|endoftext|>"}),
     "albert": TokenizerClass(SENTENCEPIECE_MODEL, 1, _SYMBOLS, {"do_lower_case": True, "keep_accents": False}),
     "xlnet": TokenizerClass(SENTENCEPIECE_MODEL, 1, {}, {"do_lower_case": False, "keep_accents": False}),
@@ -52,8 +54,8 @@ _CLASSES = {
 _PUBLISHED = {("spiece.model", "<pad>", "</s>", "<unk>"): "t5",
               ("sentencepiece.bpe.model", "<unk>", "<s>", "</s>"): "xlmroberta"}
 """File name and first pieces of a SentencePiece model → class, for a folder that names none."""
-_SUPPORTED = {"word_tokenizer_type": "basic", "do_basic_tokenize": True, "split_by_punct": False,
-              "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
+_SUPPORTED = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece", "do_basic_tokenize": True,
+              "split_by_punct": False, "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
 """Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
 
 
@@ -90,10 +92,9 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
     settings = _read(folder, "special_tokens_map.json") | _read(folder, "tokenizer_config.json")
     for key, value in (settings | settings.get("sp_model_kwargs", {})).items():
         if value != _SUPPORTED.get(key, value):
-            raise UserError(f"{folder}: jaxlm does not support a tokenizer with {key} {value!r}; choose another one.")
-    config = _read(folder, "config.json")
-    named = settings.get("tokenizer_class") or config.get("tokenizer_class", "")
-    model_type = config.get("model_type", "").replace("-", "")
+            raise UserError(f"{folder} has a tokenizer with {key} {value!r}, whose ids jaxlm cannot reproduce; choose "
+                            "another model.")
+    named, model_type = read_class(folder), _read(folder, "config.json").get("model_type", "").replace("-", "")
     is_albert = "do_lower_case" in settings and file_format == SENTENCEPIECE_MODEL
     implied = _PUBLISHED.get((file, *list(pieces)[:3]), "albert" if is_albert else "pretrained")
     implied = model_type if model_type in _CLASSES else implied
@@ -115,6 +116,12 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
     tokens = [added_token(int(i), "") | {"special": False, "normalized": not token.get("special", False)} | token
               for i, token in settings.get("added_tokens_decoder", words).items()]
     return Folder(kind, settings, sorted(tokens, key=lambda token: token["id"]), roles, special)
+
+
+def read_class(folder: epath.Path) -> str:
+    """Return the name of the tokenizer's class, or ""."""
+    files = (_read(folder, "tokenizer_config.json"), _read(folder, "config.json"))
+    return next((name for file in files if (name := file.get("tokenizer_class"))), "")
 
 
 def num_separators(post_processor: Mapping[str, Any]) -> int:

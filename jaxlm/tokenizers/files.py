@@ -32,6 +32,8 @@ _SETTINGS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents", "ad
              "handle_chinese_chars": "tokenize_chinese_chars"}
 """Field of a `tokenizer.json` → the setting of tokenizer_config.json that replaces it."""
 _MERGES, _BYTE_BPE_VOCAB = ("merges.txt", "vocab.bpe"), ("vocab.json", "encoder.json")
+NUM_UNUSED_BYTES = 11
+"""Number of bytes, 245 to 255, that never occur in UTF-8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,8 @@ def read(path: epath.Path) -> Definition:
     """Read the tokenizer at `path`, a file or folder in any of the formats of `Tokenizer.load`."""
     if not path.exists():
         raise UserError(f"there is no tokenizer at {path}; give a tokenizer's file or folder.")
+    if path.is_dir() and classes.read_class(path) == "ByT5Tokenizer":
+        return _read_bytes_only(path)
     file = _find(path) if path.is_dir() else path
     name = file.name.removesuffix(".gz")
     readers = {MARKER: _read_saved, **dict.fromkeys((*_MERGES, *_BYTE_BPE_VOCAB), _read_byte_bpe)}
@@ -118,7 +122,8 @@ def _read_sentencepiece(path: epath.Path) -> Definition:
     pieces = [piece.piece for piece in proto.pieces]
     folder = classes.read_folder(path.parent, classes.SENTENCEPIECE_MODEL, path.name, pieces)
     settings, options, spec = folder.settings, folder.kind.options, proto.normalizer_spec
-    num_sentinels = settings["extra_ids"] if "extra_ids" in options and "<extra_id_0>" not in pieces else 0
+    has_sentinels = not {"<extra_id_0>", "▁<extra_id_0>"}.isdisjoint(pieces)  # the second one is mT5's
+    num_sentinels = settings["extra_ids"] if "extra_ids" in options and not has_sentinels else 0
     special = [*(folder.kind.roles | folder.roles).values(), *(f"<extra_id_{k}>" for k in range(num_sentinels)[::-1])]
     sentencepiece_json.arrange_pieces(proto, folder.kind.head.split(), special)
     spec.add_dummy_prefix = settings.get("add_prefix_space", spec.add_dummy_prefix)
@@ -217,7 +222,7 @@ def _read_wordpiece(path: epath.Path) -> Definition:
 
 def _has_accents(pieces: Collection[str]) -> bool:
     """Return whether more than 1 % of the pieces have accents or composed Hangul, which BERT removes with the case."""
-    strip = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFD(), tokenizers.normalizers.StripAccents()])
+    strip = tokenizers.normalizers.BertNormalizer(False, False, True, False)  # keeps the spacing marks of Indic scripts
     return sum(strip.normalize_str(piece) != piece for piece in pieces) > len(pieces) / 100
 
 
@@ -239,11 +244,21 @@ def _read_byte_bpe(path: epath.Path) -> Definition:
     merges = [line.split(" ") for line in _read_lines(merges_file) if line and not line.startswith("#version")]
     if dictionary := _first(folder, "dict.txt"):
         vocab = _fairseq_order(vocab, dictionary)
-    if any(piece.endswith("</w>") for piece in vocab):
-        raise UserError(f"{vocab_file} is no byte-level BPE (</w> ends its words); save it as a tokenizer.json.")
+    characters = {char for pair in merges for piece in pair for char in piece}
+    if any(piece.endswith("</w>") for piece in vocab) or not characters <= byte_of_char().keys():
+        raise UserError(f"{vocab_file} is no byte-level BPE (</w> ends its words, or its merges have characters that "
+                        "stand for no byte); save it as a tokenizer.json.")
     definition = byte_bpe(vocab, merges, set(guess_symbols(vocab).values()), {}, vocab_file.name)
     settings = classes.read_folder(folder, classes.BYTE_BPE)
     return _define(json.loads(definition.data), vocab, settings, vocab_file)
+
+
+@functools.cache
+def byte_of_char() -> dict[str, int]:
+    """Return GPT-2's table: printable bytes map to themselves, all others to the characters from U+0100 on."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def byte_bpe(
@@ -274,6 +289,17 @@ def byte_bpe(
         },
     }
     return json_definition(tokenizer_json, symbols, name)
+
+
+def _read_bytes_only(path: epath.Path) -> Definition:
+    """Read the folder of ByT5's tokenizer, which has no vocabulary file: byte b has the id b + 3."""
+    folder = classes.read_folder(path, classes.BYTES)
+    symbols = ["<pad>", "</s>", "<unk>"]
+    vocab = {piece: i for i, piece in enumerate(symbols)} | {char: byte + 3 for char, byte in byte_of_char().items()}
+    definition = byte_bpe(vocab, [], symbols, {}, "the vocabulary of bytes")
+    sentinels = [f"<extra_id_{k}>" for k in range(folder.settings.get("extra_ids", 0))]
+    folder = folder._replace(special=list(dict.fromkeys((*folder.special, *sentinels))))
+    return _define(json.loads(definition.data), symbols, folder, path / "tokenizer_config.json")
 
 
 def _fairseq_order(vocab: dict[str, int], dictionary: epath.Path) -> dict[str, int]:

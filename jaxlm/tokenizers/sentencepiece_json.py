@@ -16,8 +16,10 @@ what stands before a word. A model of which the conversion gives other ids than 
 from __future__ import annotations
 
 import base64
+import functools
 import random
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -152,11 +154,12 @@ def _published_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
     normalizers: Steps = []
     if charsmap := spec.precompiled_charsmap:
         # `Precompiled` changes a letter together with its marks, and may lose them. A separator keeps them apart, and
-        # what Unicode composes is composed before; after it, half-width kana.
+        # what Unicode composes is composed before; after it, half-width kana. SentencePiece does not reorder marks.
         compose = [{"type": "NFC"}] if "nfkc" in spec.name else []
         normalizers = [
             *(NORMALIZERS[:1] if "nmt" in spec.name and spec.remove_extra_whitespaces else []),
-            *compose, _replace({"Regex": r"(?<!\A)(?=[\p{M}\x{200c}\x{200d}\n])"}, _SEPARATOR),
+            *([_replace({"Regex": _fixed_order()}, _SEPARATOR)] if compose else []), *compose,
+            _replace({"Regex": r"(?<!\A)(?=[\p{M}\x{200c}\x{200d}\n])"}, _SEPARATOR),
             {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
             *compose, _replace({"String": _SEPARATOR}, ""),
         ]
@@ -171,6 +174,35 @@ def _published_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
     ends = ("" if spec.add_dummy_prefix else r"\A +|") + rf"[ {SPACE}]+\z"
     normalizers += [_replace({"Regex": " {2,}"}, " "), *shown, _replace({"Regex": ends}, "")]
     return normalizers, _splits(proto, user), []
+
+
+@functools.cache
+def _fixed_order() -> str:
+    """Return a regex of the places at which NFC would exchange marks, or compose a letter with a mark over another one.
+
+    These are the places between a mark that composes with no letter and any mark, and those between a composed letter,
+    or a mark that composes with one, and a mark of a smaller combining class.
+    """
+    marks = {chr(code): number for code in range(0x300, 0x1F000) if (number := unicodedata.combining(chr(code)))}
+    ends: dict[int, set[str]] = {}  # combining class → composed letters and marks
+    for code in range(0xC0, 0x1F000):
+        decomposed = unicodedata.normalize("NFD", chr(code))
+        if decomposed[-1] in marks and unicodedata.normalize("NFC", decomposed) == chr(code) != decomposed:
+            ends.setdefault(marks[decomposed[-1]], set()).update((chr(code), decomposed[-1]))
+
+    inert = marks.keys() - set().union(*ends.values())
+    places = [f"(?<=[{_ranges(inert)}])"]
+    for number in sorted(ends):
+        if lower := [mark for mark in marks if marks[mark] < number]:
+            places.append(f"(?<=[{_ranges(ends[number])}])(?=[{_ranges(lower)}])")
+    return f"(?=[{_ranges(marks)}])(?:{'|'.join(places)})"
+
+
+def _ranges(chars: Collection[str]) -> str:
+    """Return the inside of a character class of a regex."""
+    codes = {ord(char) for char in chars}
+    starts, ends = (sorted(code for code in codes if code + step not in codes) for step in (-1, 1))
+    return "".join(f"{chr(start)}-{chr(end)}" for start, end in zip(starts, ends, strict=True))
 
 
 def _splits(proto: Any, user: Sequence[str]) -> Steps:

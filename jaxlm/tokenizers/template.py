@@ -51,9 +51,13 @@ class Template:
         return tuple(dict.fromkeys(name for name, _ in parts(self.pair) if name.startswith("[")))
 
     def for_vocabulary(self, vocabulary: Vocabulary | None) -> Template:
-        """Return the template with as many separators after the first of two texts as the tokenizer's own has."""
+        """Return the template with as many separators after the first of two texts as the tokenizer's own has.
+
+        Two are RoBERTa's, which has no segments: a BERT with XLM-R's vocabulary reads both texts as the first segment.
+        """
         count = vocabulary.separators if vocabulary else 0
         pair = self.pair.replace("$A sep sep", "$A sep").replace("$A sep", "$A" + " sep" * count)
+        pair = pair.replace(":1", "") if count == 2 else pair
         return dataclasses.replace(self, pair=pair) if count else self
 
     def num_symbols(self, pair: bool) -> int:

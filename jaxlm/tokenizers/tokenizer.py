@@ -12,7 +12,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from etils import epath
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, reading, write_whole
 from jaxlm.tokenizers import files, sentencepiece_json
-from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition
+from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition, byte_of_char
 from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -54,7 +54,7 @@ class Tokenizer:
         """Build the tokenizer that a file defines."""
         self._definition = definition
         self._processor: sentencepiece.SentencePieceProcessor | None = None
-        self._is_trained_here = False
+        self._is_trained_here = self._has_single_bytes = False
         if definition.kind == SENTENCEPIECE:
             self._load_sentencepiece()
         else:
@@ -91,15 +91,16 @@ class Tokenizer:
         self._style = "wordpiece" if definition["model"].get("type") in ("WordPiece", "WordLevel") else (
             "bytes" if is_byte_level else "marks"
         )
+        self._has_single_bytes = is_byte_level and not definition["model"].get("merges")
 
     def _make_vocabulary(self) -> Vocabulary:
         vocab = {piece: token_id for token_id, piece in enumerate(self._pieces)}
         ids = {role: vocab.get(piece, -1) for role, piece in self._definition.symbols.items()}
         if ids.get("pad", -1) < 0 and ids.get("eos", -1) >= 0:
             ids["pad"] = ids["eos"]  # GPT-2 has no [PAD] and pads with its end-of-text token
+        self._special |= {piece for piece in self._pieces if piece.startswith(f"{sentencepiece_json.SPACE}<extra_id_")}
         symbols = {piece: vocab[piece] for piece in sorted(self._special & vocab.keys())}
-        sentinel = symbols.get("<extra_id_0>", -1)
-        count = next(k for k in itertools.count() if sentinel < 0 or symbols.get(f"<extra_id_{k}>") != sentinel - k)
+        sentinels = self._find_sentinels(symbols)
         special = np.array([piece in self._special for piece in self._pieces])
         start = np.array([_starts_word(piece, self._style) for piece in self._pieces]) & ~special
         ngram_start = start
@@ -111,9 +112,21 @@ class Tokenizer:
             special[unknown], start[unknown], ngram_start[unknown] = False, True, True
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
-            ngram_start=ngram_start, sentinel=sentinel, num_sentinels=count, symbols=symbols,
+            ngram_start=ngram_start, sentinel=sentinels.start, sentinel_step=sentinels.step,
+            num_sentinels=len(sentinels), symbols=symbols,
             name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
         )
+
+    def _find_sentinels(self, symbols: Mapping[str, int]) -> range:
+        """Return the ids of the sentinels, in their order and without gaps; -1 as the start if there are none."""
+        is_mt5 = f"{sentencepiece_json.SPACE}<extra_id_0>" in symbols
+        name = f"{sentencepiece_json.SPACE * is_mt5}<extra_id_{{}}>".format
+        first = symbols.get(name(0), -1)
+        if first >= 0 and self._has_single_bytes:  # ByT5 was pretrained with the bytes that UTF-8 lacks, from 255 down
+            return range(self._pieces.index("ÿ"), self._pieces.index("ÿ") - files.NUM_UNUSED_BYTES, -1)
+        step = 1 if symbols.get(name(1)) == first + 1 else -1
+        count = next(k for k in itertools.count() if first < 0 or symbols.get(name(k)) != first + step * k)
+        return range(first, first + step * count, step)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -328,14 +341,6 @@ def _starts_word(piece: str, style: str) -> bool:
         return True
     # Punctuation starts a word, except apostrophes.
     return style == "marks" and all(unicodedata.category(char)[0] in "PS" and char not in "'’" for char in text)
-
-
-@functools.cache
-def byte_of_char() -> dict[str, int]:
-    """Return GPT-2's table: printable bytes map to themselves, all others to the characters from U+0100 on."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in set(shown)]
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def _readable(piece: str, style: str) -> str:

@@ -17,8 +17,9 @@ import tokenizers
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
+from jaxlm.tokenizers.files import byte_of_char
 from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
-from jaxlm.tokenizers.tokenizer import Tokenizer, byte_of_char
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import SENTINELS, SYMBOL_NAMES
 
 Kind = Literal["unigram", "bpe", "byte-bpe", "bytes", "words"]

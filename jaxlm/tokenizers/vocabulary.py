@@ -34,7 +34,8 @@ class Vocabulary:
             SentencePiece vocabularies, ALBERT's rule holds: digits, apostrophes, single punctuation marks and pieces
             with a letter beyond A to Z also start a word.
         pad, unk, cls, sep, mask, bos, eos: ids of special tokens; -1 for a missing one.
-        sentinel: id of `<extra_id_0>`; sentinel k has id `sentinel - k`, for k < num_sentinels (T5's descending order).
+        sentinel: id of the first sentinel, `<extra_id_0>`; sentinel k has the id `sentinel + sentinel_step · k`.
+        sentinel_step: -1 for T5's descending order, 1 for an ascending one.
         num_sentinels: number of sentinels.
         preserve_rows: whether an imported model keeps all rows of its embedding, even unused ones.
         symbols: name → id of every special token, including those of an objective ("[R]").
@@ -57,6 +58,7 @@ class Vocabulary:
     bos: int = -1
     eos: int = -1
     sentinel: int = -1
+    sentinel_step: int = -1
     num_sentinels: int = 0
     preserve_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
