@@ -99,8 +99,8 @@ def read_objective(source: Source) -> SpanCorruption:
     config, fields = source.config, source.read(FIELDS)
     # Transformers 5 saves this flag under its own name, and "tie_word_embeddings": true for any head.
     is_scaled = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False))
-    is_headless = next(iter(config.get("architectures") or [""])) in (
-        "T5Model", "T5EncoderModel", "MT5Model", "MT5EncoderModel")
+    architecture = next(iter(config.get("architectures") or [""]))
+    is_headless = architecture.removeprefix("M") in ("T5Model", "T5EncoderModel")
     decoder_layers = source.value("num_decoder_layers", fields["num_layers"])
     padding = source.value("pad_token_id", 0)
     start = source.value("decoder_start_token_id", padding)

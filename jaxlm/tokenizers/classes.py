@@ -95,9 +95,10 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
             raise UserError(f"{folder} has a tokenizer with {key} {value!r}, whose ids jaxlm cannot reproduce; choose "
                             "another model.")
     named, model_type = read_class(folder), _read(folder, "config.json").get("model_type", "").replace("-", "")
-    is_albert = "do_lower_case" in settings and file_format == SENTENCEPIECE_MODEL
+    is_albert = "do_lower_case" in settings and file_format == SENTENCEPIECE_MODEL and model_type not in _CLASSES
     implied = _PUBLISHED.get((file, *list(pieces)[:3]), "albert" if is_albert else "pretrained")
-    implied = model_type if model_type in _CLASSES else implied
+    if model_type in _CLASSES and file_format in (_CLASSES[model_type].format, JSON_FILE):
+        implied = model_type
     # A tokenizer.json says everything, except what code in its folder does.
     is_whole = file_format == JSON_FILE and "AutoTokenizer" not in settings.get("auto_map", ())
     fallback = TokenizerClass() if is_whole or not named else None

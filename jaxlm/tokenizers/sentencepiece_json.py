@@ -178,23 +178,21 @@ def _published_pipeline(proto: Any) -> tuple[Steps, Steps, Steps]:
 
 @functools.cache
 def _fixed_order() -> str:
-    """Return a regex of the places at which NFC would exchange marks, or compose a letter with a mark over another one.
+    """Return a regex of the places where NFC would compose or exchange what SentencePiece leaves as it is.
 
-    These are the places between a mark that composes with no letter and any mark, and those between a composed letter,
-    or a mark that composes with one, and a mark of a smaller combining class.
+    SentencePiece composes a letter only with all of its marks, in their canonical order. So the places are between a
+    composed letter, or a mark that composes with none, and any mark, and before a mark of a smaller combining class.
     """
     marks = {chr(code): number for code in range(0x300, 0x1F000) if (number := unicodedata.combining(chr(code)))}
-    ends: dict[int, set[str]] = {}  # combining class → composed letters and marks
-    for code in range(0xC0, 0x1F000):
-        decomposed = unicodedata.normalize("NFD", chr(code))
-        if decomposed[-1] in marks and unicodedata.normalize("NFC", decomposed) == chr(code) != decomposed:
-            ends.setdefault(marks[decomposed[-1]], set()).update((chr(code), decomposed[-1]))
-
-    inert = marks.keys() - set().union(*ends.values())
-    places = [f"(?<=[{_ranges(inert)}])"]
-    for number in sorted(ends):
+    decomposed = {chr(code): unicodedata.normalize("NFD", chr(code)) for code in range(0xC0, 0x1F000)}
+    composed = {char for char, parts in decomposed.items()
+                if parts[-1] in marks and unicodedata.normalize("NFC", parts) == char != parts}
+    composing = {decomposed[char][-1] for char in composed}
+    places = [f"(?<=[{_ranges(composed | (marks.keys() - composing))}])"]
+    for number in sorted({marks[char] for char in composing}):
         if lower := [mark for mark in marks if marks[mark] < number]:
-            places.append(f"(?<=[{_ranges(ends[number])}])(?=[{_ranges(lower)}])")
+            upper = [char for char in composing if marks[char] == number]
+            places.append(f"(?<=[{_ranges(upper)}])(?=[{_ranges(lower)}])")
     return f"(?=[{_ranges(marks)}])(?:{'|'.join(places)})"
 
 

@@ -20,13 +20,20 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from jaxlm.cli import main
+from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.families import family_named
+from jaxlm.huggingface.family import Source
+from jaxlm.huggingface.t5 import FIELDS
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.tasks.classification import Classification
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import TokenBatch
+from tests.huggingface.support import read_json
 
 TOLERANCE = 1e-4
 ROWS, LENGTH, POSITIONS = 640, 24, 40
@@ -77,8 +84,11 @@ T5_IDS = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 MT5_SENTINELS = tuple(f"▁<extra_id_{k}>" for k in reversed(range(100)))
 
 
-def save_model(folder: Path, family: str, architecture: str, **changes) -> torch.nn.Module:
-    """Save a small model of a class; zero biases and unit norms would hide a mix-up."""
+def save_model(folder: Path, family: str, architecture: str, untied: bool = True, **changes) -> torch.nn.Module:
+    """Save a small model of a class; zero biases and unit norms would hide a mix-up.
+
+    Transformers 5 ties the head of every new T5, but saves and loads an own one.
+    """
     torch.manual_seed(0)
     encoder = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
                    max_position_embeddings=POSITIONS)
@@ -86,7 +96,7 @@ def save_model(folder: Path, family: str, architecture: str, **changes) -> torch
     sizes = encoder_decoder if "T5" in family else encoder
     config = getattr(transformers, f"{family}Config")(**{"vocab_size": ROWS} | sizes | changes)
     model = getattr(transformers, architecture)(config).eval()
-    if "T5" in family:
+    if "T5" in family and untied:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -191,6 +201,11 @@ def mt5(folder: Path) -> torch.nn.Module:
     return save_model(folder, "MT5", "MT5ForConditionalGeneration")
 
 
+def mt5_with_a_tied_head(folder: Path) -> torch.nn.Module:
+    mt5(folder)
+    return save_model(folder, "MT5", "MT5ForConditionalGeneration", untied=False)
+
+
 def mt5_whole(folder: Path) -> torch.nn.Module:
     model = mt5(folder)
     save_whole(folder)
@@ -201,6 +216,15 @@ def byt5(folder: Path) -> torch.nn.Module:
     transformers.ByT5Tokenizer().save_pretrained(folder)
     return save_model(folder, "T5", "T5ForConditionalGeneration", vocab_size=384, feed_forward_proj="gated-gelu",
                       num_decoder_layers=1, tie_word_embeddings=False)
+
+
+def byt5_as_published(folder: Path) -> torch.nn.Module:
+    """The class stands in config.json, the sentinels are implied by extra_ids."""
+    model = byt5(folder)
+    config = read_json(folder / "config.json")
+    write(folder, "config.json", config | {"tokenizer_class": "ByT5Tokenizer"})
+    write(folder, "tokenizer_config.json", {"extra_ids": 125, "pad_token": "<pad>", "eos_token": "</s>"})
+    return model
 
 
 def t5_with_ascending_sentinels(folder: Path) -> torch.nn.Module:
@@ -214,7 +238,8 @@ def t5_with_ascending_sentinels(folder: Path) -> torch.nn.Module:
 FOLDERS = {builder.__name__: builder for builder in (
     xlm_roberta, xlm_roberta_whole, camembert, camembert_whole, klue_roberta, klue_roberta_whole,
     koelectra_discriminator, koelectra_generator, multilingual_cased, multilingual_uncased, korean_lowercase,
-    bert_with_xlm_roberta_vocabulary, mt5, mt5_whole, byt5, t5_with_ascending_sentinels,
+    bert_with_xlm_roberta_vocabulary, mt5, mt5_whole, mt5_with_a_tied_head, byt5, byt5_as_published,
+    t5_with_ascending_sentinels,
 )}
 
 
@@ -310,6 +335,7 @@ def test_two_folders_of_koelectra_become_one(tmp_path):
 
 @pytest.mark.parametrize(("builder", "sentinels"), [
     (mt5, [f"▁<extra_id_{k}>" for k in range(100)]),
+    (mt5_whole, [f"▁<extra_id_{k}>" for k in range(100)]),
     (byt5, [f"byte {byte}" for byte in range(255, 244, -1)]),
     (t5_with_ascending_sentinels, [f"<extra_id_{k}>" for k in range(40)]),
 ])
@@ -333,3 +359,108 @@ def test_sentinels(builder, sentinels, tmp_path):
         assert [i for i in row.tolist() if i in ids] == ids[:num_spans]
     text, *_ = objective.describe(TokenBatch(tokens, np.ones_like(tokens)), jax.device_get(example), 0)
     assert text.ids == tokens[0].tolist()
+
+
+@pytest.mark.slow
+def test_continued_pretraining_of_an_mt5(tmp_path):
+    (tmp_path / "hf").mkdir()
+    mt5(tmp_path / "hf")
+    (tmp_path / "text.txt").write_text("\n\n".join(lines() * 3), encoding="utf-8")
+    preset, run, out = Path(__file__).parents[2] / "configs/t5_tiny.py", tmp_path / "run", tmp_path / "out"
+    assert main([
+        "pretrain", str(preset), "--init-from", str(tmp_path / "hf"), "--run-dir", str(run), "--data.source",
+        str(tmp_path / "text.txt"), "--data.length", "32", "--data.held-out", "0.2", "--optimizer.warmup-steps", "1",
+        "--train.steps", "2", "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none",
+    ]) == 0
+    assert main(["export", str(run), str(out)]) == 0
+    model, report = transformers.MT5ForConditionalGeneration.from_pretrained(out, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not torch.equal(model.lm_head.weight, model.shared.weight)
+    before, after = (load_file(path / "model.safetensors") for path in (tmp_path / "hf", out))
+    changes = [np.abs(before[name] - after[name]).max() for name in before]
+    assert before.keys() == after.keys() and 0 < max(changes) < 0.02  # two steps from where it was
+    peers = [transformers.AutoTokenizer.from_pretrained(path) for path in (tmp_path / "hf", out)]
+    text = f"{lines()[0]} <extra_id_0> {lines()[9]}"
+    assert peers[0](text)["input_ids"] == peers[1](text)["input_ids"]
+
+
+def test_defaults_of_mt5(tmp_path):
+    """A config.json may leave them out."""
+    source = Source(tmp_path, {"model_type": "mt5"}, ("lm_head.weight",))
+    model = family_named("mt5", "here").read_objective(source).model
+    theirs = transformers.MT5Config()
+    assert all(getattr(model, ours) == getattr(theirs, name) for ours, (name, _) in FIELDS.items())
+    assert (model.activation, model.tied_head, model.scaled_head) == (theirs.feed_forward_proj, False, False)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Camembert", "XLMRoberta"])
+def test_tasks_of_robertas_relatives(family, tmp_path):
+    (camembert if family == "Camembert" else xlm_roberta)(tmp_path)
+    save_model(tmp_path, family, f"{family}ForSequenceClassification", pad_token_id=1, type_vocab_size=1, num_labels=3)
+    loaded = import_folder(tmp_path)
+    assert type(loaded.objective) is Classification and len(loaded.objective.labels) == 3 and not loaded.fresh
+
+
+def test_a_vocabulary_of_xlm_roberta_is_known_by_its_file(tmp_path):
+    """The ids of its pieces would be off by one, which BERT's model does not show."""
+    bert_with_xlm_roberta_vocabulary(tmp_path)
+    named = Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert Tokenizer.load(tmp_path) == named and named.vocabulary.pad == 1
+
+
+PHOBERT = {"vocab.txt": "và 9\nlà@@ 7\n", "bpe.codes": "l à</w> 7\n"}
+JAPANESE = {"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n東京\n##都\n"}
+PIECE_BPE = {"vocab.json": '{"<s>": 0, "▁": 1, "a": 2, "▁a": 3}', "merges.txt": "▁ a\n"}
+
+
+@pytest.mark.parametrize(("files", "config", "settings", "message"), [
+    (PHOBERT, {"tokenizer_class": "PhobertTokenizer"}, {}, "class PhobertTokenizer, which jaxlm does not read"),
+    (PHOBERT, {"model_type": "roberta"}, {"unk_token": "<unk>"}, "no line <unk>, so it is not a WordPiece vocabulary"),
+    (PHOBERT, {"model_type": "roberta"}, {}, r"no line \[UNK\], so it is not a WordPiece vocabulary"),
+    (JAPANESE, {"tokenizer_class": "BertJapaneseTokenizer"}, {"word_tokenizer_type": "mecab"},
+     "word_tokenizer_type 'mecab', whose ids jaxlm cannot reproduce"),
+    (JAPANESE, {}, {"word_tokenizer_type": "basic", "subword_tokenizer_type": "character"},
+     "subword_tokenizer_type 'character', whose ids"),
+    (JAPANESE, {"tokenizer_class": "BertJapaneseTokenizer"}, {}, "class BertJapaneseTokenizer, which jaxlm does not"),
+    (PIECE_BPE, {"model_type": "roberta"}, {}, "is no byte-level BPE .*characters that stand for no byte"),
+    ({}, {"model_type": "t5"}, {"tokenizer_class": "T5Tokenizer"}, "has no tokenizer in it"),
+])
+def test_tokenizers_that_are_refused(files, config, settings, message, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    write(tmp_path, "config.json", config)
+    write(tmp_path, "tokenizer_config.json", settings)
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_published_phobert_is_refused(tmp_path):
+    (tmp_path / "source").mkdir()
+    for name, content in PHOBERT.items():
+        (tmp_path / "source" / name).write_text(content, encoding="utf-8")
+    transformers.PhobertTokenizer.from_pretrained(tmp_path / "source").save_pretrained(tmp_path / "hf")
+    with pytest.raises(UserError, match="class PhobertTokenizer, which jaxlm does not read from WordPiece files"):
+        Tokenizer.load(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(("family", "name"), [
+    ("UMT5", "umt5"), ("XLMRobertaXL", "xlm-roberta-xl"), ("DebertaV2", "deberta-v2"),
+])
+def test_families_that_are_refused(family, name, tmp_path):
+    architecture = "UMT5EncoderModel" if family == "UMT5" else f"{family}Model"
+    sizes = dict(num_layers=1, d_model=8) if family == "UMT5" else dict(
+        num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=1)
+    config = getattr(transformers, f"{family}Config")(vocab_size=32, **sizes)
+    getattr(transformers, architecture)(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"the family '{name}'; jaxlm imports these families: .*camembert.*mt5"):
+        import_folder(tmp_path)
+
+
+def test_a_t5_with_sentinels_of_other_names_is_not_pretrained(tmp_path):
+    (tmp_path / "spiece.model").write_bytes(pieces(**T5_IDS, user_defined_symbols=("<X>", "<Y>", "<Z>")))
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer", "extra_ids": 0})
+    save_model(tmp_path, "T5", "T5ForConditionalGeneration", tie_word_embeddings=False)
+    loaded = import_folder(tmp_path)
+    with pytest.raises(UserError, match="has no <extra_id_0>, which span corruption needs"):
+        loaded.objective.bind(loaded.tokenizer.vocabulary, 20)

@@ -3,6 +3,7 @@
 import io
 import pickle
 import random
+import unicodedata
 
 import pytest
 import sentencepiece
@@ -92,6 +93,29 @@ def test_sentencepiece_equals_jaxlm_and_transformers(name, tmp_path):
                 assert text[start:end].strip(" ") == tokenizer.piece(i).strip(" ")
                 found += 1
     assert (found > 100) == ("symbols" in name)
+
+
+MARKS = {  # letters → marks that are typed after them in any order
+    "محدشل": "\u064e\u064f\u0650\u0651\u0652", "שבםה": "\u05b0\u05b8\u05bc\u05c1", "กทน": "\u0e31\u0e35\u0e48\u0e3a",
+    "êơăae": "\u0323\u0301\u0309", "कगब": "\u093c\u094d\u0902", "ｶﾊ": "\uff9e\uff9f",
+}
+
+
+def test_marks_keep_their_order(tmp_path):
+    """SentencePiece, unlike Unicode's NFC, does not sort them: neither shadda and vowel nor a circumflex and a dot."""
+    draw = random.Random(0)
+    texts = [" ".join("".join(draw.choice(letters) + "".join(draw.choices(marks, k=k)) for k in (0, 1, 2))
+                      for letters, marks in MARKS.items()) for _ in range(300)]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=300, hard_vocab_limit=False, minloglevel=2,
+        character_coverage=1.0)
+    (tmp_path / "a.model").write_bytes(model.getvalue())
+    reference = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    tokenizer = Tokenizer.load(tmp_path / "a.model")
+    assert sum(unicodedata.normalize("NFC", text) != text for text in texts) > 200
+    for text in texts:
+        assert tokenizer.encode(text) == reference.encode(text), text
 
 
 @pytest.mark.parametrize("option", ["treat_whitespace_as_suffix", "escape_whitespaces=false", "unused pieces"])
