@@ -445,7 +445,7 @@ def test_a_published_phobert_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("family", "name"), [
-    ("UMT5", "umt5"), ("XLMRobertaXL", "xlm-roberta-xl"), ("DebertaV2", "deberta-v2"),
+    ("UMT5", "umt5"), ("XLMRobertaXL", "xlm-roberta-xl"),
 ])
 def test_families_that_are_refused(family, name, tmp_path):
     architecture = "UMT5EncoderModel" if family == "UMT5" else f"{family}Model"
