@@ -221,6 +221,8 @@ def byt5(folder: Path) -> torch.nn.Module:
 def byt5_as_published(folder: Path) -> torch.nn.Module:
     """The class stands in config.json, the sentinels are implied by extra_ids."""
     model = byt5(folder)
+    for name in ("added_tokens.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
     config = read_json(folder / "config.json")
     write(folder, "config.json", config | {"tokenizer_class": "ByT5Tokenizer"})
     write(folder, "tokenizer_config.json", {"extra_ids": 125, "pad_token": "<pad>", "eos_token": "</s>"})
@@ -407,6 +409,13 @@ def test_a_vocabulary_of_xlm_roberta_is_known_by_its_file(tmp_path):
     named = Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     assert Tokenizer.load(tmp_path) == named and named.vocabulary.pad == 1
+
+
+def test_a_vocabulary_of_mt5_gets_no_second_sentinels(tmp_path):
+    mt5(tmp_path)
+    named = Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert Tokenizer.load(tmp_path).vocabulary == named.vocabulary
 
 
 PHOBERT = {"vocab.txt": "và 9\nlà@@ 7\n", "bpe.codes": "l à</w> 7\n"}
