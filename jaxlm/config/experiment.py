@@ -28,10 +28,15 @@ class OptimizerConfig:
     """Share of the steps that are warm-up, where `warmup_steps` is None."""
     layer_decay: float = field(1.0, range="[0, inf)")
     """Factor on the learning rate from each layer to the one below it; the head has the full rate (ELECTRA, XLNet)."""
-    schedule: Literal["linear", "cosine", "inverse-sqrt", "constant"] = "linear"
-    """Decay after the warm-up: linear or cosine to final_share of the peak at the last step, 1/sqrt(step), or none."""
+    schedule: Literal["linear", "cosine", "wsd", "inverse-sqrt", "constant"] = "linear"
+    """Decay after the warm-up: linear or cosine to final_share of the peak at the last step, only over the last
+    `decay_share` of the steps (wsd: warm-up, stable, decay), 1/sqrt(step), or none."""
+    decay_share: float = field(0.1, resumable=True, range="[0, 1]")
+    """Share of the steps that decay, at the end (wsd). Before them a run may resume with another one or more steps."""
+    decay_shape: Literal["linear", "cosine", "1-sqrt"] = "linear"
+    """Shape of that decay (wsd)."""
     final_share: float = field(0.0, range="[0, inf)")
-    """Final learning rate as a fraction of the peak (linear, cosine)."""
+    """Final learning rate as a fraction of the peak (linear, cosine, wsd)."""
     b1: float = field(0.9, range="[0, 1)")
     """Decay rate of the first moment (adamw, lamb)."""
     b2: float = field(0.999, range="[0, 1)")
@@ -48,6 +53,10 @@ class OptimizerConfig:
     """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
     out what an earlier '*' has chosen. A name stands for all parameters below it, '*' also for several levels, and the
     layers of a stack are one parameter."""
+
+    def stable_steps(self, steps: int) -> int:
+        """Return the number of steps before the decay of wsd, in a run of `steps`."""
+        return steps - round(self.decay_share * steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,6 +73,13 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
         before = run.experiment.train.steps
         if run.newest_step < t.steps != before and optimizer.schedule in ("linear", "cosine"):
             remarks.append(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {before:,}")
+        if optimizer.schedule == "wsd":
+            old, new = ((e.optimizer.stable_steps(e.train.steps), e.train.steps) for e in (run.experiment, experiment))
+            if old != new and run.newest_step > min(old[0], new[0]):
+                remarks.append(
+                    f"The learning rate now decays from step {new[0]:,} to {new[1]:,} instead of {old[0]:,} to "
+                    f"{old[1]:,}; {run.newest_step:,} are done, so that it jumps"
+                )
         return remarks
     if t.short_steps >= t.steps:
         remarks.append(

@@ -20,22 +20,28 @@ DECAYED = ("kernel", "embedding", "query_start", "segment", "content_bias", "pos
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Return the learning rate as a function of the 0-based step.
 
-    The linear, cosine and constant schedules rise from 0 to the peak over `warmup_steps`, then decay to
-    final_share · peak at `steps`. (BERT's and ELECTRA's own code counts the linear decay from step 0, which is lower by
-    warmup / steps: 1 to 2.6 %.) inverse-sqrt is peak · sqrt(warmup / max(step, warmup)), T5's schedule (Raffel et al.
-    2019, section 3.1.2), which holds the peak during the warm-up.
+    The linear, cosine, wsd and constant schedules rise from 0 to the peak over `warmup_steps`; linear and cosine then
+    decay to final_share · peak at `steps`. (BERT's and ELECTRA's own code counts the linear decay from step 0, which is
+    lower by warmup / steps: 1 to 2.6 %.) wsd holds the peak until the last decay_share · steps, which decay as
+    `decay_shape` says (Hägele et al. 2024, section 3). inverse-sqrt is peak · sqrt(warmup / max(step, warmup)), T5's
+    schedule (Raffel et al. 2019, section 3.1.2), which holds the peak during the warm-up.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     final = peak * config.final_share
     if config.schedule == "inverse-sqrt":
         hold = max(warmup, 1)
         return lambda step: peak * (hold / jnp.maximum(step, hold)) ** 0.5
-    decay_steps = max(steps - warmup, 1)
+    is_wsd = config.schedule == "wsd"
+    start = max(config.stable_steps(steps), warmup) if is_wsd else warmup
+    decay_steps = max(steps - start, 1)
     after = {
         "linear": lambda: optax.linear_schedule(peak, final, decay_steps),
         "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, config.final_share),
+        "1-sqrt": lambda: lambda step: peak - (peak - final) * jnp.sqrt(jnp.clip(step / decay_steps, 0.0, 1.0)),
         "constant": lambda: optax.constant_schedule(peak),
-    }[config.schedule]()
+    }[config.decay_shape if is_wsd else config.schedule]()
+    if start > warmup:
+        after = optax.join_schedules([optax.constant_schedule(peak), after], [start - warmup])
     if warmup == 0:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])

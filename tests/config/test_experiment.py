@@ -37,7 +37,7 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
     ("experiment", "field", "value", "choices"),
     [
         (BERT, "optimizer.name", "sgd", ["adamw", "lamb", "adafactor", "adagrad"]),
-        (BERT, "optimizer.schedule", "linaer", ["linear", "cosine", "inverse-sqrt", "constant"]),
+        (BERT, "optimizer.schedule", "linaer", ["linear", "cosine", "wsd", "inverse-sqrt", "constant"]),
         (BERT, "data.tokenizer_kind", "wordpiece", ["unigram", "bpe", "byte-bpe", "bytes", "words"]),
         (BERT, "objective.model.dtype", "float16", ["float32", "bfloat16"]),
         (GPT2, "objective.model.remat", "dot", ["none", "cheap", "dots", "full"]),

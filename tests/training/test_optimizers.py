@@ -159,6 +159,9 @@ def test_what_decays():
     }
 
 
+WSD = dict(schedule="wsd", decay_share=0.2)  # the last 22 of 110 steps
+
+
 @pytest.mark.parametrize(
     ("config", "corners"),
     [
@@ -172,12 +175,29 @@ def test_what_decays():
         (dict(schedule="constant", warmup_steps=0), {0: 1}),
         (dict(schedule="inverse-sqrt", warmup_steps=0), {0: 1, 1: 1, 4: 0.5}),
         (dict(schedule="linear", warmup_steps=500), {110: 110 / 500}),  # the run ends before its warm-up does
+        (WSD, {0: 0, 5: 0.5, 10: 1, 50: 1, 88: 1, 89: 21 / 22, 99: 0.5, 109: 1 / 22, 110: 0, 200: 0}),
+        (WSD | dict(final_share=0.2), {88: 1, 99: 0.6, 110: 0.2}),
+        (WSD | dict(decay_shape="cosine", final_share=0.1), {88: 1, 99: 0.55, 109: 0.1 + 0.9 * 0.005089, 110: 0.1}),
+        (WSD | dict(decay_shape="1-sqrt", final_share=0.2), {
+            0: 0, 88: 1, 89: 0.2 + 0.8 * (1 - 22**-0.5), 109: 0.2 + 0.8 * (1 - (21 / 22) ** 0.5), 110: 0.2, 200: 0.2
+        }),
+        (WSD | dict(warmup_steps=0), {0: 1, 87: 1, 99: 0.5}),
+        (WSD | dict(decay_share=0.0), {10: 1, 109: 1}),
+        (WSD | dict(decay_share=1.0), {5: 0.5, 10: 1, 60: 0.5, 110: 0}),  # linear
+        (WSD | dict(warmup_steps=100), {88: 0.88, 100: 1, 105: 0.5, 110: 0}),  # the decay waits for the warm-up
     ],
 )
 def test_schedules(config, corners):
     schedule = make_schedule(OptimizerConfig(**({"learning_rate": 2.0, "warmup_steps": 10} | config)), 110)
     for step, share in corners.items():
         assert float(schedule(step)) == pytest.approx(2.0 * share, abs=1e-6), step
+
+
+def test_more_steps_do_not_change_the_stable_part_of_wsd():
+    config = OptimizerConfig(warmup_steps=10, **WSD)
+    short, long = (jax.vmap(make_schedule(config, steps))(jnp.arange(110)) for steps in (110, 1100))
+    np.testing.assert_array_equal(short[:88], long[:88])
+    assert (short[89:] < long[89:]).all()
 
 
 def test_clipping():

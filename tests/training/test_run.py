@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.json import flatten
 from jaxlm.config.presets import load_config
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import Setting
 from jaxlm.models.bert import Bert
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.load import load_run
 from jaxlm.runs.pretrain import kernel_remarks
+from jaxlm.runs.resume import schedule_remarks
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import (
     assert_same_arrays,
@@ -333,14 +339,40 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("flags", "remark"),
+    [
+        (["linear"], "The learning rate now follows a schedule of 3 steps instead of 2"),
+        (["wsd", "--optimizer.decay-share", "0.5"], "now decays from step 1 to 3 instead of 1 to 2; 2 are done"),
+    ],
+)
+def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys, flags, remark):
     run = tmp_path / "run"
-    arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", "linear"]
+    arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", *flags]
     arguments += ["--optimizer.warmup-steps", "1"]
     assert main([*arguments, "--train.steps", "2"]) == 0
     assert "learning rate" not in capsys.readouterr().out
     assert main([*arguments, "--train.steps", "3"]) == 0
-    assert "The learning rate now follows a schedule of 3 steps instead of 2" in capsys.readouterr().out
+    assert remark in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("done", "steps", "share", "remark"),
+    [
+        (90, 100, 0.1, None), (90, 1000, 0.1, None), (90, 90 + 20, 20 / 110, None),  # up to the end of the stable phase
+        (91, 100, 0.1, None), (91, 200, 0.1, "from step 180 to 200 instead of 90 to 100; 91 are done"),
+        (60, 100, 0.5, "from step 50 to 100 instead of 90 to 100; 60 are done"),
+    ],
+)
+def test_the_decay_of_wsd_may_move_while_the_rate_is_stable(done, steps, share, remark):
+    def wsd(steps, **fields):
+        return Experiment(MaskedLM(), TextData(), OptimizerConfig(schedule="wsd", **fields), TrainConfig(steps=steps))
+
+    before, now = wsd(100), wsd(steps, decay_share=share)
+    remarks = schedule_remarks(SimpleNamespace(newest_step=done, experiment=before), now)
+    assert len(remarks) == (remark is not None) and all(remark in line for line in remarks)
+    fixed = [flatten(each, Setting.decides_result) for each in (before, now, wsd(100, decay_shape="cosine"))]
+    assert fixed[0] == fixed[1] != fixed[2]
 
 
 def test_fewer_steps_than_are_done_change_nothing(finished, capsys):
