@@ -20,7 +20,7 @@ experiment = Experiment(
     ),
     data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
-        learning_rate=5e-4, warmup_steps=424, b2=0.98, weight_decay=0.02, clip_norm=0.0
+        name="stable-adamw", learning_rate=5e-4, warmup_steps=424, b2=0.98, weight_decay=0.02, clip_norm=0.0
     ),
     train=TrainConfig(steps=360_277, batch_size=4608, log_every=100, eval_every=5_000, checkpoint_every=2_500),
 )

@@ -42,8 +42,8 @@ def bench_pretraining(
 
     Args:
         session: The preset or run, with its constants.
-        has_peer: Also time the Transformers model of the same sizes. PyTorch has no LAMB, so a preset that uses it is
-            then timed with AdamW on both sides.
+        has_peer: Also time the Transformers model of the same sizes. A preset whose optimizer it lacks is then timed
+            with AdamW on both sides.
         steps: Steps in a round; None for about ROUND_SECONDS.
         report: Receives progress messages.
 
@@ -51,8 +51,8 @@ def bench_pretraining(
         UserError: The configuration is invalid, or the peer is not available.
     """
     experiment, objective = session.experiment, session.objective
-    if has_peer and experiment.optimizer.name == "lamb":
-        report("PyTorch has no LAMB; timing both sides with AdamW …")
+    if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
+        report(f"The peer has no {experiment.optimizer.name}; timing both sides with AdamW …")
         session = session.replace(optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
         experiment = session.experiment
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)

@@ -54,6 +54,7 @@ def make_optimizer(
     """Return clipping by the global norm, then the update.
 
     adamw: Loshchilov & Hutter 2019, with decay on `DECAYED` only, as BERT excludes biases and norms.
+    stable-adamw: adamw with update clipping (Wortsman et al. 2023, section 3.5); see `with_update_clipping`.
     lamb: You et al. 2020, algorithm 2; biases and norms go without the trust ratio.
     adafactor: Shazeer & Stern 2018 as T5 uses it: factored second moments with decay 1 - step^-0.8, updates clipped to
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
@@ -80,6 +81,8 @@ def make_optimizer(
             update = without_bias_correction(update, config.eps)
         if config.weight_decay:
             update = optax.chain(update, optax.add_decayed_weights(config.weight_decay, mask=weight_decay_mask))
+        if config.name == "stable-adamw":
+            update = with_update_clipping(update, config)
         if config.name == "lamb":
             update = optax.chain(update, optax.masked(per_layer(optax.scale_by_trust_ratio()), weight_decay_mask))
     clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
@@ -163,6 +166,27 @@ def without_bias_correction(adam: optax.GradientTransformation, eps: float) -> o
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), state.mu, state.nu), state
 
     return optax.GradientTransformation(adam.init, update)
+
+
+def with_update_clipping(adamw: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+    """Divide AdamW's update, decay included, by max(1, RMS of g / √v) of each parameter (Wortsman et al. 2023).
+
+    v is the second moment after this step, at least eps². Layers of a stack, query, key and value, and the two inputs
+    of a gated feed-forward are parameters by themselves; the published ModernBERT joined the latter ones.
+    """
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        updates, state = adamw.update(grads, state, params)
+        count, nu = optax.tree.get(state, "count"), optax.tree.get(state, "nu")
+        correction = 1 - config.b2**count if config.bias_correction else 1.0
+
+        def clip(path: tuple[Any, ...], update: jax.Array, grad: jax.Array, v: jax.Array) -> jax.Array:
+            ratio = jnp.square(grad) / jnp.maximum(v / correction, config.eps**2)
+            axes = tuple(range(is_stacked(path_string(path)), grad.ndim))
+            return update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(ratio, axes, keepdims=True)))
+
+        return jax.tree_util.tree_map_with_path(clip, updates, grads, nu), state
+
+    return optax.GradientTransformation(adamw.init, update)
 
 
 def weight_decay_mask(params: Any) -> Any:

@@ -118,7 +118,7 @@ def test_the_mesh_is_frozen():
         MeshConfig().data = 3
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "stable-adamw", "lamb", "adafactor"])
 def test_optimizer_states_are_split_like_their_parameters(optimizer):
     """Each moment by the rule of its parameter, through all of optax's wrappers; Adafactor's are small."""
     from jaxlm.config.experiment import OptimizerConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def updating(optimizer: optax.GradientTransformation):
     return step
 
 
-def run(config: OptimizerConfig, steps: int = STEPS) -> dict:
+def run(config: OptimizerConfig, steps: int = STEPS, gradients: Callable[[int], dict] = gradients) -> dict:
     optimizer = make_optimizer(config, steps, ("word",))
     params = stacked(parameters())
     state, update = jax.jit(optimizer.init)(params), updating(optimizer)
@@ -108,6 +109,38 @@ def test_updates_written_out(name, corrected):
             params[path] = params[path] - float(rate(step)) * update
     for path, ours in flat(run(config)).items():
         np.testing.assert_allclose(ours, params[path], rtol=2e-5, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_stable_adamw_clips_the_update_of_each_matrix(corrected):
+    """Algorithm 2 of Wortsman et al. 2023, written with its corrected decay rates, as in torch-optimi.
+
+    Growing gradients are clipped, a small one in between is not.
+    """
+    def given(step):
+        return jax.tree.map(lambda g: g * np.float32(1e-4 if step == 4 else 1.0), gradients(step))
+
+    config = OptimizerConfig(
+        name="stable-adamw", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, b2=0.98, clip_norm=0.0,
+        bias_correction=corrected,
+    )
+    rate = make_schedule(config, STEPS)
+    params = flat(parameters())
+    m, v = ({path: np.zeros_like(p) for path, p in params.items()} for _ in range(2))
+    clipping = []
+    for step in range(STEPS):
+        b1, b2 = (b * (1 - b**step) / (1 - b ** (step + 1)) if corrected else b for b in (0.9, 0.98))
+        for path, g in flat(given(step)).items():
+            m[path] = b1 * m[path] + (1 - b1) * g
+            v[path] = b2 * v[path] + (1 - b2) * g**2
+            rms = np.sqrt(np.mean(g**2 / np.maximum(v[path], config.eps**2)))
+            eta = float(rate(step)) / max(1.0, rms)
+            decay = config.weight_decay if path.endswith(("kernel", "embedding")) else 0.0
+            params[path] = params[path] * (1 - eta * decay) - eta * m[path] / (np.sqrt(v[path]) + config.eps)
+            clipping.append(rms)
+    assert min(clipping) < 0.5 and max(clipping) > 2
+    for path, ours in flat(run(config, gradients=given)).items():
+        np.testing.assert_allclose(ours, params[path], rtol=1e-6, atol=1e-6, err_msg=path)
 
 
 def test_adamw_is_torchs_without_decay_on_biases_and_norms():
