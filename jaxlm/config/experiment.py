@@ -17,9 +17,10 @@ from jaxlm.parallel.mesh import MeshConfig
 class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 
-    name: Literal["adamw", "stable-adamw", "lamb", "adafactor", "adagrad"] = "adamw"
-    """adamw (decoupled weight decay), stable-adamw (with update clipping, in place of `clip_norm`; ModernBERT), lamb
-    (for very large batches), adafactor (factored second moments, as in T5), adagrad (ELMo, word2vec)."""
+    name: Literal["adamw", "stable-adamw", "lion", "muon", "lamb", "adafactor", "adagrad"] = "adamw"
+    """adamw (decoupled weight decay), stable-adamw (with update clipping, in place of `clip_norm`; ModernBERT), lion
+    (sign of the momentum), muon (orthogonalized momentum for the kernels of layers, adamw for the others), lamb (for
+    very large batches), adafactor (factored second moments, as in T5), adagrad (ELMo, word2vec)."""
     learning_rate: float = field(1e-4, range="(0, inf)")
     """Peak learning rate."""
     warmup_steps: int | None = field(10_000, range="[0, inf)")
@@ -38,9 +39,9 @@ class OptimizerConfig:
     final_share: float = field(0.0, range="[0, inf)")
     """Final learning rate as a fraction of the peak (linear, cosine, wsd)."""
     b1: float = field(0.9, range="[0, 1)")
-    """Decay rate of the first moment (adamw, stable-adamw, lamb)."""
+    """Decay rate of the first moment (adamw, stable-adamw, lamb), weight of the momentum in the update (lion)."""
     b2: float = field(0.999, range="[0, 1)")
-    """Decay rate of the second moment (adamw, stable-adamw, lamb)."""
+    """Decay rate of the second moment (adamw, stable-adamw, lamb) or of the momentum (lion: 0.99)."""
     eps: float = field(1e-6, range="(0, inf)")
     """Epsilon, added outside the square root (adamw, stable-adamw, lamb); initial sum of squares (adagrad)."""
     bias_correction: bool = True

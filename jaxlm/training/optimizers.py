@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -55,6 +56,8 @@ def make_optimizer(
 
     adamw: Loshchilov & Hutter 2019, with decay on `DECAYED` only, as BERT excludes biases and norms.
     stable-adamw: adamw with update clipping (Wortsman et al. 2023, section 3.5); see `with_update_clipping`.
+    lion: Chen et al. 2023, algorithm 2, with the same decay; its own rates are b1 0.9 and b2 0.99.
+    muon: Jordan et al. 2024 for the kernels of layers, and adamw for everything else (see `scale_by_muon`).
     lamb: You et al. 2020, algorithm 2; biases and norms go without the trust ratio.
     adafactor: Shazeer & Stern 2018 as T5 uses it: factored second moments with decay 1 - step^-0.8, updates clipped to
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
@@ -79,6 +82,10 @@ def make_optimizer(
         update = optax.scale_by_adam(config.b1, config.b2, config.eps)
         if not config.bias_correction:
             update = without_bias_correction(update, config.eps)
+        if config.name == "lion":
+            update = optax.scale_by_lion(config.b1, config.b2)
+        elif config.name == "muon":
+            update = optax.partition({"muon": scale_by_muon(), "adam": update}, muon_labels)
         if config.weight_decay:
             update = optax.chain(update, optax.add_decayed_weights(config.weight_decay, mask=weight_decay_mask))
         if config.name == "stable-adamw":
@@ -166,6 +173,32 @@ def without_bias_correction(adam: optax.GradientTransformation, eps: float) -> o
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), state.mu, state.nu), state
 
     return optax.GradientTransformation(adam.init, update)
+
+
+def scale_by_muon() -> optax.GradientTransformation:
+    """Orthogonalize the momentum of matrices, the last two axes of each parameter (Jordan et al. 2024).
+
+    The momentum is Nesterov's, with decay 0.95, and 5 Newton-Schulz steps follow. The factor 0.2 · sqrt(max(inputs,
+    outputs)) gives the update AdamW's size, so that one learning rate and weight decay serve both (Liu et al. 2025,
+    section 2.2).
+    """
+    def axes(params: Any) -> Any:
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)
+
+    def scale(update: jax.Array) -> jax.Array:
+        return update * (0.2 * math.sqrt(max(update.shape[-2:])))
+
+    muon = optax.contrib.scale_by_muon(weight_dimension_numbers=axes)
+    return optax.chain(muon, optax.stateless(lambda updates, _: jax.tree.map(scale, updates)))
+
+
+def muon_labels(params: Any) -> Any:
+    """Return a tree like `params`: "muon" for the kernels of stacked layers, "adam" for the others."""
+    def label(path: tuple[Any, ...], _: Any) -> str:
+        name = path_string(path)
+        return "muon" if is_stacked(name) and name.endswith("/kernel") else "adam"
+
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
 def with_update_clipping(adamw: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:

@@ -36,7 +36,9 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
 @pytest.mark.parametrize(
     ("experiment", "field", "value", "choices"),
     [
-        (BERT, "optimizer.name", "sgd", ["adamw", "stable-adamw", "lamb", "adafactor", "adagrad"]),
+        (BERT, "optimizer.name", "sgd", [
+            "adamw", "stable-adamw", "lion", "muon", "lamb", "adafactor", "adagrad"
+        ]),
         (BERT, "optimizer.schedule", "linaer", ["linear", "cosine", "wsd", "inverse-sqrt", "constant"]),
         (BERT, "data.tokenizer_kind", "wordpiece", ["unigram", "bpe", "byte-bpe", "bytes", "words"]),
         (BERT, "objective.model.dtype", "float16", ["float32", "bfloat16"]),

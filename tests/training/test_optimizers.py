@@ -16,10 +16,11 @@ import torch
 from jaxlm.config.experiment import OptimizerConfig
 from jaxlm.huggingface import xlnet
 from jaxlm.models.layers.stack import unstack
+from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.parallel.rules import is_stacked
-from jaxlm.training.optimizers import make_optimizer, make_schedule, scale_by_depth, weight_decay_mask
+from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels, scale_by_depth, weight_decay_mask
 from jaxlm.trees import get, paths
 
 STEPS = 6
@@ -66,8 +67,10 @@ def updating(optimizer: optax.GradientTransformation):
     return step
 
 
-def run(config: OptimizerConfig, steps: int = STEPS, gradients: Callable[[int], dict] = gradients) -> dict:
-    optimizer = make_optimizer(config, steps, ("word",))
+def run(
+    config: OptimizerConfig, steps: int = STEPS, gradients: Callable[[int], dict] = gradients, frozen: tuple = ()
+) -> dict:
+    optimizer = make_optimizer(config, steps, ("word",), frozen)
     params = stacked(parameters())
     state, update = jax.jit(optimizer.init)(params), updating(optimizer)
     for step in range(steps):
@@ -141,6 +144,71 @@ def test_stable_adamw_clips_the_update_of_each_matrix(corrected):
     assert min(clipping) < 0.5 and max(clipping) > 2
     for path, ours in flat(run(config, gradients=given)).items():
         np.testing.assert_allclose(ours, params[path], rtol=1e-6, atol=1e-6, err_msg=path)
+
+
+def test_lion_written_out():
+    """Chen et al. 2023, algorithm 2; kernels and embeddings decay."""
+    config = OptimizerConfig(name="lion", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, b2=0.99, clip_norm=0.0)
+    rate = make_schedule(config, STEPS)
+    params = flat(parameters())
+    m = {path: np.zeros_like(p) for path, p in params.items()}
+    for step in range(STEPS):
+        for path, g in flat(gradients(step)).items():
+            update = np.sign(0.9 * m[path] + 0.1 * g)
+            m[path] = 0.99 * m[path] + 0.01 * g
+            if path.endswith(("kernel", "embedding")):
+                update = update + config.weight_decay * params[path]
+            params[path] = params[path] - float(rate(step)) * update
+    for path, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, params[path], rtol=1e-6, atol=1e-6, err_msg=path)
+
+
+def orthogonalized(x: np.ndarray) -> np.ndarray:
+    """Five steps of Jordan's Newton-Schulz iteration."""
+    x = x / (np.linalg.norm(x) + 1e-8)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x
+
+
+@pytest.mark.parametrize("frozen", [(), ("norm",)])
+def test_muon_written_out(frozen):
+    """Jordan et al. 2024 with the momentum's bias corrected and the update's size of Liu et al. 2025, for the kernels
+    of layers, one layer at a time; the same AdamW as by itself for the others."""
+    config = OptimizerConfig(name="muon", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, clip_norm=0.0)
+    rate = make_schedule(config, STEPS)
+    params = flat(parameters())
+    expected = flat(run(dataclasses.replace(config, name="adamw"), frozen=frozen))
+    kernels = [path for path in params if path.endswith("kernel")]
+    m = {path: np.zeros_like(params[path]) for path in kernels}
+    for step in range(STEPS):
+        grads = flat(gradients(step))
+        for path in kernels:
+            m[path] = 0.95 * m[path] + 0.05 * grads[path]
+            nesterov = 0.95 * m[path] / (1 - 0.95 ** (step + 2)) + 0.05 * grads[path] / (1 - 0.95 ** (step + 1))
+            update = 0.2 * np.sqrt(6) * orthogonalized(nesterov) + config.weight_decay * params[path]
+            params[path] = params[path] - float(rate(step)) * update
+    assert len(kernels) == 2
+    for path, ours in flat(run(config, frozen=frozen)).items():
+        target = params if path in kernels else expected
+        np.testing.assert_allclose(ours, target[path], rtol=1e-6, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        (ModernBert(num_layers=4), "attention/{query,key,value,out} mlp/{wi_0,wi_1,wo}"),
+        (Xlnet(num_layers=2), "attention/{query,key,value,out,position} mlp/{wi,wo}"),
+    ],
+)
+def test_muon_takes_the_kernels_of_layers(model, kinds):
+    names = {f"{part}/{name}" for part, found in re.findall(r"(\w+)/\{(.*?)\}", kinds) for name in found.split(",")}
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    labels = muon_labels(shapes)
+    chosen = [path for path in paths(labels) if get(labels, path) == "muon"]
+    assert {"/".join(path.split("/")[-3:-1]) for path in chosen} == names and len(chosen) == len(names)
+    assert all(get(shapes, path).ndim == 3 for path in chosen)
 
 
 def test_adamw_is_torchs_without_decay_on_biases_and_norms():
