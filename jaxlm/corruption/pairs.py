@@ -40,11 +40,11 @@ class Pairs(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """Rows of one or more documents `[CLS] tokens [SEP]`.
+    """Rows of one or more segments `[CLS] tokens [SEP]`.
 
     Attributes:
         input_ids: int32 [batch, length + 2].
-        documents: number of each token's document in its row, from 1; 0 at padding. In rows of one document, the
+        documents: number of each token's document in its row, from 1; 0 at padding. In rows of one segment, the
             attention mask. int32 [batch, length + 2].
         source: as in `Pairs`, int32 [batch, length + 2].
     """
@@ -272,14 +272,16 @@ def _partners(
     return partner
 
 
-def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int) -> Segments:
-    """Build rows `[CLS] tokens [SEP]` of one document, or of several, each with its symbols; empty rows stay empty.
+def single_segments(batch: TokenBatch, *, cls: int, sep: int, pad: int, by_document: bool = False) -> Segments:
+    """Build rows `[CLS] tokens [SEP]`; empty rows stay empty.
 
-    A row ends with 2 tokens of padding for each document but the first.
+    Without `by_document` a row is one segment, also if it holds text of several documents (RoBERTa's full sentences).
+    With it each document has its own symbols, and a row ends with 2 tokens of padding for each document but the first.
     """
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     rows, length = tokens.shape
     is_text = segment_ids > 0
+    segment_ids = segment_ids if by_document else is_text.astype(jnp.int32)
     begins = is_text & (segment_ids != jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0))))
     # Two symbols stand before the first token of each document but the first one, which has one.
     place = jnp.arange(length) + 2 * jnp.cumsum(begins, axis=1) - 1

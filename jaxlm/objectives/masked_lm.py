@@ -163,7 +163,7 @@ class MaskedLM(Objective):
         if self.pair_task:
             example = self.pair_task.corrupt(key_pairs, batch, v)
         else:
-            ids, documents, source = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+            ids, documents, source = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad, by_document=is_packed)
             example = {"input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "attention_mask": documents}
             if is_packed:
                 example |= {"attention_mask": (documents > 0).astype(jnp.int32), "documents": documents}

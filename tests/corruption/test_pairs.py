@@ -274,6 +274,17 @@ def test_single_segments():
     assert source.tolist() == [[-1, 0, 1, 2, 3, 4, -1], [-1] * 7, [-1, 10, 11, 12, -1, -1, -1]]
 
 
+def test_a_row_across_documents_is_one_segment():
+    """RoBERTa's full sentences: one [CLS], one [SEP], and attention across the end of a document."""
+    b = batch([5, 3], 5)
+    device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray([[1, 1, 2, 3, 3], [1, 2, 2, 0, 0]], jnp.int32))
+    for one, many in zip(
+        single_segments(TokenBatch(*map(jnp.asarray, b[:2])), cls=CLS, sep=SEP, pad=PAD),
+        single_segments(device, cls=CLS, sep=SEP, pad=PAD), strict=True,
+    ):
+        np.testing.assert_array_equal(many, one)
+
+
 @pytest.mark.parametrize(("rate", "least"), [(0.1, 2), (0.05, 5), (1.0, 2), (0.0, 2)])
 def test_short_rows(rate, least):
     """BERT's short_seq_prob of 0.1 from 2 tokens on, ELECTRA's 0.05 from 5; all lengths are equally likely."""
