@@ -50,8 +50,9 @@ class ModernBert(Encoder):
 
     vocab_size: int = field(50368, vocabulary=True)
     """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
-    num_layers: int = 22
-    """Number of Transformer layers."""
+    num_layers: int = field(22, range="[2, inf)")
+    """Number of Transformer layers. Of a single one no norm before attention would be left, and Orbax saves no empty
+    array."""
     intermediate_size: int = 1152
     """Width of the feed-forward layers, which are gated."""
     activation: PlainActivation = "gelu"

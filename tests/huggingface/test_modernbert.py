@@ -250,7 +250,7 @@ def test_twenty_steps_as_in_pytorch(name, tmp_path, their_tokenizer):
 @pytest.mark.slow  # compiles six models
 @pytest.mark.parametrize("changes", [dict(loop_layers=True), dict(remat="full")])
 def test_loops_and_remat_change_nothing(changes):
-    """Eight layers: the first one, two periods, and one more; the last one is local."""
+    """Eight layers: the first one, two periods, and one more; the last one is local. Two layers: no whole period."""
     sizes = dict(vocab_size=50, hidden_size=16, num_heads=2, intermediate_size=24, local_attention=4, init_std=0.2)
 
     def gradients(num_layers, **changes):
@@ -263,11 +263,29 @@ def test_loops_and_remat_change_nothing(changes):
 
         return jax.jit(jax.grad(loss))(params)
 
-    for num_layers in (1, 8):
+    for num_layers in (2, 8):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradients(num_layers, **changes),
             gradients(num_layers),
         )
+
+
+@pytest.mark.parametrize(("num_layers", "period"), [(2, 1), (2, 3), (3, 3)])
+def test_a_loop_without_a_whole_period(num_layers, period):
+    """The first layer and the last one at positions run by themselves, and too few are left for a step of the loop."""
+    model = ModernBert(vocab_size=50, hidden_size=16, num_heads=2, num_layers=num_layers, intermediate_size=24,
+                       local_attention=4, global_period=period, loop_layers=True)
+
+    def states(key):
+        return model.hidden_states(model.init(key), Inputs(jnp.arange(12)[None]), at=jnp.array([[3, 0]]))
+
+    assert jax.eval_shape(states, jax.random.key(0)).shape == (1, 2, 16)
+
+
+def test_a_single_layer_is_refused():
+    """Its stack would have an empty array of norms before attention, which no checkpoint can hold."""
+    with pytest.raises(UserError, match="num_layers"):
+        ModernBert(num_layers=1)
 
 
 def test_the_last_layer_at_positions_changes_nothing():

@@ -294,7 +294,7 @@ def _run_kinds(
     x, before = run(alone[:first], parts[0], x, part_keys[0])
     x, outputs = run_layers(
         functools.partial(run, layers[first : first + period]), by_period(parts[1]), x, by_period(part_keys[1]),
-        num_layers=count, remat=config.remat, loop=config.loop_layers,
+        num_layers=count, remat=config.remat, loop=config.loop_layers and count > 0,  # a scan traces even 0 steps
     )
     outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
     x, after = run(alone[end:], parts[2], x, part_keys[2])
