@@ -93,6 +93,8 @@ class Distillation(MaskedLM):
             yield from size_mismatches(theirs, ours, "max_positions")
         if theirs.stack.groups < theirs.num_layers:
             yield Mismatch("parameters that its layers share", "")
+        if not theirs.stack.has_first_norm:  # ModernBERT: stacks of different lengths, and a head with another name
+            yield Mismatch("a first layer without a norm before its attention", "")
         if theirs.num_layers < ours.num_layers:
             yield from size_mismatches(theirs, ours, "num_layers")
 

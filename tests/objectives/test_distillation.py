@@ -18,6 +18,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import PretrainedModel, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.chunked_loss import chunked_divergence
@@ -217,6 +218,15 @@ def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     loaded = fitting.load_constants(lambda path: wide)
     begun = fitting.with_constants(loaded).merge_pretrained(random_params(fitting), None)
     assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
+
+
+def test_a_modernbert_is_no_teacher():
+    """Its head and its norms before attention, one fewer than layers, would not reach the student."""
+    model = ModernBert(hidden_size=16, num_heads=2, intermediate_size=32, num_layers=4, max_positions=32)
+    objective = MaskedLM(model=model, input_format="packed").bind(VOCABULARY, LENGTH)
+    loaded = PretrainedModel(objective, {name: {} for name in ("embeddings", "encoder", "mlm_head")})
+    with pytest.raises(UserError, match="first layer without a norm"):
+        student().load_constants(lambda path: loaded)
 
 
 def test_another_tokenizer_of_the_same_size_is_another_vocabulary():
