@@ -1,4 +1,4 @@
-"""Continue a prompt (GPT-2) or answer it (T5).
+"""Continue a prompt (decoders) or answer it (T5).
 
 jaxlm generate PATH PROMPT …
 """
