@@ -75,7 +75,7 @@ def close(found, expected, tolerance: float) -> bool:
     return all(np.abs(x - y).max() <= tolerance * np.abs(y).max() for x, y in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "chunk"), [("local", 128), ("lsh", 256)])
+@pytest.mark.parametrize(("kind", "chunk"), [pytest.param("local", 128, marks=pytest.mark.slow), ("lsh", 256)])
 def test_the_kernel_equals_scores_in_memory(kind, chunk, monkeypatch):
     """Output, log-sums and gradients, with documents, padding, and a first chunk that comes after the last one."""
     use_kernel(monkeypatch)
@@ -84,6 +84,7 @@ def test_the_kernel_equals_scores_in_memory(kind, chunk, monkeypatch):
     assert close(found, expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_close_as_scores_in_memory(monkeypatch):
     """Errors of both against float32."""
     use_kernel(monkeypatch)
