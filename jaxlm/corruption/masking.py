@@ -323,7 +323,6 @@ def mask_tokens(
         preferences = None if preference is None else preference[input_ids]
         positions, weights = choose_positions(key_choice, candidates, count, slots, starts, longest_ngram, preferences)
     labels = jnp.take_along_axis(input_ids, positions, axis=1)
-
     kind = jax.random.uniform(key_kind, positions.shape)
     drawn = jax.random.randint(key_random, positions.shape, *random_ids)
     replacement = jnp.select([kind < mask_share, kind < mask_share + random_share], [mask, drawn], labels)

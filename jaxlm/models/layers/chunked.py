@@ -119,7 +119,7 @@ def attend_in_chunks(
 
 
 def _has_kernel(attention: str, shape: tuple[int, ...], dtype: str, num_chunks: int) -> bool:
-    """Return whether the platform has a fused kernel for queries of this shape."""
+    """Return whether `choose_kernel` finds a fused kernel for queries of this shape."""
     _, heads, n, head_dim = shape
     if attention == "cudnn":  # has no attention in chunks
         return False

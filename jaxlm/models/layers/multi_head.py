@@ -94,10 +94,7 @@ class MultiHeadAttention(nn.Module):
                 at = own if positions is None else positions
                 query, key = rotate(query, at, c.rope_theta), rotate(key, own, c.rope_theta)
             if decoding and not cross:
-                key, value = (
-                    jax.lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), index, 1)
-                    for name, new in (("key", key), ("value", value))
-                )
+                key, value = (_write(cache[name], new, index) for name, new in (("key", key), ("value", value)))
         if distances is not None:
             distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
             visibility = visibility._replace(bias=_distance_bias(c, project, query, key, distances, positions))
@@ -112,6 +109,11 @@ class MultiHeadAttention(nn.Module):
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
         return out(y.reshape(*x.shape[:-1], -1)), extra
+
+
+def _write(slots, new, index):
+    """Return a key or value cache with new vectors in the slots from `index` on."""
+    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), index, 1)
 
 
 def _distance_bias(config, project, query, key, distances, positions):

@@ -197,7 +197,7 @@ class RelativeAttention(nn.Module):
 
 
 def _has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
-    """Return whether the platform has a fused kernel for these sizes."""
+    """Return whether `choose_kernel` finds a fused kernel for these sizes."""
     if config.attention == "cudnn":  # has no relative attention
         return False
     kernel = choose_kernel(
