@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,6 +117,27 @@ def extend_vocabulary(source: Params, params: Params) -> Params:
         return jnp.concatenate([leaf, jax.lax.slice_in_dim(other, leaf.shape[axis], None, axis=axis)], axis)
 
     return jax.tree_util.tree_map_with_path(extend, source)
+
+
+def with_mean_rows(params: Params, rows: int, start: int, groups: Sequence[Sequence[int]]) -> Params:
+    """Return `params` with the rows from `start` on along vocabulary axes replaced by means of rows.
+
+    Args:
+        params: Float32 parameters.
+        rows: Length of the vocabulary axes; tables of other lengths, such as of entities, stay.
+        start: The first new row.
+        groups: The rows of `params` whose mean each new row is.
+    """
+
+    def extend(path: tuple[Any, ...], leaf: Any) -> Any:
+        axis = VOCABULARY_AXES.get("/".join(f"/{path_string(path)}".split("/")[-2:]))
+        if axis is None or leaf.shape[axis] != rows:
+            return leaf
+        table = np.moveaxis(np.asarray(leaf), axis, 0)
+        means = [table[list(group)].mean(0, dtype=np.float64) for group in groups]
+        return np.moveaxis(np.concatenate([table[:start], np.stack(means).astype(table.dtype)]), 0, axis)
+
+    return jax.tree_util.tree_map_with_path(extend, params)
 
 
 def _leaves(tree: Params) -> dict[str, Any]:

@@ -1,21 +1,26 @@
-"""Train a tokenizer with every special symbol that the objectives need.
+"""Train a tokenizer with every special symbol that the objectives need, or extend a model's by the words of a text.
 
 jaxlm tokenizer train SOURCE OUT
+jaxlm tokenizer extend RUN_OR_HF_DIR OUT --data.source TEXT
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from jaxlm.commands.common import Parser
+from jaxlm.commands.common import Parser, count, log_line, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import local_folder
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
+    if arguments[:1] == ["extend"]:
+        _extend(arguments[1:])
+        return
     parser = Parser("jaxlm tokenizer", __doc__)
-    parser.add_argument("action", choices=["train"])
+    parser.add_argument("action", choices=["train", "extend"], help="`extend --help` lists the options of extend")
     parser.add_argument("source", help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
@@ -26,13 +31,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")
     parser.add_argument("--symbols", nargs="+", default=[], help="further special symbols, such as '[R]'")
     options = parser.parse_args(arguments or ["--help"])
-    out = local_folder(options.out, "tokenizers")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{out} exists and is not empty; choose another folder.")
-    # Check this before minutes of training.
-    parent = next(folder for folder in (out, *out.parents) if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise UserError(f"{out} cannot be made: {parent} is not a folder that can be written to; choose another.")
+    out = _new_folder(options.out, "tokenizers")
     from jaxlm.data.text import TextData
 
     data = TextData(
@@ -43,3 +42,60 @@ def main(arguments: list[str]) -> None:
     tokenizer = data.prepare_tokenizer(print, options.symbols)
     tokenizer.save(out)
     print(f"{tokenizer.vocabulary.size:,} ids ({options.kind}) in {out}; use it with --data.tokenizer {out}")
+
+
+def _extend(arguments: list[str]) -> None:
+    """Extend the vocabulary of a model, and write the model as a Transformers folder."""
+    parser = Parser("jaxlm tokenizer extend", __doc__)
+    parser.add_argument("model", help="a run folder, or a folder that Transformers saved")
+    parser.add_argument("out", help="Transformers folder to write; must not exist or be empty")
+    parser.add_argument("--data.source", dest="source", required=True, metavar="TEXT",
+                        help="the new text: python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
+    parser.add_argument("--data.text-field", dest="text_field", default="text",
+                        help="field of JSON lines and tfds examples (text)")
+    parser.add_argument("--words", type=count, default=2000, help=(
+        "largest number of words to add (2000): those with the largest count × (pieces - 1) in the text"))
+    parser.add_argument("--old-text", default="python-docs", metavar="TEXT", help=(
+        "a text such as the model was trained on, of which the share of words with other pieces is printed "
+        "(python-docs: English); its text field is `text`"))
+    options = parser.parse_args(arguments or ["--help"])
+    out = _new_folder(options.out, "Transformers folders")
+    start_jax()
+    from jaxlm.data.text import TextData
+    from jaxlm.huggingface import ModelCard, export_folder
+    from jaxlm.runs.load import load_model
+    from jaxlm.tokenizers.extension import WordModel, changed_share, extend_tokenizer
+
+    model = load_model(options.model)
+    old, vocabulary = WordModel(model.tokenizer), model.tokenizer.vocabulary
+    words = old.count(TextData(source=options.source, text_field=options.text_field).sample(log_line))
+    extension = extend_tokenizer(model.tokenizer, words, options.words)
+    new, others = WordModel(extension.tokenizer), len(extension.pieces) - len(extension.words)
+    old_words = old.count(TextData(source=options.old_text).sample(log_line))
+    lines = {
+        "Words added": f"{len(extension.words):,} to {vocabulary.size:,} ids"
+        + (f", and {others:,} pieces that their merges need" if others else ""),
+        "Pieces per word of the new text": f"{old.mean_pieces(words):.3f} before, {new.mean_pieces(words):.3f} now",
+        "Words with other pieces than before": f"{changed_share(old, new, old_words):.2%} of {options.old_text}",
+        "Initialized afresh, since the model lacked them": ", ".join(model.fresh),
+    }
+    first = [extension.tokenizer.vocabulary.pieces.index(word) for word in extension.words[:10]]
+    print(f"The most expensive words: {' '.join(extension.tokenizer.pieces(first))}")
+    for name, value in lines.items():
+        if value:
+            print(f"{name}: {value}.")
+    card = ModelCard(rows={"Started from": str(options.model), "Words from": options.source, **lines}, metrics={})
+    extended = model.with_words(extension)
+    export_folder(out, extended.objective, extended.params, extended.tokenizer, card)
+    print(f"Wrote {out}; continue with `jaxlm pretrain PRESET --init-from {out} --data.source {options.source}`.")
+
+
+def _new_folder(path: str, what: str) -> Path:
+    """Return the path of a folder to write; raise UserError before minutes of work if that is not possible."""
+    out = local_folder(path, what)
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UserError(f"{out} exists and is not empty; choose another folder.")
+    parent = next(folder for folder in (out, *out.parents) if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(f"{out} cannot be made: {parent} is not a folder that can be written to; choose another.")
+    return out

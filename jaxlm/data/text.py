@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -83,13 +83,17 @@ class TextData(Data):
         """
         self.validate()
         if self.tokenizer == "auto":
-            corpus = self._corpus()
-            text = self._survey(corpus, report)
-            return self._trained_tokenizer(corpus, text, symbols, report)
+            text = self._survey(self._corpus(), report)
+            return self._trained_tokenizer(text, symbols, report)
         tokenizer = Tokenizer.load(self.tokenizer)
         for name in symbols:
             tokenizer.vocabulary.id(name)
         return tokenizer
+
+    def sample(self, report: Report = print) -> Iterator[str]:
+        """Return some ten megabytes of the text, drawn evenly, for the words of a vocabulary."""
+        corpus = self._corpus()
+        return sample(corpus.pieces(), self._survey(corpus, report).bytes, _SAMPLE)
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
@@ -142,15 +146,14 @@ class TextData(Data):
         write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
         return text
 
-    def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
+    def _trained_tokenizer(self, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
         facts = json.dumps([2, text.fingerprint, settings, _SAMPLE, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-            texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
-            train_tokenizer(texts, str(folder), symbols=symbols, **settings)
+            train_tokenizer(self.sample(report), str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
         if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"

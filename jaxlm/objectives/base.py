@@ -17,10 +17,11 @@ from jaxtyping import Array, Float
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field, marks_of
+from jaxlm.tokenizers.extension import Extension
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import extend_vocabulary, merge_params
+from jaxlm.trees import extend_vocabulary, merge_params, with_mean_rows
 from jaxlm.types import Params
 
 Batch = Any
@@ -93,6 +94,22 @@ class PretrainedModel:
     """The folder that it was read from."""
     step: int = 0
     """Training step of the run's checkpoint."""
+
+    def with_words(self, extension: Extension) -> PretrainedModel:
+        """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.
+
+        They take the rows without a token first. A table of a multiple of 64 rows grows to one; further rows are those
+        of padding, which is never predicted.
+        """
+        model, old = self.objective.model, self.tokenizer.vocabulary
+        new = dataclasses.replace(extension.tokenizer.vocabulary, preserve_rows=True)
+        rows = new.rows(model.vocab_size, max(model.vocab_multiple, 1 if model.vocab_size % 64 else 64))
+        unused = [(i if i < model.vocab_size else max(old.pad, 0),) for i in range(new.size, rows)]
+        params = with_mean_rows(self.params, model.vocab_size, old.size, [*extension.pieces, *unused])
+        objective = dataclasses.replace(
+            self.objective, model=dataclasses.replace(model, vocab_size=rows), vocabulary=new
+        )
+        return dataclasses.replace(self, objective=objective, params=params, tokenizer=extension.tokenizer)
 
 
 class Line(NamedTuple):

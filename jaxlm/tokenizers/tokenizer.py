@@ -276,6 +276,10 @@ class Tokenizer:
         tokenizer_json = self.to_json()
         added = [sentencepiece_json.added_token(len(self) + i, name) for i, name in enumerate(missing)]
         tokenizer_json["added_tokens"] = [*(tokenizer_json.get("added_tokens") or []), *added]
+        return self.with_json(tokenizer_json)
+
+    def with_json(self, tokenizer_json: dict[str, Any]) -> Tokenizer:
+        """Return the tokenizer of a changed `to_json`, with the same roles of special tokens."""
         data = json.dumps(tokenizer_json, ensure_ascii=False).encode()
         return Tokenizer(dataclasses.replace(self._definition, kind=JSON, data=data))
 
@@ -287,6 +291,11 @@ class Tokenizer:
     def is_byte_level(self) -> bool:
         """Whether pieces consist of bytes in GPT-2's alphabet."""
         return self._style == "bytes"
+
+    @property
+    def has_space_marks(self) -> bool:
+        """Whether pieces hold spaces as "▁", as in SentencePiece."""
+        return self._style == "marks"
 
     def __len__(self) -> int:
         return self.vocabulary.size

@@ -1,0 +1,179 @@
+"""Extension of a vocabulary by the words of a new text that cost the most pieces.
+
+Old ids stay. Each kind of vocabulary gets a word so that its model finds it, not as an added token, which would also be
+cut out of the inside of longer words:
+
+* WordPiece takes the longest piece that matches, so a new word also changes longer words that begin with it.
+* Unigram takes the path with the highest score, so a word gets the score of its old path and a small bonus.
+* BPE joins pairs, so a word gets the merges that join its old pieces, from left to right, and the pieces in between.
+  They rank after all old merges: a text is cut as before, and then its pieces are joined.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from jaxlm.errors import UserError
+from jaxlm.tokenizers.sentencepiece_json import SPACE
+from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
+
+MIN_COUNT = 5
+"""Smallest number of occurrences of a new word; a row that is trained less often stays the mean of its pieces."""
+# Added to the score of a word's old path: far above rounding, far below what parts most other segmentations.
+_BONUS = 0.01
+# Score of an unknown character, relative to the lowest one of a vocabulary (K_UNK_PENALTY of `tokenizers`).
+_UNKNOWN = -10.0
+_byte = re.compile(r"<0x([0-9A-F]{2})>")
+
+Pieces = tuple[int, ...]
+
+
+class Extension(NamedTuple):
+    """A vocabulary with new words.
+
+    Attributes:
+        tokenizer: the tokenizer with the words.
+        pieces: old ids of the pieces of each new id, in the order of the new ids.
+        words: the words, as pieces of the vocabulary, those that cost most first.
+    """
+
+    tokenizer: Tokenizer
+    pieces: tuple[Pieces, ...]
+    words: tuple[str, ...]
+
+
+class WordModel:
+    """The words of texts, as the model of a tokenizer sees them, and their pieces.
+
+    Words are normalized and carry their mark of a space. Those without a letter are left out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Build the model of `tokenizer`."""
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.to_json(), ensure_ascii=False))
+        self.content: dict[str, Any] = json.loads(self._backend.to_str())
+        splits = [step for step in [self._backend.pre_tokenizer] if step]
+        if tokenizer.has_space_marks:  # a SentencePiece model reads whole lines
+            words = tokenizers.Regex(rf"{SPACE}?[\p{{L}}\p{{M}}\p{{N}}]+")
+            splits.append(tokenizers.pre_tokenizers.Split(words, "isolated"))
+        self._splitter = tokenizers.pre_tokenizers.Sequence(splits)
+
+    def count(self, texts: Iterable[str]) -> collections.Counter[str]:
+        """Count the words of texts."""
+        counts: collections.Counter[str] = collections.Counter()
+        normalizer = self._backend.normalizer
+        for text in map(replace_surrogates, texts):
+            text = normalizer.normalize_str(text) if normalizer else text
+            for word, (start, end) in self._splitter.pre_tokenize_str(text):
+                if word in counts or any(map(str.isalpha, text[start:end])):
+                    counts[word] += 1
+        return counts
+
+    def pieces(self, word: str) -> tuple[tuple[str, ...], Pieces]:
+        """Return the pieces of a word and their ids."""
+        tokens = self._backend.model.tokenize(word)
+        return tuple(token.value for token in tokens), tuple(token.id for token in tokens)
+
+    def mean_pieces(self, counts: Mapping[str, int]) -> float:
+        """Return the mean number of pieces of a counted word."""
+        return sum(n * len(self.pieces(word)[1]) for word, n in counts.items()) / max(1, sum(counts.values()))
+
+
+def changed_share(old: WordModel, new: WordModel, counts: Mapping[str, int]) -> float:
+    """Return the share of counted words that have other pieces in `new` than in `old`."""
+    changed = sum(n for word, n in counts.items() if old.pieces(word)[1] != new.pieces(word)[1])
+    return changed / max(1, sum(counts.values()))
+
+
+def extend_tokenizer(tokenizer: Tokenizer, counts: Mapping[str, int], num_words: int) -> Extension:
+    """Add the words with the largest count · (pieces − 1).
+
+    Words that occur fewer than `MIN_COUNT` times are left out, as are those with [UNK], whose row says nothing about
+    them, and in a BPE those with characters spelled in bytes by name ("<0xE3>").
+
+    Args:
+        tokenizer: the tokenizer.
+        counts: words of the new text → number of occurrences, of `WordModel.count`.
+        num_words: largest number of words to add. A BPE also gets the pieces between a word and its old pieces.
+
+    Raises:
+        UserError: the vocabulary has no pieces of words, or the text has no word to add.
+    """
+    old = WordModel(tokenizer)
+    content, unk = old.content, tokenizer.vocabulary.unk
+    model = content["model"]
+    add = {"WordPiece": _add_to_wordpiece, "Unigram": _add_to_unigram, "BPE": _add_to_bpe}.get(model["type"])
+    if add is None or (model["type"] == "BPE" and not model["merges"]):
+        raise UserError(f"{tokenizer.vocabulary.name} has whole words or bytes and no pieces of words, so it cannot be "
+                        "extended; choose a model with WordPiece, unigram or BPE.")
+    suffix, known = model.get("end_of_word_suffix") or "", {*map(tokenizer.piece, range(len(tokenizer)))}
+    costs: dict[str, int] = {}
+    found: dict[str, tuple[tuple[str, ...], Pieces]] = {}
+    for word, count in counts.items():
+        pieces, ids = old.pieces(word) if count >= MIN_COUNT else ((), ())
+        is_spelled = model["type"] != "BPE" or "".join(pieces) == word + suffix
+        if len(ids) > 1 and unk not in ids and is_spelled and word + suffix not in known:
+            costs[word + suffix], found[word + suffix] = count * (len(ids) - 1), (pieces, ids)
+    words = sorted(costs, key=lambda word: (-costs[word], word))[:num_words]
+    if not words:
+        raise UserError(f"the text has no word of several pieces that occurs {MIN_COUNT} times, so there is nothing to "
+                        "add; give a larger text with --data.source.")
+    new = add(model, tokenizer, {word: found[word] for word in words})
+    return Extension(tokenizer.with_json(content), tuple(new.values()), tuple(words))
+
+
+Found = Mapping[str, tuple[Sequence[str], Pieces]]
+"""New word → its old pieces and their ids."""
+
+
+def _add_to_wordpiece(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
+    """Add words to the model of a `tokenizer.json`; return each new piece, in the order of ids, with its old pieces."""
+    model["vocab"] |= {word: len(tokenizer) + i for i, word in enumerate(words)}
+    return {word: ids for word, (_, ids) in words.items()}
+
+
+def _add_to_unigram(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
+    vocab: list[list[Any]] = model["vocab"]
+    lowest = min(score for _, score in vocab)
+
+    def path_score(ids: Pieces) -> float:
+        # `tokenizers` spells a character in bytes after its path was chosen, with the score of an unknown character.
+        leads = [int(byte[1], 16) & 0xC0 != 0x80 for i in ids if (byte := _byte.fullmatch(vocab[i][0]))]
+        return sum(vocab[i][1] for i in ids if not _byte.fullmatch(vocab[i][0])) + sum(leads) * (lowest + _UNKNOWN)
+
+    new = [[word, path_score(ids) + _BONUS] for word, (_, ids) in words.items()]
+    # The list has a place for every id, so also for added tokens, which the model itself must not find.
+    names = map(tokenizer.piece, range(len(vocab), len(tokenizer)))
+    vocab += [[name, lowest * (len(name) + 1)] for name in names] + new
+    return {word: ids for word, (_, ids) in words.items()}
+
+
+def _add_to_bpe(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
+    ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
+    new: dict[str, Pieces] = {}
+    for pieces, ids in words.values():
+        beginnings = {"".join(pieces[:n]): ids[:n] for n in range(1, len(pieces) + 1)}
+        # Merges of the words before may join some of the pieces. Later ones cannot, since they rank lower.
+        left, *others = _merge(list(pieces), ranks)
+        for right in others:
+            ranks.setdefault((left, right), len(ranks))
+            left += right
+            if left not in model["vocab"]:
+                model["vocab"][left], new[left] = len(tokenizer) + len(new), beginnings[left]
+    model["merges"] = [list(pair) for pair in ranks]
+    return new
+
+
+def _merge(pieces: list[str], ranks: Mapping[tuple[str, ...], int]) -> list[str]:
+    """Return the pieces after all merges, the lowest rank first."""
+    while found := [(ranks[pair], i) for i, pair in enumerate(itertools.pairwise(pieces)) if pair in ranks]:
+        i = min(found)[1]
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+    return pieces
