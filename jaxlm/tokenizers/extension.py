@@ -5,8 +5,8 @@ cut out of the inside of longer words:
 
 * WordPiece takes the longest piece that matches, so a new word also changes longer words that begin with it.
 * Unigram takes the path with the highest score, so a word gets the score of its old path and a small bonus.
-* BPE joins pairs, so a word gets the merges that join its old pieces, from left to right, and the pieces in between.
-  They rank after all old merges: a text is cut as before, and then its pieces are joined.
+* BPE joins pairs, so a word gets the merges that join its old pieces, and the pieces in between. They rank after all
+  old merges: a text is cut as before, and then its pieces are joined.
 """
 
 from __future__ import annotations
@@ -157,16 +157,26 @@ def _add_to_unigram(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -
 
 def _add_to_bpe(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
     ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
+    parts = {word: list(pieces) for word, (pieces, _) in words.items()}
+    old_pieces = {piece: (i,) for pieces, ids in words.values() for piece, i in zip(pieces, ids, strict=True)}
+    places = collections.defaultdict(set)  # pair → words that have it
+    for word, pieces in parts.items():
+        for pair in itertools.pairwise(pieces):
+            places[pair].add(word)
     new: dict[str, Pieces] = {}
-    for pieces, ids in words.values():
-        beginnings = {"".join(pieces[:n]): ids[:n] for n in range(1, len(pieces) + 1)}
-        # Merges of the words before may join some of the pieces. Later ones cannot, since they rank lower.
-        left, *others = _merge(list(pieces), ranks)
-        for right in others:
-            ranks.setdefault((left, right), len(ranks))
-            left += right
-            if left not in model["vocab"]:
-                model["vocab"][left], new[left] = len(tokenizer) + len(new), beginnings[left]
+    while places:  # as in the training of a BPE, but every word counts once, which saves pieces
+        pair = max(places, key=lambda pair: (len(places[pair]), pair))
+        ranks[pair], piece = len(ranks), "".join(pair)
+        old_pieces[piece] = old_pieces[pair[0]] + old_pieces[pair[1]]
+        if piece not in model["vocab"]:
+            model["vocab"][piece], new[piece] = len(tokenizer) + len(new), old_pieces[piece]
+        for word in list(places[pair]):
+            for other in set(itertools.pairwise(parts[word])):
+                places[other].discard(word)
+                if not places[other]:
+                    del places[other]
+            for other in itertools.pairwise(_merge(parts[word], ranks)):
+                places[other].add(word)
     model["merges"] = [list(pair) for pair in ranks]
     return new
 
