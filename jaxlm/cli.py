@@ -20,7 +20,7 @@ COMMANDS = {
     "embed": ("jaxlm.commands.embed", "vectors of texts"),
     "export": ("jaxlm.commands.export", "write a run as a Transformers folder"),
     "import": ("jaxlm.commands.import_", "make a run from a Transformers folder"),
-    "tokenizer": ("jaxlm.commands.tokenizer", "train a tokenizer with the special symbols that the objectives need"),
+    "tokenizer": ("jaxlm.commands.tokenizer", "train a tokenizer, or give a model's the words of a text"),
     "tokenize": ("jaxlm.commands.tokenize", "tokenize a corpus beforehand, also in shards on several machines"),
 }
 
