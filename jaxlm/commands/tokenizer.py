@@ -56,8 +56,7 @@ def _extend(arguments: list[str]) -> None:
     parser.add_argument("--words", type=count, default=2000, help=(
         "largest number of words to add (2000): those with the largest count × (pieces - 1) in the text"))
     parser.add_argument("--old-text", default="python-docs", metavar="TEXT", help=(
-        "a text such as the model was trained on, of which the share of words with other pieces is printed "
-        "(python-docs: English); its text field is `text`"))
+        "a text like the model's own, for the share of words that now have other pieces (python-docs: English)"))
     options = parser.parse_args(arguments or ["--help"])
     out = _new_folder(options.out, "Transformers folders")
     start_jax()
@@ -72,19 +71,16 @@ def _extend(arguments: list[str]) -> None:
     extension = extend_tokenizer(model.tokenizer, words, options.words)
     new, others = WordModel(extension.tokenizer), len(extension.pieces) - len(extension.words)
     old_words = old.count(TextData(source=options.old_text).sample(log_line))
+    first = [extension.tokenizer.vocabulary.pieces.index(word) for word in extension.words[:10]]
     lines = {
-        "Words added": f"{len(extension.words):,} to {vocabulary.size:,} ids"
-        + (f", and {others:,} pieces that their merges need" if others else ""),
+        "Words added": f"{len(extension.words):,} to {vocabulary.size:,} ids; pieces between, for merges: {others:,}",
+        "The most expensive ones": " ".join(extension.tokenizer.pieces(first)),
         "Pieces per word of the new text": f"{old.mean_pieces(words):.3f} before, {new.mean_pieces(words):.3f} now",
         "Words with other pieces than before": f"{changed_share(old, new, old_words):.2%} of {options.old_text}",
         "Initialized afresh, since the model lacked them": ", ".join(model.fresh),
     }
-    first = [extension.tokenizer.vocabulary.pieces.index(word) for word in extension.words[:10]]
-    print(f"The most expensive words: {' '.join(extension.tokenizer.pieces(first))}")
-    for name, value in lines.items():
-        if value:
-            print(f"{name}: {value}.")
-    card = ModelCard(rows={"Started from": str(options.model), "Words from": options.source, **lines}, metrics={})
+    print(*(f"{name}: {value}." for name, value in lines.items() if value), sep="\n")
+    card = ModelCard(rows={"Started from": str(options.model), "Words from": options.source, **lines})
     extended = model.with_words(extension)
     export_folder(out, extended.objective, extended.params, extended.tokenizer, card)
     print(f"Wrote {out}; continue with `jaxlm pretrain PRESET --init-from {out} --data.source {options.source}`.")

@@ -28,8 +28,6 @@ MIN_COUNT = 5
 """Smallest number of occurrences of a new word; a row that is trained less often stays the mean of its pieces."""
 # Added to the score of a word's old path: far above rounding, far below what parts most other segmentations.
 _BONUS = 0.01
-# Score of an unknown character, relative to the lowest one of a vocabulary (K_UNK_PENALTY of `tokenizers`).
-_UNKNOWN = -10.0
 _byte = re.compile(r"<0x([0-9A-F]{2})>")
 
 Pieces = tuple[int, ...]
@@ -60,7 +58,7 @@ class WordModel:
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.to_json(), ensure_ascii=False))
         self.content: dict[str, Any] = json.loads(self._backend.to_str())
         splits = [step for step in [self._backend.pre_tokenizer] if step]
-        if tokenizer.has_space_marks:  # a SentencePiece model reads whole lines
+        if not tokenizer.is_byte_level and self.content["model"]["type"] != "WordPiece":  # SentencePiece reads lines
             words = tokenizers.Regex(rf"{SPACE}?[\p{{L}}\p{{M}}\p{{N}}]+")
             splits.append(tokenizers.pre_tokenizers.Split(words, "isolated"))
         self._splitter = tokenizers.pre_tokenizers.Sequence(splits)
@@ -68,9 +66,8 @@ class WordModel:
     def count(self, texts: Iterable[str]) -> collections.Counter[str]:
         """Count the words of texts."""
         counts: collections.Counter[str] = collections.Counter()
-        normalizer = self._backend.normalizer
         for text in map(replace_surrogates, texts):
-            text = normalizer.normalize_str(text) if normalizer else text
+            text = self._backend.normalizer.normalize_str(text) if self._backend.normalizer else text
             for word, (start, end) in self._splitter.pre_tokenize_str(text):
                 if word in counts or any(map(str.isalpha, text[start:end])):
                     counts[word] += 1
@@ -107,55 +104,56 @@ def extend_tokenizer(tokenizer: Tokenizer, counts: Mapping[str, int], num_words:
         UserError: the vocabulary has no pieces of words, or the text has no word to add.
     """
     old = WordModel(tokenizer)
-    content, unk = old.content, tokenizer.vocabulary.unk
-    model = content["model"]
-    add = {"WordPiece": _add_to_wordpiece, "Unigram": _add_to_unigram, "BPE": _add_to_bpe}.get(model["type"])
-    if add is None or (model["type"] == "BPE" and not model["merges"]):
+    model, known = old.content["model"], {*map(tokenizer.piece, range(len(tokenizer)))}
+    if model["type"] not in ("WordPiece", "Unigram", "BPE") or model.get("merges") == []:
         raise UserError(f"{tokenizer.vocabulary.name} has whole words or bytes and no pieces of words, so it cannot be "
                         "extended; choose a model with WordPiece, unigram or BPE.")
-    suffix, known = model.get("end_of_word_suffix") or "", {*map(tokenizer.piece, range(len(tokenizer)))}
-    costs: dict[str, int] = {}
-    found: dict[str, tuple[tuple[str, ...], Pieces]] = {}
+    is_bpe, suffix = model["type"] == "BPE", model.get("end_of_word_suffix") or ""
+    found: dict[str, tuple[int, Sequence[str], Pieces]] = {}
     for word, count in counts.items():
         pieces, ids = old.pieces(word) if count >= MIN_COUNT else ((), ())
-        is_spelled = model["type"] != "BPE" or "".join(pieces) == word + suffix
-        if len(ids) > 1 and unk not in ids and is_spelled and word + suffix not in known:
-            costs[word + suffix], found[word + suffix] = count * (len(ids) - 1), (pieces, ids)
-    words = sorted(costs, key=lambda word: (-costs[word], word))[:num_words]
+        is_spelled, word = not is_bpe or "".join(pieces) == word + suffix, word + suffix
+        if len(ids) > 1 and tokenizer.vocabulary.unk not in ids and is_spelled and word not in known:
+            found[word] = count * (len(ids) - 1), pieces, ids
+    words = sorted(found, key=lambda word: (-found[word][0], word))[:num_words]
     if not words:
         raise UserError(f"the text has no word of several pieces that occurs {MIN_COUNT} times, so there is nothing to "
                         "add; give a larger text with --data.source.")
-    new = add(model, tokenizer, {word: found[word] for word in words})
-    return Extension(tokenizer.with_json(content), tuple(new.values()), tuple(words))
+    new = {word: found[word][2] for word in words}
+    if is_bpe:
+        new = _add_bpe(model, len(tokenizer), {word: found[word][1:] for word in words})
+    elif model["type"] == "WordPiece":
+        model["vocab"] |= {word: len(tokenizer) + i for i, word in enumerate(words)}
+    else:
+        _add_unigram(model["vocab"], new, [tokenizer.piece(i) for i in range(len(model["vocab"]), len(tokenizer))])
+    return Extension(tokenizer.with_json(old.content), tuple(new.values()), tuple(words))
 
 
-Found = Mapping[str, tuple[Sequence[str], Pieces]]
-"""New word → its old pieces and their ids."""
+def _add_unigram(vocab: list[list[Any]], words: Mapping[str, Pieces], added_tokens: Sequence[str]) -> None:
+    """Append words, with the ids of their old pieces, to the list of pieces and scores of a `tokenizer.json`.
 
-
-def _add_to_wordpiece(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
-    """Add words to the model of a `tokenizer.json`; return each new piece, in the order of ids, with its old pieces."""
-    model["vocab"] |= {word: len(tokenizer) + i for i, word in enumerate(words)}
-    return {word: ids for word, (_, ids) in words.items()}
-
-
-def _add_to_unigram(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
-    vocab: list[list[Any]] = model["vocab"]
+    The list has a place for every id, so first for added tokens, which the model itself must not find.
+    """
     lowest = min(score for _, score in vocab)
-
-    def path_score(ids: Pieces) -> float:
-        # `tokenizers` spells a character in bytes after its path was chosen, with the score of an unknown character.
-        leads = [int(byte[1], 16) & 0xC0 != 0x80 for i in ids if (byte := _byte.fullmatch(vocab[i][0]))]
-        return sum(vocab[i][1] for i in ids if not _byte.fullmatch(vocab[i][0])) + sum(leads) * (lowest + _UNKNOWN)
-
-    new = [[word, path_score(ids) + _BONUS] for word, (_, ids) in words.items()]
-    # The list has a place for every id, so also for added tokens, which the model itself must not find.
-    names = map(tokenizer.piece, range(len(vocab), len(tokenizer)))
-    vocab += [[name, lowest * (len(name) + 1)] for name in names] + new
-    return {word: ids for word, (_, ids) in words.items()}
+    # `tokenizers` gives a character that it spells in bytes the score of an unknown one, 10 below the lowest (its
+    # K_UNK_PENALTY). The bytes 0x80 to 0xBF continue a character.
+    score = [lowest - 10 if (byte := _byte.fullmatch(piece)) and not "80" <= byte[1] < "C0" else
+             0.0 if byte else score for piece, score in vocab]
+    vocab += [[name, lowest * (len(name) + 1)] for name in added_tokens]
+    vocab += [[word, sum(score[i] for i in ids) + _BONUS] for word, ids in words.items()]
 
 
-def _add_to_bpe(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> dict[str, Pieces]:
+def _add_bpe(model: dict[str, Any], size: int, words: Mapping[str, tuple[Sequence[str], Pieces]]) -> dict[str, Pieces]:
+    """Add merges and pieces to the model of a `tokenizer.json`.
+
+    Args:
+        model: the model, which changes.
+        size: the first new id.
+        words: new word → its old pieces and their ids.
+
+    Returns:
+        New piece → ids of its old pieces, in the order of the new ids.
+    """
     ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
     parts = {word: list(pieces) for word, (pieces, _) in words.items()}
     old_pieces = {piece: (i,) for pieces, ids in words.values() for piece, i in zip(pieces, ids, strict=True)}
@@ -169,14 +167,13 @@ def _add_to_bpe(model: dict[str, Any], tokenizer: Tokenizer, words: Found) -> di
         ranks[pair], piece = len(ranks), "".join(pair)
         old_pieces[piece] = old_pieces[pair[0]] + old_pieces[pair[1]]
         if piece not in model["vocab"]:
-            model["vocab"][piece], new[piece] = len(tokenizer) + len(new), old_pieces[piece]
+            model["vocab"][piece], new[piece] = size + len(new), old_pieces[piece]
         for word in list(places[pair]):
-            for other in set(itertools.pairwise(parts[word])):
+            for other in itertools.pairwise(parts[word]):
                 places[other].discard(word)
-                if not places[other]:
-                    del places[other]
             for other in itertools.pairwise(_merge(parts[word], ranks)):
                 places[other].add(word)
+        places = collections.defaultdict(set, {pair: holders for pair, holders in places.items() if holders})
     model["merges"] = [list(pair) for pair in ranks]
     return new
 

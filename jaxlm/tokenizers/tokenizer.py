@@ -292,11 +292,6 @@ class Tokenizer:
         """Whether pieces consist of bytes in GPT-2's alphabet."""
         return self._style == "bytes"
 
-    @property
-    def has_space_marks(self) -> bool:
-        """Whether pieces hold spaces as "▁", as in SentencePiece."""
-        return self._style == "marks"
-
     def __len__(self) -> int:
         return self.vocabulary.size
 

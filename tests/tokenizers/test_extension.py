@@ -131,3 +131,16 @@ def test_vocabularies_without_pieces_are_refused(kind, tmp_path):
 def test_a_text_without_new_words_is_refused(tokenizer):
     with pytest.raises(UserError, match="no word of several pieces that occurs 5 times"):
         extend_tokenizer(tokenizer, WordModel(tokenizer).count(NEW[:1]), 40)
+
+
+def test_words_of_a_bpe_that_marks_their_ends(tmp_path):
+    """GPT-1's: a merge of the last piece carries the mark."""
+    model = tokenizers.CharBPETokenizer()
+    model.train_from_iterator(OLD, vocab_size=200, show_progress=False)
+    model.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    extension = extend_tokenizer(tokenizer, WordModel(tokenizer).count(NEW), 40)
+    assert len(extension.words) == 40 < len(extension.pieces)
+    for added in extension.words:
+        assert added.endswith("</w>")
+        assert len(extension.tokenizer.encode(added.removesuffix("</w>"))) == 1, added
