@@ -143,7 +143,8 @@ def test_scripts_and_modules_exist(page):
 @functools.cache
 def options() -> set[str]:
     """The options of all commands, as their help says, and of the scripts of launch/."""
-    helps = [parser_of(command, ["CONFIG"])[0].format_help() for command in COMMANDS]
+    commands = [*((command, "CONFIG") for command in COMMANDS), ("tokenizer", "extend")]
+    helps = [parser_of(command, [argument])[0].format_help() for command, argument in commands]
     texts = [*helps, *(script.read_text() for script in (ROOT / "launch").glob("*.py"))]
     return {flag for text in texts for flag in FLAG.findall(text)}
 

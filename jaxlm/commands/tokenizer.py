@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
         _extend(arguments[1:])
         return
     parser = Parser("jaxlm tokenizer", __doc__)
-    parser.add_argument("action", choices=["train", "extend"], help="`extend --help` lists the options of extend")
+    parser.add_argument("action", choices=["train"], help="these options; `extend --help` lists those of extend")
     parser.add_argument("source", help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
