@@ -171,6 +171,7 @@ class PackedWindows:
             is_token = position < is_text.sum(axis=1, keepdims=True)
             segment[is_token] = segment[is_text]
             segment -= leading[:, None] > 0
+            # Of a room that the window begins in, `extra - leading` positions lie before it and hold no tokens.
             start -= (self._extra - leading) % self._extra
 
         def stored(array: FlatArray) -> np.ndarray:

@@ -23,6 +23,8 @@ from jaxlm.types import Report
 
 LAYOUT = 3
 """Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
+SAVE_SECONDS = 600
+"""Seconds after which several processes give up a save: the others wait so long for one whose part has failed."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 
 
@@ -64,6 +66,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
             enable_async_checkpointing=not read_only,
+            async_options=ocp.AsyncOptions(timeout_secs=SAVE_SECONDS),
             read_only=read_only,
             create=not read_only,
         )
