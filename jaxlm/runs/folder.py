@@ -28,7 +28,9 @@ from jaxlm.runs.lease import Lease
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 
-METADATA = ("data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh")
+METADATA = (
+    "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh", "chosen",
+)
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`)."""
 
 

@@ -51,6 +51,9 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     # The attention kernel was chosen for the machine that trained the model.
     model = session.objective.model.with_execution(attention="auto")
     objective = dataclasses.replace(session.objective, model=model).with_loader(load_model)
+    # A value in the configuration is the user's own.
+    chosen = {name: value for name, value in run.metadata.get("chosen", {}).items() if not getattr(objective, name)}
+    objective = dataclasses.replace(objective, **chosen)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train

@@ -50,10 +50,10 @@ class DistilledClassification(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         weights = (self.soft_weight, self.hard_weight, self.layer_weight)
-        if not any(weights) or self.both_orders or self.lm_coefficient:
+        if not any(weights) or self.both_orders or self.lm_coefficient or self.is_multi_label:
             raise UserError(
-                "objective.soft_weight, hard_weight and layer_weight must not all be 0, both_orders must be False and "
-                "lm_coefficient 0."
+                "objective.soft_weight, hard_weight and layer_weight must not all be 0, both_orders must be False, "
+                "lm_coefficient 0 and target class or number."
             )
 
     @property
@@ -76,6 +76,8 @@ class DistilledClassification(Classification):
             )
         mismatches = [*text_mismatches(self.teacher, task, self)]
         # The teacher reads the student's rows.
+        if task.is_multi_label:
+            mismatches.append(Mismatch("several labels per row", ""))
         if task.both_orders:
             mismatches.append(Mismatch("rows with a pair in both orders", ""))
         if (task.template.single, task.template.pair) != (self.template.single, self.template.pair):

@@ -198,6 +198,7 @@ WRONG_TEACHERS = {
     "not fine-tuned on the labels": dict(labels=("a", "b")),
     "12 positions (the student 24); choose another teacher": dict(model=Bert(**SIZES, max_positions=12)),
     "rows with a pair in both orders": dict(both_orders=True),
+    "several labels per row": dict(target="labels"),
     "other special tokens around its texts": dict(model=Roberta(**SIZES, **POSITIONS)),
     "another vocabulary": dict(vocabulary=Vocabulary.stand_in(170)),
 }
