@@ -81,6 +81,8 @@ class Classification(PooledTask):
         super().__post_init__()
         if wrong := [word for word in self.label_words if not all(word.partition("="))]:
             raise UserError(f"objective.label_words has {wrong[0]!r}, which is not LABEL=WORD.")
+        if self.threshold and not self.is_multi_label:
+            raise UserError("objective.threshold is for several labels per row; add --objective.target labels.")
 
     @property
     def num_texts(self) -> int:

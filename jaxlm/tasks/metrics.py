@@ -190,7 +190,11 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
     return _precision_recall("", hits / max(1, len(predicted)), hits / max(1, len(right)))
 
 
-def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+LabelSets = Sequence[Sequence[str]]
+"""The labels of each row."""
+
+
+def label_set_metrics(predictions: LabelSets, golds: LabelSets) -> dict[str, float]:
     """Return the metrics of sets of labels (Ling & Weld 2012, section 5.2).
 
     "accuracy" is the share of sets that are right as a whole (strict). Loose macro precision and recall are means over
@@ -209,9 +213,7 @@ def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequ
     }
 
 
-def multi_label_metrics(
-    predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]], labels: Sequence[str]
-) -> dict[str, float]:
+def multi_label_metrics(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, float]:
     """Return the metrics of multi-label classification, as scikit-learn defines them; a figure of 0 / 0 is 0.
 
     They are micro precision, recall and F1 over all labels of all rows; macro ones, the means over `labels` and gold
@@ -224,17 +226,13 @@ def multi_label_metrics(
     return {"micro_f1": found["micro_f1"]} | found  # the first metric is that of --sweep
 
 
-def multi_label_details(
-    predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]], labels: Sequence[str]
-) -> dict[str, Any]:
+def multi_label_details(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, Any]:
     """Return `classes` as `class_details` does; there is no confusion matrix of sets of labels."""
     names = [*labels, *sorted(set(itertools.chain(*golds)).difference(labels), key=label_order)]
     return {"classes": _class_figures(names, _label_counts(predictions, golds, names))}
 
 
-def _label_counts(
-    predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]], names: Sequence[str]
-) -> np.ndarray:
+def _label_counts(predictions: LabelSets, golds: LabelSets, names: Sequence[str]) -> np.ndarray:
     """Return how often labels are right, predicted and gold, int [3, labels]."""
     pairs = [(set(labels), set(gold)) for labels, gold in zip(predictions, golds, strict=True)]
     sets = [[labels & gold for labels, gold in pairs], *([pair[side] for pair in pairs] for side in (0, 1))]

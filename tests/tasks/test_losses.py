@@ -215,6 +215,11 @@ def test_an_unsuitable_teacher_is_refused(message):
         student.with_constants(student.load_constants(lambda path: PretrainedModel(wrong, {})))
 
 
+def test_several_labels_are_not_distilled():
+    with pytest.raises(UserError, match="and target class or number"):
+        DistilledClassification(target="labels")
+
+
 def test_the_rows_of_a_distilbert_have_segments_for_a_bert():
     bert, distilbert = (Classification(model=model) for model in (Bert(), Distilbert()))
     ids = np.arange(150, 154)

@@ -282,6 +282,11 @@ def test_labels_of_another_target_are_refused(target, label, message):
             read_label(row)
 
 
+def test_a_threshold_is_for_several_labels():
+    with pytest.raises(UserError, match="several labels per row"):
+        Classification(threshold=0.3)
+
+
 def test_tfds_is_no_squad_file():
     with pytest.raises(UserError, match="tfds:squad does not exist"):
         list(AnswerRows().read("tfds:squad"))
