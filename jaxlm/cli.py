@@ -115,7 +115,7 @@ def _help() -> str:
         "",
         *lines,
         "",
-        "first steps:  jaxlm pretrain configs/bert_tiny.py --run-dir runs/first",
+        "first steps:  jaxlm pretrain bert_tiny --run-dir runs/first",
         "              jaxlm fill-mask runs/first \"a list is a mutable [MASK] .\"",
         "              jaxlm export runs/first exported",
     ])

@@ -35,7 +35,7 @@ def config_parser(command: str, description: str | None) -> Parser:
     fields = f"Every field of the configuration is a flag: {command} CONFIG --help lists them."
     parser = Parser(command, description, add_help=False, epilog=fields)
     parser.set_defaults(init_from=None, as_text=False)  # for commands without these options
-    parser.add_argument("config", help="a preset (a file of configs/, or for tasks of configs/tasks/) or a run folder")
+    parser.add_argument("config", help="a preset (a name such as bert_base or sst2, or a .py file) or a run folder")
     return parser
 
 
@@ -61,7 +61,8 @@ def bootstrap_option(parser: argparse.ArgumentParser) -> None:
 def run_folder(options: argparse.Namespace) -> epath.Path:
     """Return the folder of --run-dir; by default CONFIG if that is a run, else runs/NAME_OF_PRESET."""
     config = any_path(options.config)
-    return run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
+    is_run = (config / "config.json").is_file()
+    return run_path(options.run_dir or (config if is_run else f"runs/{config.stem}"))
 
 
 def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:

@@ -21,7 +21,8 @@ def main(arguments: list[str]) -> int:
 
     require_command(resolved.experiment, "pretrain", options.config)
     config, run_dir = any_path(options.config), run_folder(options)
-    if config.is_dir() and options.init_from is None and real_path(run_dir) != real_path(config):
+    is_run = (config / "config.json").is_file()
+    if is_run and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(
             f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
             f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
