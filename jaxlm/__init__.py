@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def load(path: str, to_answer: bool = False) -> PretrainedModel:
-    """Load the newest checkpoint of a run folder, or a Transformers folder.
+    """Load the newest checkpoint of a run folder, a Transformers folder, or a model of the hub.
 
     A Transformers folder may lack heads. They are initialized, and a warning names them.
 
     Args:
-        path: The folder.
+        path: The folder, or `hf:ORG/NAME[@REVISION]`.
         to_answer: Whether the model is to fill masks or to generate, for which a missing head is an error.
 
     Raises:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
+from jaxlm.hub import PREFIX, pin
 from jaxlm.paths import any_path, in_bucket, run_path
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def task_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that open a task."""
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help=(
+        "the pretrained model of a task: a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]"))
     parser.add_argument("--as-text", action="store_true",
                         help="let a decoder write the answer (T5 always does); flags --objective.… are then those of "
                              "configs/tasks/text_to_text.py, and the task's own are --objective.kind.…")
@@ -98,10 +100,23 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
         print(parser.format_help())  # the fields follow
     if options.init_from:  # its parameters are loaded on a device
         start_jax()
+        if options.init_from.startswith(PREFIX):
+            _pin_init_from(options)
     from jaxlm.runs.resolve import resolve
 
     command = f"{parser.prog} {options.config}"
     return resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
+
+
+def _pin_init_from(options: argparse.Namespace) -> None:
+    """Give the model of --init-from its commit on the hub: the one that the run began from, if any."""
+    from jaxlm.parallel.hosts import main_first
+    from jaxlm.runs.folder import RunFolder
+
+    root = run_folder(options) if hasattr(options, "run_dir") else None
+    runs = [file.parent for pattern in ("", "*/", "*/*/") for file in root.glob(f"{pattern}data.json")] if root else ()
+    stored = RunFolder.read(runs[0]).metadata.get("imported_from") if runs else None
+    options.init_from = main_first(lambda: pin(options.init_from, stored), "download the model")
 
 
 def log_line(line: str) -> None:

@@ -27,7 +27,7 @@ MAX_CLASSES = 50  # in a table
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm evaluate", __doc__)
-    parser.add_argument("model", help="a run folder or a Transformers folder")
+    parser.add_argument("model", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
     parser.add_argument("--limit", type=count, default=0, help="rows of the prompts to use; 0 for all")
     output_option(parser, "--predictions", "file for the answers, one JSON object a row")

@@ -13,7 +13,7 @@ from jaxlm.commands.common import Parser, start_jax
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm generate", __doc__)
-    parser.add_argument("path", help="a run folder or a Transformers folder")
+    parser.add_argument("path", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="maximum number of new tokens (64)")
     parser.add_argument("--temperature", type=float, default=None,

@@ -14,7 +14,8 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = config_parser("jaxlm pretrain", __doc__)
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="begin from trained parameters")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help=(
+        "begin from trained parameters: a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]"))
     options, flags = parse_options(parser, arguments)
     resolved = resolve_config(parser, options, flags)
     from jaxlm.runs.resolve import require_command

@@ -43,7 +43,8 @@ class TextData(Data):
     """Sequence length of the model, including special tokens."""
 
     tokenizer: str = field("auto", weights=True)
-    """`auto` trains one on the source; otherwise a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
+    """`auto` trains one on the source; otherwise a tokenizer's folder, .model, vocab.txt or tokenizer.json, or
+    `hf:ORG/NAME[@REVISION]`."""
 
     tokenizer_kind: Kind = "unigram"
     """Kind of the vocabulary that `auto` trains: SentencePiece unigram or BPE, byte-level BPE as in GPT-2 and RoBERTa,

@@ -7,6 +7,7 @@ import os
 
 import jax
 
+from jaxlm import hub
 from jaxlm.config.experiment import Resolved
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
@@ -23,10 +24,14 @@ from jaxlm.training.metrics import best_step, evaluations
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors, onto the default device.
 
+    Args:
+        path: The folder, or `hf:ORG/NAME[@REVISION]`.
+
     Raises:
         UserError: The folder is neither.
     """
-    folder = any_path(path)
+    path = hub.pin(os.fspath(path))
+    folder = any_path(hub.local(path))
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
@@ -35,7 +40,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     if inside and not (folder / "config.json").is_file():
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
         raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
-    folder = local_folder(path, "Transformers folders")
+    folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
     return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))

@@ -11,6 +11,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
+from jaxlm import hub
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
 from jaxlm.huggingface.table import listed
@@ -53,7 +54,9 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         NotFinite: The loss diverges; a UserError and a FloatingPointError.
         Stopped: A signal stopped the run, which has been saved.
     """
-    experiment, clock = resolved.experiment, Clock()
+    clock = Clock()
+    resolved = resolved._replace(experiment=main_first(lambda: pinned(resolved.experiment, run_dir), "download models"))
+    experiment = resolved.experiment
     experiment.validate()
     require_model(experiment)
     report = report if jax.process_index() == 0 else lambda _: None
@@ -67,6 +70,18 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         return _train(session.with_rows(report), mesh, report, stack, clock)
 
 
+def pinned(experiment: Experiment, run_dir: str | os.PathLike[str]) -> Experiment:
+    """Return the configuration with the commits of its models on the hub (see `jaxlm.hub`), those of the run first."""
+    fields = (("data", "tokenizer", hub.TOKENIZER), ("objective", experiment.objective.constants_field, hub.MODEL))
+    for part, field, files in fields:
+        value = getattr(getattr(experiment, part), field, None)
+        if isinstance(value, str) and value.startswith(hub.PREFIX):
+            stored = getattr(getattr(RunFolder.read(run_dir).experiment, part, None), field, None)
+            changed = dataclasses.replace(getattr(experiment, part), **{field: hub.pin(value, stored, files)})
+            experiment = dataclasses.replace(experiment, **{part: changed})
+    return experiment
+
+
 def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
     """Lock the run folder until `stack` closes, and return its state, checked against the configuration."""
     def lock() -> None:
@@ -78,7 +93,8 @@ def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitS
         resume.check_run(run, resolved)
         return run
 
-    require_same(_settings(resolved.experiment))
+    source = resolved.pretrained.path if resolved.pretrained else ""
+    require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
     main_first(lock, "lock the run folder", everywhere=False)
     require_same({"owner of the run folder": owner(folder)})
     return main_first(read, "check the run folder")

@@ -35,7 +35,8 @@ class DistilledClassification(Classification):
     """
 
     teacher: str = field("", resumable=True)
-    """A run or a Transformers folder of a model fine-tuned on the same labels, with the student's tokenizer."""
+    """A run, a Transformers folder or `hf:ORG/NAME` of a model fine-tuned on the same labels, with the student's
+    tokenizer."""
     temperature: float = field(1.0, range="(0, inf)")
     """Temperature of both softmaxes."""
     soft_weight: float = field(1.0, range="[0, inf)")

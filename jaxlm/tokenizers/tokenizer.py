@@ -20,6 +20,7 @@ import sentencepiece
 import tokenizers
 from etils import epath
 
+from jaxlm import hub
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, reading, write_whole
 from jaxlm.tokenizers import files, sentencepiece_json
@@ -138,7 +139,7 @@ class Tokenizer:
                 vocab.bpe; with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers
                 folder, with the settings of its other files and the defaults of its class. Without a setting, a
                 vocab.txt with small letters and no capital ones means that text is lowercased, and pieces with accents
-                or composed Hangul that those are kept.
+                or composed Hangul that those are kept. `hf:ORG/NAME[@REVISION]`: that of the hub.
 
         Raises:
             UserError: there is no tokenizer at `path`, it is damaged or of an unknown kind, or it is a SentencePiece
@@ -147,7 +148,7 @@ class Tokenizer:
         if not os.fspath(path):  # which would be the working directory
             raise UserError("data.tokenizer is empty; leave the flag out for its default.")
         with reading(path):
-            return cls(files.read(any_path(path)))
+            return cls(files.read(any_path(hub.local(path, hub.TOKENIZER))))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
