@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxlm.objectives.base import PretrainedModel
+
+try:
+    __version__ = importlib.metadata.version("jaxlm")
+except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
 
 
 def load(path: str, to_answer: bool = False) -> PretrainedModel:

@@ -8,6 +8,9 @@ import os
 import runpy
 from pathlib import Path
 
+from etils import epath
+
+from jaxlm import __version__
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
@@ -55,6 +58,18 @@ def _hint(path: Path) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"the presets are the files in {PRESETS}."
 
 
+def age(version: object) -> str:
+    """Return the version of jaxlm that wrote a run, for a message; "" if it is this one or not known."""
+    return f" (written by jaxlm {version}, this is {__version__})" if version not in (None, __version__) else ""
+
+
+def _version(run: epath.Path) -> object:
+    try:
+        return json.loads((run / "data.json").read_bytes()).get("jaxlm")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+
+
 def load_config(path: os.PathLike[str] | str) -> Experiment:
     """Return the Experiment of a run folder's config.json. Every command that reads a run folder calls this first.
 
@@ -71,6 +86,6 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
             hint = ", but of a Transformers folder; `jaxlm import` makes a run of it" if "model_type" in value else ""
             raise UserError(f"{path} is no configuration of a jaxlm run{hint}.")
         refuse_links(file.parent)
-        experiment = from_json(value, str(path))
+        experiment = from_json(value, f"{path}{age(_version(file.parent))}")
     check_types(experiment)
     return experiment

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 from collections.abc import Mapping
 
+from jaxlm import __version__
 from jaxlm.huggingface.family import TransformersModel
 from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.objectives.base import Objective
@@ -49,7 +49,7 @@ def render(
         ("Parameters", f"{parameters:,}"),
         ("Layers, width, heads", f"{m.num_layers}, {m.hidden_size}, {m.num_heads}"),
         *card.rows.items(),
-        ("Written by", f"jaxlm {importlib.metadata.version('jaxlm')}"),
+        ("Written by", f"jaxlm {__version__}"),
     ]
     lines = [*header, "", f"# {name}", ""]
     lines += [f"Trained with jaxlm and saved as a Transformers {main.architecture}.", "", "| | |", "|---|---|"]

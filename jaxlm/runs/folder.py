@@ -17,9 +17,10 @@ from typing import Any, Self, TextIO
 import orbax.checkpoint as ocp
 from etils import epath
 
+from jaxlm import __version__
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import to_json
-from jaxlm.config.presets import load_config
+from jaxlm.config.presets import age, load_config
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import digest
 from jaxlm.parallel.hosts import log
@@ -30,8 +31,10 @@ from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = (
     "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh", "chosen",
+    "jaxlm",
 )
-"""Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`)."""
+"""Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
+is the version that wrote the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,11 @@ class RunFolder:
     def is_imported(self) -> bool:
         """Whether the run's first parameters are those of another model."""
         return "imported_from" in self.metadata
+
+    @property
+    def age(self) -> str:
+        """The version of jaxlm that wrote the run, for a message; "" if it is this one or not known."""
+        return age(self.metadata.get("jaxlm"))
 
     @property
     def tokenizer_folder(self) -> epath.Path | None:
@@ -188,7 +196,8 @@ def owner(folder: epath.Path) -> str:
 
 
 def write_metadata(folder: epath.Path, metadata: dict[str, Any]) -> None:
-    """Write data.json: the metadata and, as in checkpoints, their digest."""
+    """Write data.json: the metadata and, as in checkpoints, the version of jaxlm and their digest."""
+    metadata = metadata | {"jaxlm": __version__}
     write_json(folder / "data.json", metadata | {"digest": digest(metadata)})
 
 

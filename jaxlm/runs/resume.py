@@ -61,7 +61,7 @@ def _refuse(run: RunFolder, changed: list[str]) -> None:
     if changed:
         more = "; …" if len(changed) > 4 else ""
         raise UserError(
-            f"{run.path} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
+            f"{run.path}{run.age} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
             "pass the same values, or choose another --run-dir and start from this one with --init-from."
         )
 
@@ -124,15 +124,15 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
     saved = run.metadata
     if run.has_begun and saved.get("data") != metadata["data"]:
         raise UserError(
-            "the text has changed since this run began, or other parts of it are held out: it has learnt from "
-            f"{saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} now "
-            f"gives {metadata['data'][:12]}; bring the old text back, or choose another --run-dir and start from this "
-            "run with --init-from."
+            f"the text has changed since this run{run.age} began, or other parts of it are held out: it has learnt "
+            f"from {saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} "
+            f"now gives {metadata['data'][:12]}; bring the old text back, or choose another --run-dir and start from "
+            "this run with --init-from."
         )
     if (run.has_begun or run.saved_steps) and saved.get("frozen") != metadata["frozen"]:
         raise UserError(
-            f"objective.{experiment.objective.constants_field} holds other weights than when this run began; give it "
-            "the same folder, or choose another --run-dir and start from this run with --init-from."
+            f"objective.{experiment.objective.constants_field} holds other weights than when this run{run.age} began; "
+            "give it the same folder, or choose another --run-dir and start from this run with --init-from."
         )
     _check_configuration(run, experiment)
     if run.has_begun or run.saved_steps:

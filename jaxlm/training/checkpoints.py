@@ -13,6 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from jaxlm import __version__
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, log, main_first, run_with_timeout
@@ -115,7 +116,7 @@ class Checkpoints:
         self._save(0, {"params": params}, metadata | {"checksums": numbers})
 
     def _save(self, step: int, item: dict[str, Any], metadata: dict[str, Any]) -> None:
-        metadata = metadata | {"layout": LAYOUT}
+        metadata = metadata | {"layout": LAYOUT, "jaxlm": __version__}
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
@@ -227,14 +228,16 @@ def require_layout(folder: epath.Path) -> None:
     """Raise UserError for checkpoints of another layout than LAYOUT. Damaged ones are left to `Checkpoints`."""
     for path in folder.glob("[0-9]*/metadata/metadata"):
         try:
-            layout = json.loads(path.read_bytes()).get("layout")
+            metadata = json.loads(path.read_bytes())
+            layout, version = metadata.get("layout"), metadata.get("jaxlm")
         except (OSError, ValueError, AttributeError, RecursionError):
             continue
         if layout != LAYOUT:
+            writer = f"jaxlm {version}" if version else "an earlier version of jaxlm"
             raise UserError(
-                f"{folder.parent} was written by an earlier version of jaxlm, whose checkpoints and random numbers "
-                "differ; export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
-                "--init-from."
+                f"{folder.parent} was written by {writer}, whose checkpoints and random numbers differ from those of "
+                f"{__version__}; export it with that version (jaxlm export RUN OUT), and go on from the exported "
+                "folder with --init-from."
             )
 
 

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
+import jaxlm
 from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.config.json import flatten
@@ -22,6 +24,7 @@ from jaxlm.fields import Setting
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import folder as run_folder
+from jaxlm.runs.folder import RunFolder, write_metadata
 from jaxlm.runs.load import load_run
 from jaxlm.runs.pretrain import kernel_remarks
 from jaxlm.runs.resume import schedule_remarks
@@ -481,8 +484,34 @@ def test_transformers_folders_of_links_are_read(finished, tmp_path, capsys):
 def test_a_run_of_another_layout_is_refused_before_anything_is_written(finished, capsys):
     for step in saved_steps(finished):
         path = finished / "checkpoints" / str(step) / "metadata" / "metadata"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 2}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": 2, "jaxlm": "0.0.9"}))
     before = files_of(finished)
     for command in (["pretrain", finished, "--train.steps", "14"], ["fill-mask", finished, "[MASK]"]):
-        assert "written by an earlier version of jaxlm" in refused(capsys, *command)
+        assert "was written by jaxlm 0.0.9, whose" in refused(capsys, *command)
     assert files_of(finished) == before
+    for step in saved_steps(finished):  # before versions were stored
+        path = finished / "checkpoints" / str(step) / "metadata" / "metadata"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"jaxlm": None}))
+    assert "was written by an earlier version of jaxlm, whose" in refused(capsys, *command)
+
+
+def test_a_run_names_the_version_that_wrote_it(finished, preset, tmp_path, capsys, monkeypatch):
+    assert metadata(finished, 12)["jaxlm"] == RunFolder.read(finished).metadata["jaxlm"] == jaxlm.__version__
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"jaxlm {jaxlm.__version__}\n"
+    changed = ("pretrain", preset, "--run-dir", finished, "--train.batch-size", "4")
+    assert f"{finished} holds a run of another configuration" in refused(capsys, *changed)
+    old = RunFolder.read(finished).metadata
+    monkeypatch.setattr("jaxlm.runs.folder.__version__", "0.0.9")
+    write_metadata(epath.Path(finished), old)
+    monkeypatch.undo()
+    written = f"(written by jaxlm 0.0.9, this is {jaxlm.__version__})"
+    assert f"{finished} {written} holds a run of another configuration" in refused(capsys, *changed)
+    assert f"the text has changed since this run {written} began" in refused(
+        capsys, "pretrain", finished, "--data.source", write_text(tmp_path / "other.txt", seed=1))
+    assert main(["pretrain", str(finished), "--train.steps", "13"]) == 0
+    assert RunFolder.read(finished).metadata["jaxlm"] == jaxlm.__version__  # it has gone on with this version
+    config = json.loads((finished / "config.json").read_text())
+    (finished / "config.json").write_text(json.dumps(config | {"new": 1}))
+    (finished / "data.json").write_text(json.dumps(old | {"jaxlm": "0.2"}))
+    assert f"config.json (written by jaxlm 0.2, this is {jaxlm.__version__}) has a field 'new'" in refused(
+        capsys, "pretrain", finished)
