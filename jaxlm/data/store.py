@@ -88,7 +88,8 @@ class Store:
     def statistics(self) -> Statistics:
         """Token statistics of both splits."""
         longest = self.manifest["parts"]["train"]["longest"] / max(1, self.train.num_tokens)
-        return Statistics(self.counts("train"), entropy(self.counts("held_out")), longest)
+        held_out = self.counts("held_out")
+        return Statistics(self.counts("train"), entropy(held_out), longest, held_out, self.held_out.text_bytes)
 
     @property
     def summary(self) -> str:

@@ -108,13 +108,14 @@ class Tokenizer:
         if self._style == "marks":
             ngram_start = np.array([not _continues_ngram.fullmatch(piece) for piece in self._pieces]) & ~special
         end = np.array([bool(_sentence_end.fullmatch(_readable(piece, self._style))) for piece in self._pieces])
+        num_bytes = np.array([_num_bytes(piece, self._style) for piece in self._pieces], np.int64) * ~special
         unknown = ids.get("unk", -1)
         if unknown >= 0 and list(ids.values()).count(unknown) == 1:  # [UNK] is a word; GPT-2's end-of-text is not
-            special[unknown], start[unknown], ngram_start[unknown] = False, True, True
+            special[unknown], start[unknown], ngram_start[unknown], num_bytes[unknown] = False, True, True, 0
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
             ngram_start=ngram_start, sentinel=sentinels.start, sentinel_step=sentinels.step,
-            num_sentinels=len(sentinels), symbols=symbols,
+            num_sentinels=len(sentinels), symbols=symbols, num_bytes=num_bytes,
             name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
         )
 
@@ -342,6 +343,17 @@ def _starts_word(piece: str, style: str) -> bool:
         return True
     # Punctuation starts a word, except apostrophes.
     return style == "marks" and all(unicodedata.category(char)[0] in "PS" and char not in "'’" for char in text)
+
+
+def _num_bytes(piece: str, style: str) -> int:
+    """Return the UTF-8 bytes of the text that a piece stands for, without the spaces that WordPiece drops."""
+    if style == "bytes" and all(char in byte_of_char() for char in piece):
+        return len(piece)
+    if style == "wordpiece":
+        piece = piece.removeprefix("##")
+    elif re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return 1
+    return len(piece.replace(sentencepiece_json.SPACE, " ").replace("</w>", " ").encode())
 
 
 def _readable(piece: str, style: str) -> str:
