@@ -160,6 +160,9 @@ class Objective:
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
     """Supported generation mode of the trained model: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
     none. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
+    denoises: ClassVar[bool] = False
+    """Whether the trained model also fills masks in steps, each of which sees the tokens of the steps before, so that
+    `jaxlm generate` continues texts with it. The `answer_kind` is "masks"."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "objective.")
