@@ -8,7 +8,7 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxlm.corruption.pairs import shorten, single_segments
 from jaxlm.data.base import RowFormat
@@ -166,6 +166,6 @@ class MaskedDiffusion(Objective):
             "masked_positions": np.broadcast_to(np.arange(labels.shape[1]), labels.shape), "masked_labels": labels,
             "masked_weights": weights,
         }
-        probability, weight = self.noise_schedule(example["time"][row])
+        probability, weight = self.noise_schedule(jnp.asarray(example["time"][row : row + 1]))
         lines = (document_lines if self._is_packed else masked_lines)(self.vocabulary, slots, row)
-        return [Line(f"tokens masked with probability {probability:.3f}, weight {weight:.2f}", [], []), *lines]
+        return [Line(f"tokens masked with probability {probability[0]:.3f}, weight {weight[0]:.2f}", [], []), *lines]
