@@ -1,8 +1,7 @@
 """Sampling from a masked diffusion model: the masks of a text are filled in steps, each of which sees the earlier ones.
 
-In random order this is ancestral sampling (MDLM, Sahoo et al. 2024, equation 6) at N equal steps from time 1 to 0: of
-the masks at time t a share s / t remains at the next time s, so that each mask is filled at a step that is uniform over
-all N. Masks of one step do not see each other's tokens; with many steps, samples follow the model's joint distribution.
+In random order this is ancestral sampling (MDLM, Sahoo et al. 2024) in N equal steps from time 1 to 0: each mask at time
+t remains with probability s / t at the next time s, so that it is filled at a step that is uniform over all N. Masks of one step do not see each other's tokens; with many steps, samples follow the model's joint distribution.
 In the order of confidence (LLaDA, Nie et al. 2025, section 2.4) every step fills equally many masks, those first whose
 tokens are likeliest: better text from few steps, but no samples of that distribution.
 """
@@ -100,7 +99,7 @@ def _denoise(objective, kind, order, params, ids, mask, positions, is_masked, sa
         ids, is_left, log_probs = state
         logits = objective.model.token_logits(params, Inputs(ids, mask=mask), positions)[..., : never.size]
         logits = jnp.where(never, -jnp.inf, logits).reshape(-1, never.size)
-        # Rare tokens of a large vocabulary need the tails of the Gumbel noise (Zheng et al. 2024, section 5).
+        # Rare tokens of a large vocabulary need the tails of the Gumbel noise (Zheng et al. 2024, arXiv 2409.02908).
         found = choose_tokens(objective, kind, logits, sampling, step, mode="high")
         tokens, each = (x.reshape(shape) for x in found)
         rank = jnp.argsort(jnp.argsort(jnp.where(is_left, -each, jnp.inf), axis=1), axis=1)

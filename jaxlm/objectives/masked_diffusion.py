@@ -34,11 +34,11 @@ class MaskedDiffusion(Objective):
 
     Loss: at a time t of each row, every token is masked on its own with probability p(t); the cross-entropies of the
     masked ones, weighted by the noise schedule, are divided by the number of all tokens of text. The expectation is a
-    bound on the negative log-likelihood per token (the negative ELBO, MDLM equation 10), and equals the mean over all
+    bound on the negative log-likelihood per token (the negative ELBO, MDLM section 3.4), and equals the mean over all
     orders of the autoregressive one. There is no time input, and no 80/10/10.
 
     Held-out loss is the same bound without the discretization of t: with k of a row's n tokens masked, k uniform in
-    1 … n, it is n / k times the sum (LLaDA, equation 14). It is comparable with the unigram entropy and with a causal
+    1 … n, it is n / k times the sum (LLaDA, section 2.4). It is comparable with the unigram entropy and with a causal
     loss, which it bounds from above, and not with a masked-LM loss.
 
     As in MDLM (section 3.2.3), visible tokens are copied, and [MASK] is never predicted; here its output bias says so,

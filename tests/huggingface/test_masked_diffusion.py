@@ -106,8 +106,8 @@ def test_the_exported_class_fills_masks_and_never_with_a_mask(exported, tokenize
 
 def test_an_import_initializes_another_run(exported):
     """The folder is imported as masked language modelling, whose weights masked diffusion takes over."""
-    objective, params, out, _ = exported
+    _, params, out, name = exported
     imported = import_folder(out)
-    own = OBJECTIVES[exported[3]].with_pretrained_model(imported).bind(imported.tokenizer.vocabulary, LENGTH)
+    own = OBJECTIVES[name].with_pretrained_model(imported).bind(imported.tokenizer.vocabulary, LENGTH)
     begun = own.merge_pretrained(random_params(own, 2), imported)
     jax.tree.map(np.testing.assert_array_equal, begun, params)

@@ -12,7 +12,7 @@ from tests.training.support import PRESET, metadata, metrics, stopped_after, wri
 
 
 @pytest.fixture(scope="module")
-def preset(tmp_path_factory) -> Path:
+def diffusion(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("diffusion")
     text = PRESET.format(text=str(write_text(folder / "text.txt")))
     text = text.replace("masked_lm", "masked_diffusion").replace("MaskedLM", "MaskedDiffusion")
@@ -22,16 +22,16 @@ def preset(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(preset) -> Path:
-    folder = preset.parent / "run"
-    assert main(["pretrain", str(preset), "--run-dir", str(folder), "--train.eval-every", "6"]) == 0
+def run(diffusion) -> Path:
+    folder = diffusion.parent / "run"
+    assert main(["pretrain", str(diffusion), "--run-dir", str(folder), "--train.eval-every", "6"]) == 0
     return folder
 
 
-def test_it_learns_and_a_stop_changes_nothing(run, preset, tmp_path):
+def test_it_learns_and_a_stop_changes_nothing(run, diffusion, tmp_path):
     held_out = [line["eval_diffusion_loss"] for line in metrics(run) if "eval_diffusion_loss" in line]
     assert len(held_out) == 2 and 4.0 < held_out[1] < held_out[0] < 7.0
-    command = ["pretrain", str(preset), "--run-dir", str(tmp_path / "other"), "--train.eval-every", "6"]
+    command = ["pretrain", str(diffusion), "--run-dir", str(tmp_path / "other"), "--train.eval-every", "6"]
     assert stopped_after(7, command) == 143
     assert main(command) == 0
     assert metadata(tmp_path / "other", 12)["checksums"] == metadata(run, 12)["checksums"]
