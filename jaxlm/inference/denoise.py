@@ -1,9 +1,10 @@
-"""Sampling from a masked diffusion model: the masks of a text are filled in steps, each of which sees the earlier ones.
+"""Sampling from a masked diffusion model: masks are filled in steps, each of which sees the tokens of earlier ones.
 
-In random order this is ancestral sampling (MDLM, Sahoo et al. 2024) in N equal steps from time 1 to 0: each mask at time
-t remains with probability s / t at the next time s, so that it is filled at a step that is uniform over all N. Masks of one step do not see each other's tokens; with many steps, samples follow the model's joint distribution.
-In the order of confidence (LLaDA, Nie et al. 2025, section 2.4) every step fills equally many masks, those first whose
-tokens are likeliest: better text from few steps, but no samples of that distribution.
+In random order this is ancestral sampling (MDLM, Sahoo et al. 2024) in N equal steps from time 1 to 0: each mask at
+time t remains with probability s / t at the next time s, so that it is filled at a step that is uniform over all N.
+Masks of one step do not see each other's tokens; with many steps, samples follow the model's joint distribution. In the
+order of confidence (LLaDA, Nie et al. 2025, section 2.4) every step fills equally many masks, those first whose tokens
+are likeliest: fewer steps are enough, but samples do not follow that distribution.
 """
 
 from __future__ import annotations
