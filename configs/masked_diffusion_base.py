@@ -23,7 +23,6 @@ experiment = Experiment(
             num_layers=12, intermediate_size=2048, max_positions=1024, global_period=1, global_theta=10_000.0,
             dtype="bfloat16", dropout=0.1,
         ),
-        input_format="packed",
     ),
     data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(

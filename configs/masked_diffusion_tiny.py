@@ -1,7 +1,7 @@
 """Small masked diffusion model for a CPU (ModernBERT of 4 layers, width 128), trained on Python's own documentation.
 
 Every layer attends to all tokens. There is no dropout, the initial weights are larger, and training starts with rows of
-16 tokens, as in bert_tiny. Documents are packed into full rows.
+16 tokens, as in bert_tiny.
 
 Command:     jaxlm pretrain configs/masked_diffusion_tiny.py --run-dir runs/masked_diffusion_tiny
              jaxlm generate runs/masked_diffusion_tiny "Return a list of" --max-new-tokens 32
@@ -20,7 +20,6 @@ experiment = Experiment(
             vocab_size=4096, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=192, max_positions=128,
             global_period=1, init_std=0.08,
         ),
-        input_format="packed",
     ),
     data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),

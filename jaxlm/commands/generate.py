@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 from jaxlm.commands.common import Parser, start_jax
-from jaxlm.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
@@ -27,10 +26,7 @@ def main(arguments: list[str]) -> None:
                         help="beams are compared by log-probability / length ** this (1.0)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="text or symbol that ends a continuation, besides the vocabulary's; may be repeated")
-    parser.add_argument("--steps", type=int, default=None,
-                        help="number of denoising steps of a masked diffusion model (1024)")
-    parser.add_argument("--order", choices=["random", "confident"], default=None,
-                        help="order in which denoising fills masks: random (default), or the likeliest tokens first")
+    parser.add_argument("--steps", type=int, default=1024, help="denoising steps of a masked diffusion model (1024)")
     parser.add_argument("--logprobs", action="store_true", help="list each new token with its log-probability")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
@@ -44,36 +40,28 @@ def main(arguments: list[str]) -> None:
         temperature = 0.8 if options.beams == 1 else 0.0
     settings = Settings(
         max_new_tokens=options.max_new_tokens, temperature=temperature, top_k=options.top_k, top_p=options.top_p,
-        seed=options.seed, beams=options.beams, length_penalty=options.length_penalty,
-        **{name: value for name in ("steps", "order") if (value := getattr(options, name)) is not None},
+        seed=options.seed, beams=options.beams, length_penalty=options.length_penalty, steps=options.steps,
     )
     loaded = jaxlm.load(options.path, to_answer=True)
-    if loaded.objective.denoises:
-        if options.stop:
-            raise UserError("--stop ends text that is written from left to right, unlike this model's; leave it out.")
-        _print(loaded, options, [""] * len(options.prompts), denoise_text(loaded, options.prompts, settings))
-        return
-    if options.steps is not None or options.order is not None:
-        raise UserError(f"--steps and --order are for masked diffusion, and {options.path} is no such model.")
     prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
     is_terminal = sys.stdout.isatty()
     # A continuation follows its prompt, which is bold in a terminal; an answer has a line of its own.
     shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in options.prompts]
     if loaded.objective.model.writes_answers:
         shown = [f"{prompt}\n" for prompt in shown]
-    streams = is_terminal and len(prompts) == 1 and options.beams == 1
+    if denoises := loaded.objective.denoises:  # the answers contain the prompts
+        shown = [""] * len(prompts)
+    streams = is_terminal and not denoises and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
-    answers = generate_text(loaded, prompts, settings, options.stop, _show if streams else None)
-    _print(loaded, options, [None if streams else prompt for prompt in shown], answers)
-
-
-def _print(loaded, options, prompts, answers):
-    """Print each prompt and its answer, or only the end of a line after a text that was streamed (prompt None)."""
-    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), 1):
+    if denoises:
+        answers = denoise_text(loaded, options.prompts, settings, options.stop)
+    else:
+        answers = generate_text(loaded, prompts, settings, options.stop, _show if streams else None)
+    for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")
-        print("" if prompt is None else f"{prompt}{answer.text}")
+        print("" if streams else f"{prompt}{answer.text}")
         if options.logprobs:
             for piece, log_prob in zip(loaded.tokenizer.pieces(answer.ids), answer.log_probs, strict=True):
                 print(f"{log_prob:10.4f}  {piece}")

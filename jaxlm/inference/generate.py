@@ -69,9 +69,8 @@ class Settings:
     Ignored without beam search.
     """
     steps: int = field(1024, range="[1, 65536]")
-    """Number of denoising steps of a masked diffusion model. A step without a mask to fill costs nothing."""
-    order: Literal["random", "confident"] = "random"
-    """Order in which denoising fills masks (see `jaxlm.inference.denoise`)."""
+    """Number of denoising steps of a masked diffusion model (see `jaxlm.inference.denoise`); ignored by others. A step
+    without a mask to fill costs nothing."""
     stop_ids: Sequence[int] | None = None
     """Stop tokens. None for the vocabulary's end-of-sequence token; an empty sequence for none."""
 
@@ -220,12 +219,10 @@ class Sampling(NamedTuple):
     top_p: Array
 
 
-def make_sampling(settings: Settings, size: int, stream: int) -> tuple[Kind, Sampling]:
+def make_sampling(s: Settings, size: int, stream: int = 0) -> tuple[Kind, Sampling]:
     """Return the kind and the options of sampling from `size` tokens; for `stream` see `continuations`."""
-    s, kind = settings, "greedy"
-    if s.temperature > 0:
-        kind = "filtered" if 0 < s.top_k < size or s.top_p < 1.0 else "sampled"
-    return kind, Sampling(
+    is_filtered = 0 < s.top_k < size or s.top_p < 1.0
+    return "greedy" if s.temperature == 0 else "filtered" if is_filtered else "sampled", Sampling(
         jax.random.fold_in(purpose_key(s.seed, Purpose.GENERATION), stream),
         jnp.float32(max(s.temperature, MIN_TEMPERATURE)), jnp.int32(min(s.top_k or size, size)), jnp.float32(s.top_p),
     )

@@ -14,17 +14,16 @@ from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.bert import Bert
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.objectives.masked_diffusion import MaskedDiffusion
+from jaxlm.objectives.masked_diffusion import EVAL_DRAWS, MaskedDiffusion
 from jaxlm.types import TokenBatch
 from tests.params import random_params
 
-LENGTH, DRAWS = 40, 3
+LENGTH = 40
 SIZES = dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=LENGTH, dropout=0.0)
 OBJECTIVES = {
-    "BertForMaskedLM": MaskedDiffusion(model=Bert(num_layers=2, attention_dropout=0.0, **SIZES), eval_draws=DRAWS),
+    "BertForMaskedLM": MaskedDiffusion(model=Bert(num_layers=2, attention_dropout=0.0, **SIZES)),
     "ModernBertForMaskedLM": MaskedDiffusion(
-        model=ModernBert(num_layers=3, local_attention=8, **SIZES), schedule="llada", input_format="packed",
-        eval_draws=DRAWS,
+        model=ModernBert(num_layers=3, local_attention=8, **SIZES), schedule="llada"
     ),
 }
 
@@ -38,12 +37,12 @@ def exported(request, tokenizer, tmp_path_factory):
     return objective, params, out, request.param
 
 
-def text(is_packed: bool, size: int) -> TokenBatch:
-    """Rows of all lengths, one of them empty; with several documents, for which packed rows have room."""
+def text(size: int) -> TokenBatch:
+    """Rows of one to three documents, with room for their symbols; one row is empty."""
     rng = np.random.default_rng(0)
     width = LENGTH - 2
     real = np.arange(width) < np.array([30, 20, 7, 0, 32, 1])[:, None]
-    documents = 1 + (np.arange(width) >= 5).astype(int) + (np.arange(width) >= 17) if is_packed else np.ones(width, int)
+    documents = 1 + (np.arange(width) >= 5).astype(int) + (np.arange(width) >= 17)
     tokens = np.where(real, rng.integers(5, size, real.shape), 0)
     return TokenBatch(tokens.astype(np.int32), np.where(real, documents, 0).astype(np.int32))
 
@@ -63,36 +62,35 @@ def slow_sum(model: torch.nn.Module, ids, masked, documents, weights, mask: int)
 
 def test_the_bound_is_that_of_the_exported_class(exported):
     objective, params, out, name = exported
-    v, is_packed = objective.vocabulary, objective.input_format == "packed"
+    v = objective.vocabulary
     model, report = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
     assert type(model).__name__ == name
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     model.eval()
-    batch = text(is_packed, v.size)
+    batch = text(v.size)
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(3), batch))
     loss = jax.jit(objective.loss, static_argnames="train")
     trained, evaluated = (
         loss(params, example, jax.random.key(0), train=train)["diffusion_loss"] for train in (True, False)
     )
-    documents = example["documents"] if is_packed else example["attention_mask"]
-    assert documents.max() == (3 if is_packed else 1)
-    ids, is_text = example["labels"], (documents > 0) & ~np.isin(example["labels"], [v.cls, v.sep])
+    documents, ids = example["documents"], example["masked_labels"]
+    is_text = (documents > 0) & ~np.isin(ids, [v.cls, v.sep])
+    assert documents.max() == 3
     assert trained.weight == evaluated.weight == is_text.sum() == (batch.segment_ids > 0).sum() == 90
     rows = range(len(ids))
-    expected = sum(
-        slow_sum(model, ids[i], example["input_ids"][i], documents[i], example["weights"][i], v.mask) for i in rows
-    )
+    masked, weights = example["input_ids"], example["masked_weights"]
+    expected = sum(slow_sum(model, ids[i], masked[i], documents[i], weights[i], v.mask) for i in rows)
     assert float(trained.total) == pytest.approx(expected, rel=1e-5)
     expected = 0.0
     for i in rows:
         places = np.flatnonzero(is_text[i])
-        for draw in range(DRAWS) if len(places) else ():
-            k = 1 + int((example["time"][i] + draw / DRAWS) % 1 * len(places))
+        for draw in range(EVAL_DRAWS) if len(places) else ():
+            k = 1 + int((example["time"][i] + draw / EVAL_DRAWS) % 1 * len(places))
             chosen = sorted(places, key=lambda place: example["noise"][i, draw, place])[:k]
             weights = np.zeros(LENGTH)
             weights[chosen] = len(places) / k
             masked = np.where(weights > 0, v.mask, ids[i])
-            expected += slow_sum(model, ids[i], masked, documents[i], weights, v.mask) / DRAWS
+            expected += slow_sum(model, ids[i], masked, documents[i], weights, v.mask) / EVAL_DRAWS
     assert float(evaluated.total) == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Sampling by steps: a known joint distribution, LLaDA's order in a slow loop, texts, and what is refused."""
+"""Sampling by steps: a known joint distribution, log-probabilities, texts, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ from jaxlm.objectives.masked_diffusion import MaskedDiffusion
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.inference.test_fill_mask import NumberTokenizer
 from tests.params import random_params
+
+
+class Numbers(NumberTokenizer):
+    """Tokenizer of numbers, also of texts in which masks follow each other without a space."""
+
+    def encode_with_symbols(self, text: str) -> list[int]:
+        return super().encode_with_symbols(text.replace("<mask>", " <mask> "))
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        return " ".join(map(str, ids))
+
 
 V = Vocabulary.stand_in(10)  # text has the ids 7, 8 and 9
 JOINT = np.array([[0.30, 0.02, 0.03], [0.01, 0.25, 0.04], [0.05, 0.10, 0.20]])
@@ -61,8 +72,8 @@ def table() -> np.ndarray:
 def counts(**options) -> np.ndarray:
     """Return how often each pair of tokens was sampled."""
     objective = MaskedDiffusion(model=TwoTokens(), vocabulary=V)
-    rows = [[V.cls, V.mask, V.mask, V.sep]] * ROWS
-    found = denoise(objective, {"table": jnp.asarray(table())}, rows, Settings(temperature=1.0, **options))
+    loaded = PretrainedModel(objective, {"table": jnp.asarray(table())}, Numbers())
+    found = denoise(loaded, [[V.cls, V.mask, V.mask, V.sep]] * ROWS, Settings(temperature=1.0, **options))
     pairs = np.array([answer.ids for answer in found]) - 7
     assert pairs.min() >= 0  # symbols are never sampled
     return np.histogram2d(*pairs.T, bins=[range(4)] * 2)[0]
@@ -102,45 +113,23 @@ MODEL = Bert(
 def loaded() -> PretrainedModel:
     objective = MaskedDiffusion(MODEL).bind(NumberTokenizer.vocabulary, 40)
     params = jax.tree.map(jnp.asarray, random_params(objective, 0, 0.5))
-    return PretrainedModel(objective, params, NumberTokenizer())
+    return PretrainedModel(objective, params, Numbers())
 
 
-def slow(loaded: PretrainedModel, row: list[int], steps: int) -> dict[int, tuple[int, float]]:
-    """LLaDA's loop for one unpadded row at temperature 0: ⌊m/N⌋ masks a step, one more in the first m mod N."""
+def test_log_probabilities_are_those_of_the_step_that_filled_a_mask(loaded):
+    """In one step, every mask is filled while the others are masked; symbols have no probability."""
     v, model = loaded.objective.vocabulary, loaded.objective.model
-    row, found = list(row), {}
+    rows = [[v.cls, 110, *[v.mask] * 7, 120, v.sep], [v.cls, v.mask, 130, v.mask, 131, 132, v.sep]]
     predict = jax.jit(lambda ids: model.predict_tokens(loaded.params, model.hidden_states(loaded.params, Inputs(ids))))
-    m = row.count(v.mask)
-    for step in range(steps):
-        logits = np.array(predict(jnp.asarray([row]))[0], float)
+    for row, answer in zip(rows, denoise(loaded, rows, Settings(steps=1)), strict=True):
+        logits = np.array(predict(jnp.asarray([row]))[0], float)[np.array(row) == v.mask]
         logits[:, v.special] = -np.inf
         log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        places = sorted((i for i, token in enumerate(row) if token == v.mask), key=lambda i: -log_probs[i].max())
-        for i in places[: m // steps + (step < m % steps)]:
-            row[i] = int(log_probs[i].argmax())
-            found[i] = row[i], log_probs[i].max()
-    assert v.mask not in row
-    return found
+        assert answer.ids == log_probs.argmax(-1).tolist()
+        np.testing.assert_allclose(answer.log_probs, log_probs.max(-1), atol=1e-4)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 9])
-def test_the_order_of_confidence_is_that_of_the_slow_loop(loaded, steps):
-    v = loaded.objective.vocabulary
-    rows = [[v.cls, 110, *[v.mask] * 7, 120, v.sep], [v.cls, v.mask, 130, v.mask, 131, 132, v.sep]]
-    answers = denoise(loaded.objective, loaded.params, rows, Settings(order="confident", steps=steps))
-    for row, answer in zip(rows, answers, strict=True):
-        expected = [value for _, value in sorted(slow(loaded, row, steps).items())]
-        assert answer.ids == [token for token, _ in expected]
-        np.testing.assert_allclose(answer.log_probs, [each for _, each in expected], atol=1e-4)
-
-
-def test_masks_are_filled_and_texts_continued(loaded, monkeypatch):
-    monkeypatch.setattr(NumberTokenizer, "decode", lambda self, ids, skip_special: " ".join(map(str, ids)), False)
-    # "110[MASK][MASK]" is one word for this tokenizer.
-    encode = NumberTokenizer.encode_with_symbols
-    monkeypatch.setattr(
-        NumberTokenizer, "encode_with_symbols", lambda self, text: encode(self, text.replace("<mask>", " <mask> "))
-    )
+def test_masks_are_filled_and_texts_continued(loaded):
     settings = Settings(temperature=0.7, max_new_tokens=3, steps=8)
     texts = ["110 [MASK] 112 <mask>", "113 114", ""]
     answers = denoise_text(loaded, texts, settings)
@@ -153,10 +142,12 @@ def test_masks_are_filled_and_texts_continued(loaded, monkeypatch):
 
 
 def test_refusals(loaded):
-    with pytest.raises(UserError, match="CausalLM does not denoise; use a run of masked diffusion"):
-        denoise_text(dataclasses.replace(loaded, objective=CausalLM()), ["7"], Settings())
-    with pytest.raises(UserError, match="neither beam search nor stop tokens"):
-        denoise_text(loaded, ["7"], Settings(beams=2))
+    for model, settings, stop in (
+        (dataclasses.replace(loaded, objective=CausalLM()), Settings(), ()), (loaded, Settings(beams=2), ()),
+        (loaded, Settings(), ["x"]),
+    ):
+        with pytest.raises(UserError, match="only masked diffusion is sampled in steps, without beams"):
+            denoise_text(model, ["7"], settings, stop)
     with pytest.raises(UserError, match="has 41 tokens with special tokens, but the model takes 40"):
         denoise_text(loaded, ["7 " * 38 + "<mask>"], Settings())
     with pytest.raises(UserError, match="steps is 0"):

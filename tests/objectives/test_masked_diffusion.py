@@ -15,8 +15,8 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, total_loss
-from jaxlm.objectives.masked_diffusion import MASK_BIAS, MaskedDiffusion
+from jaxlm.objectives.base import Example, PretrainedModel, total_loss
+from jaxlm.objectives.masked_diffusion import EVAL_DRAWS, MASK_BIAS, MaskedDiffusion
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import gradients
@@ -84,18 +84,20 @@ def all_orders() -> float:
     return float(np.mean(totals))
 
 
+def all_noise(time: float) -> Example:
+    """Return an example with a row for each permutation of the ranks of TEXT's tokens, the same in all its draws."""
+    orders = np.array(list(itertools.permutations(range(N))), np.float32)
+    noise = np.zeros((len(orders), EVAL_DRAWS, 8), np.float32)
+    noise[:, :, 1 : N + 1] = orders[:, None] / N
+    times = np.full(len(orders), time, np.float32)
+    return corrupt(bound(), KEY, token_batch([TEXT] * len(orders))) | {"noise": noise, "time": times}
+
+
 def test_evaluation_enumerated_is_the_mean_over_all_orders():
-    """All shares of masks × all permutations of the tokens as noise are the whole distribution of the estimator."""
-    objective = bound(eval_draws=1)
-    cases = [(k, noise) for k in range(N) for noise in itertools.permutations(range(N))]
-    example = dict(corrupt(objective, KEY, token_batch([TEXT] * len(cases))))
-    example["time"] = np.array([(k + 0.5) / N for k, _ in cases], np.float32)
-    noise = np.zeros((len(cases), 1, 8), np.float32)
-    noise[:, 0, 1 : N + 1] = [[(rank + 0.5) / N for rank in order] for _, order in cases]
-    example["noise"] = noise
-    term = loss(objective, params(), example, KEY, train=False)["diffusion_loss"]
-    assert (term.weight, term.coefficient) == (N * len(cases), 1.0)
-    assert float(term.total) / len(cases) == pytest.approx(all_orders(), rel=1e-6)
+    """Four draws with 1 to 4 masks × all permutations of the tokens as noise are all that the estimator can draw."""
+    term = loss(bound(), params(), all_noise(0.125), KEY, train=False)["diffusion_loss"]
+    assert (term.weight, term.coefficient) == (N * 24, 1.0)
+    assert float(term.total) / 24 == pytest.approx(all_orders(), rel=1e-6)
     # The same in float64, without jaxlm: the identity itself.
     by_count = np.mean([
         N / k * np.mean([masked_sum(mask) for mask in SUBSETS if mask.sum() == k]) for k in range(1, N + 1)
@@ -111,7 +113,7 @@ def test_the_loss_integrated_over_time_is_the_mean_over_all_orders():
     for row, mask in enumerate(masks):
         k = int(mask.sum())
         weights[row, 1 : N + 1] = mask * math.factorial(k - 1) * math.factorial(N - k) / math.factorial(N)
-    example |= {"weights": weights, "input_ids": np.where(weights > 0, V.mask, example["labels"])}
+    example |= {"masked_weights": weights, "input_ids": np.where(weights > 0, V.mask, example["masked_labels"])}
     term = loss(objective, params(), example, KEY, train=True)["diffusion_loss"]
     assert float(term.total) == pytest.approx(all_orders(), rel=1e-6)
 
@@ -137,7 +139,7 @@ def test_schedules(schedule, missing):
 @pytest.mark.parametrize("train", [True, False])
 def test_the_estimator_is_unbiased(train):
     """Over 10,000 rows the mean lies within four standard errors of independent draws."""
-    objective, rows = bound(eval_draws=2, schedule="llada"), 10_000
+    objective, rows = bound(schedule="llada"), 10_000
     example = corrupt(objective, jax.random.key(5), token_batch([TEXT] * rows))
     term = loss(objective, params(), example, KEY, train=train)["diffusion_loss"]
     assert term.weight == N * rows
@@ -152,18 +154,13 @@ def test_the_estimator_is_unbiased(train):
     assert abs(float(term.total) / rows - mean) < 4 * error < 0.1 * mean
 
 
-@pytest.mark.parametrize("share", [0.0, 0.37, 0.9])
-def test_a_unigram_model_scores_the_unigram_entropy(share):
+@pytest.mark.parametrize("time", [0.0, 0.37, 0.9])
+def test_a_unigram_model_scores_the_unigram_entropy(time):
     """The network is zero, so that its logits are the output bias: log of 1/2, 1/4, 1/4 for four of such tokens."""
-    objective = bound(eval_draws=N)
+    objective = bound()
     zeros = jax.tree.map(np.zeros_like, random_params(objective))
     zeros["mlm_head"]["bias"] += np.log(np.isin(np.arange(12), [7, 1]) / 4 + (np.arange(12) == 9) / 2 + 1e-30)
-    cases = list(itertools.permutations(range(N)))
-    example = dict(corrupt(objective, KEY, token_batch([TEXT] * len(cases))))
-    example["time"] = np.full(len(cases), share / N, np.float32)
-    noise = np.zeros((len(cases), N, 8), np.float32)
-    noise[:, :, 1 : N + 1] = np.array(cases)[:, None] / N
-    terms = loss(objective, zeros, example | {"noise": noise}, KEY, train=False)
+    terms = loss(objective, zeros, all_noise(time), KEY, train=False)
     assert float(total_loss(terms)) == pytest.approx(1.5 * math.log(2), rel=1e-6)
 
 
@@ -175,17 +172,16 @@ def test_masks_and_weights():
     is_text = np.zeros((rows, 8), bool)
     is_text[:-1, [1, 3, 4, 5, 6]] = True
     np.testing.assert_array_equal(example["is_text"], is_text)
-    is_masked = example["weights"] > 0
+    is_masked = example["masked_weights"] > 0
     np.testing.assert_array_equal(example["input_ids"] == V.mask, is_masked)
-    np.testing.assert_array_equal(example["input_ids"], np.where(is_masked, V.mask, example["labels"]))
+    np.testing.assert_array_equal(example["input_ids"], np.where(is_masked, V.mask, example["masked_labels"]))
     assert not is_masked[~is_text].any()
     # Times are n equally spaced ones, from a random first one.
     time = example["time"].astype(float)
     np.testing.assert_allclose(np.diff(np.sort(time)), 1 / rows, atol=1e-6)
     assert np.min(np.abs([time[0], time[0] - 1])) > 0.01 and time.min() >= 0 and time.max() < 1
     t = 0.999 * time + 0.001
-    np.testing.assert_allclose(example["weights"][is_masked], np.broadcast_to(1 / t[:, None], (rows, 8))[is_masked],
-                               rtol=1e-4)
+    np.testing.assert_allclose((example["masked_weights"] * t[:, None])[is_masked], 1.0, rtol=1e-4)
     probability = np.broadcast_to(0.999 * t[:, None], (rows, 8))[is_text]
     for low, high in ((0.0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0)):
         inside = (probability >= low) & (probability < high)
@@ -200,19 +196,13 @@ def test_masks_and_weights():
 def test_rows_without_text_have_no_weight_and_no_nan():
     objective = bound()
     rows = [TEXT, [9], [7, 8, 9, 10, 11, 8]]
-    for train in (True, False):
-        def run(rows, train=train):
-            """Return the terms of rows whose draws do not depend on how many rows there are."""
-            example = dict(corrupt(objective, KEY, token_batch(rows)))
-            first = corrupt(objective, KEY, token_batch(rows[:3] + [[]] * 5))
-            for name in ("time", "noise", "input_ids", "weights"):
-                example[name] = np.concatenate([first[name][:3], np.asarray(example[name])[3:]])
-            return loss(objective, params(), example, KEY, train=train)
-
-        alone, padded = run(rows), run([*rows, [], [V.sep]])
-        assert alone["diffusion_loss"].weight == padded["diffusion_loss"].weight == 11
-        assert float(total_loss(alone)) == pytest.approx(float(total_loss(padded)), rel=1e-6)
-    nothing = loss(objective, params(), corrupt(objective, KEY, token_batch([[], []])), KEY, train=False)
+    example = corrupt(objective, KEY, token_batch([*rows, [], [V.sep]]))
+    alone, padded, nothing = (
+        loss(objective, params(), {name: array[kept] for name, array in example.items()}, KEY, train=False)
+        for kept in (slice(3), slice(5), slice(3, 5))
+    )
+    assert alone["diffusion_loss"].weight == padded["diffusion_loss"].weight == 11
+    assert float(total_loss(alone)) == pytest.approx(float(total_loss(padded)), rel=1e-6)
     assert float(total_loss(nothing)) == 0.0
 
 
@@ -240,11 +230,11 @@ def test_the_mask_is_never_predicted():
 
 def test_packed_rows_have_the_losses_of_their_documents():
     """Training: each document with its masks alone. Evaluation: k counts the tokens of the whole row."""
-    objective = MaskedDiffusion(model=MODEL, input_format="packed", eval_draws=3).bind(V, 16)
+    objective = MaskedDiffusion(model=MODEL).bind(V, 16)
     packed = TokenBatch(np.array([[7, 8, 9, 10, 11, 7, 7, 0, 0, 0]], np.int32),
                         np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0, 0]], np.int32))
     example = jax.device_get(corrupt(objective, jax.random.key(2), packed))
-    ids, documents = example["labels"][0], example["documents"][0]
+    ids, documents = example["masked_labels"][0], example["documents"][0]
     assert ids.tolist() == [V.cls, 7, 8, 9, 10, V.sep, V.cls, 11, 7, 7, V.sep, V.pad]
     model = objective.model
     predict = jax.jit(lambda ids: model.predict_tokens(params(), model.hidden_states(params(), Inputs(ids))))
@@ -260,14 +250,14 @@ def test_packed_rows_have_the_losses_of_their_documents():
             total -= np.sum(weights[at] * log_probs[range(at.sum()), ids[at]])
         return total
 
-    assert example["weights"].sum() > 0
+    assert example["masked_weights"].sum() > 0
     trained = loss(objective, params(), example, KEY, train=True)["diffusion_loss"]
     assert (float(trained.total), float(trained.weight)) == (
-        pytest.approx(slow(example["input_ids"][0], example["weights"][0]), rel=1e-5), 7
+        pytest.approx(slow(example["input_ids"][0], example["masked_weights"][0]), rel=1e-5), 7
     )
     totals = []
-    for draw in range(3):
-        k = 1 + int((float(example["time"][0]) + draw / 3) % 1 * 7)
+    for draw in range(EVAL_DRAWS):
+        k = 1 + int((float(example["time"][0]) + draw / EVAL_DRAWS) % 1 * 7)
         places = np.flatnonzero(example["is_text"][0])
         chosen = places[np.argsort(example["noise"][0, draw][places])[:k]]
         weights = np.zeros(len(ids))
@@ -277,24 +267,16 @@ def test_packed_rows_have_the_losses_of_their_documents():
     assert float(evaluated.total) == pytest.approx(np.mean(totals), rel=1e-5)
 
 
-@pytest.mark.parametrize("input_format", ["document", "packed"])
-def test_describe(input_format):
-    objective = bound(input_format=input_format)
+def test_describe():
+    objective = bound()
     batch = token_batch([TEXT])
     example = dict(jax.device_get(corrupt(objective, KEY, batch)))
     example |= {"time": np.array([0.5], np.float32), "input_ids": np.array([[4, 7, 6, 9, 6, 5, 0, 0]]),
-                "weights": np.array([[0, 0, 2, 0, 2, 0, 0, 0]], np.float32)}
+                "masked_weights": np.array([[0, 0, 2, 0, 2, 0, 0, 0]], np.float32)}
     lines = objective.describe(batch, example, 0)
     assert lines[0].title == "tokens masked with probability 0.500, weight 2.00"
     assert [line.ids for line in lines[1:]] == [[4, *TEXT, 5], [4, 7, 6, 9, 6, 5], [9, 1]]
     assert lines[2].marks == ["special", "", "masked", "", "masked", "special"]
-
-
-def test_short_rows_and_flops():
-    objective = MaskedDiffusion(model=MODEL, short_rate=1.0).bind(V, 24)
-    sizes = corrupt(objective, KEY, token_batch([[8] * 22] * 500, 22))["attention_mask"].sum(1)
-    assert sizes.min() == 4 and sizes.max() == 24 and 12 < sizes.mean() < 16
-    assert objective.flops(24) == objective.model.forward_flops(24, 24)
 
 
 @pytest.mark.parametrize(("vocabulary", "length", "words"), [
@@ -304,8 +286,3 @@ def test_short_rows_and_flops():
 def test_bind_refuses(vocabulary, length, words):
     with pytest.raises(UserError, match=words):
         MaskedDiffusion(model=MODEL).bind(vocabulary, length)
-
-
-def test_refuses_no_draws():
-    with pytest.raises(UserError, match="eval_draws is 0"):
-        MaskedDiffusion(eval_draws=0)

@@ -76,7 +76,7 @@ TRAINED: dict[str, Objective] = {
     ),
     # Times are spread over all rows of the batch.
     "diffusion": MaskedDiffusion(
-        model=ModernBert(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8), input_format="packed"
+        model=ModernBert(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)
     ),
     "ettin": CausalLM(model=ModernBertDecoder(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)),
     # Queries of the mask decoder are at the masked positions; the word embedding is a sum.

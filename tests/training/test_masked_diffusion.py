@@ -50,7 +50,7 @@ def test_text_from_the_command_line(run, capsys):
     assert continued.startswith("ba de") and continued.splitlines()[-1].endswith("together, 5 tokens")
     assert continued == printed("generate", str(run), "ba de", *options)
     assert continued != printed("generate", str(run), "ba de", *options, "--seed", "1")
-    filled = printed("generate", str(run), "ba [MASK] de", *options, "--order", "confident")
+    filled = printed("generate", str(run), "ba [MASK] de", *options)
     assert re.match(r"ba.*de\n", filled) and "[MASK]" not in filled
     assert filled.splitlines()[-1].endswith("together, 1 tokens")
     assert printed("generate", str(run), "ba [MASK]", "ba [MASK] de").count("prompt ") == 2
@@ -59,8 +59,8 @@ def test_text_from_the_command_line(run, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--stop", "x"], "--stop ends text that is written from left to right"),
-    (["--beams", "2"], "neither beam search nor stop tokens"),
+    (["--stop", "x"], "only masked diffusion is sampled in steps, without beams and stop strings"),
+    (["--beams", "2"], "only masked diffusion is sampled in steps, without beams and stop strings"),
     (["--steps", "0"], "steps is 0; it must be in"),
     (["--max-new-tokens", "40"], "tokens with special tokens, but the model takes 32"),
 ])
@@ -68,8 +68,3 @@ def test_refusals(run, capsys, arguments, words):
     assert main(["generate", str(run), "ba", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
-
-
-def test_other_models_have_no_steps(finished, capsys):
-    assert main(["generate", str(finished), "ba", "--steps", "4"]) == 2
-    assert "--steps and --order are for masked diffusion" in capsys.readouterr().err
