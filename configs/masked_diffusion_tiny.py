@@ -7,6 +7,10 @@ Command:     jaxlm pretrain configs/masked_diffusion_tiny.py --run-dir runs/mask
              jaxlm generate runs/masked_diffusion_tiny "Return a list of" --max-new-tokens 32
 Hardware:    two CPU cores
 Parameters:  1,103,104 with the vocabulary of 4,096 trained here
+Result:      held-out diffusion_loss 6.064 at step 700 of 1,200, English Wikipedia (unigram entropy 6.887)
+
+The rows of the first 450 steps are short, the held-out ones are not: 7.181 at step 400, 6.136 at step 600. At step 700
+samples are frequent words and pieces of words without sentences: "The city of London of .. Gygy. Exonography and".
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
