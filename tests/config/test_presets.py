@@ -72,6 +72,10 @@ RECIPES = {
     },
     "reformer_enwik8": (REFORMER, 100_000, 8, 65_536),
     "reformer_enwik8_768": (REFORMER, 100_000, 8, 65_536),
+    "masked_diffusion_base": (
+        BERT | dict(learning_rate=3e-4, warmup_steps=2_500, schedule="constant", eps=1e-8, bias_correction=True,
+                    weight_decay=0.0), 1_000_000, 512, 1024
+    ),
     "gpt2": (GPT2 | dict(learning_rate=6e-4), 600_000, 512, 1024),
     "gpt2_medium": (GPT2, 600_000, 512, 1024),
     "gpt2_large": (GPT2, 600_000, 512, 1024),
