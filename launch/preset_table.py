@@ -47,12 +47,12 @@ def row(name: str) -> str:
     """Return one line of the table."""
     experiment = load_preset(str(CONFIGS / f"{name}.py"))
     objective, train, optimizer = experiment.objective, experiment.train, experiment.optimizer
-    short = f", {train.short_steps:,} of them of {train.short_length}" if train.short_steps else ""
+    phases = f": {experiment.describe_phases()}" if train.phases else ""
     mesh = "fsdp" if experiment.mesh.fsdp != 1 else "data"
     return (
         f"| `{name}` | {type(objective).__name__} on {type(objective.model).__name__} "
         f"| {num_parameters(experiment):,} | {experiment.data.length} × {train.batch_size} "
-        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} "
+        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{phases} | {mesh} "
         f"| {result(name)} |"
     )
 

@@ -68,6 +68,9 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         params, step = checkpoints.restore_params(shapes, step=best_step(kept, t.criterion) if kept else None)
     finally:
         checkpoints.close()
+    if step:  # a phase may have changed the model's function, such as the base of its rotary positions
+        model = session.experiment.phase_at(step).experiment.objective.model.with_execution(attention="auto")
+        objective = dataclasses.replace(objective, model=model)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
 

@@ -16,7 +16,7 @@ from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
@@ -26,7 +26,6 @@ from jaxlm.runs.load import constant_arrays
 from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
-from jaxlm.training.feed import Feed
 from jaxlm.training.loop import StepLog, train
 from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of_patience, last_evaluation, read_metrics
 from jaxlm.training.program import Program, TrainState
@@ -101,23 +100,28 @@ def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitS
 
 
 def _check_program(session: Session, mesh: Mesh) -> None:
-    """Build the program once to find a mistake in it, as in `optimizer.freeze`, before hours of preparing text.
+    """Build all programs once to find a mistake, as in `optimizer.freeze`, before hours of preparing text.
 
     A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
     are read it has no classes, and so no shapes of parameters.
     """
     if not session.objective.is_task:
-        dataclasses.replace(session, constants=()).program(mesh)
+        program = dataclasses.replace(session, constants=()).program(mesh)
+        for phase in session.experiment.phases:
+            program.at(phase.after + 1)
 
 
 def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock) -> Trained:
     """Write the run's files, restore or initialize the state, and run the steps that are left."""
-    experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
+    experiment, run, rows = session.experiment, session.run, session.rows
     t = experiment.train
     program = session.program(mesh)
     feed = session.feed(mesh)
-    has_samples = t.sample_every and jax.process_count() == 1
-    sample = sampler(objective, session.tokenizer, feed.texts(3)) if has_samples else None
+    texts = feed.texts(3) if t.sample_every and jax.process_count() == 1 else []
+
+    def sample(objective: Objective, params: Params) -> list[str]:
+        return sampler(objective, session.tokenizer, texts)(params)
+
     report(f"{rows.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
     metadata = resume.run_metadata(session, program.constants)
     # It makes the last checks, then writes the run's files.
@@ -128,7 +132,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     with clock.during("restore" if checkpoints.steps() else "startup"):
         state, totals = restore_or_init_state(program, checkpoints, metadata, session.pretrained, report)
         after_step = int(state.step)
-    report(_description(program, feed) + (f", resumed at step {after_step:,}" if after_step else ""))
+    report(_description(program, experiment) + (f", resumed at step {after_step:,}" if after_step else ""))
     if after_step >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, after_step), t):
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
@@ -146,7 +150,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, after_step, enabled=jax.process_index() == 0))
     log = StepLog(program, feed, checkpoints, after_step, writer, progress, totals, clock)
-    state, figures = train(program, state, feed, checkpoints, log, metadata, sample)
+    state, figures = train(program, state, feed, checkpoints, log, metadata, sample if texts else None)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return Trained(session, program, state, figures)
@@ -157,11 +161,11 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return flatten(experiment, lambda setting: "path" not in setting.marks)
 
 
-def _description(program: Program, feed: Feed) -> str:
+def _description(program: Program, experiment: Experiment) -> str:
     """Return the line that says what is trained, on what batches and devices."""
     devices = program.mesh.devices
     kind = f"{devices.size} {devices.flat[0].device_kind} device{'s' * (devices.size > 1)}"
-    return f"{type(program.objective).__name__}: {program.size}, batches of {feed}, {kind}"
+    return f"{type(program.objective).__name__}: {program.size}, batches of {experiment.describe_phases()}, {kind}"
 
 
 def kernel_remarks(program: Program) -> list[str]:
