@@ -4,6 +4,7 @@ JSON, what the tests look at. The same random choices must come out everywhere."
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
