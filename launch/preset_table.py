@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import math
 import os
 import re
@@ -47,7 +48,11 @@ def row(name: str) -> str:
     """Return one line of the table."""
     experiment = load_preset(str(CONFIGS / f"{name}.py"))
     objective, train, optimizer = experiment.objective, experiment.train, experiment.optimizer
-    phases = f": {experiment.describe_phases()}" if train.phases else ""
+    lengths = itertools.groupby(experiment.phases, lambda phase: phase.experiment.data.length)
+    spans = [(length, next(phase.after for phase in phases)) for length, phases in lengths]
+    ends = [*(after for _, after in spans[1:]), train.steps]
+    parts = (f"{end - after:,} of {length:,}" for (length, after), end in zip(spans, ends, strict=True))
+    phases = f": {', '.join(parts)}" if train.phases else ""
     mesh = "fsdp" if experiment.mesh.fsdp != 1 else "data"
     return (
         f"| `{name}` | {type(objective).__name__} on {type(objective.model).__name__} "
