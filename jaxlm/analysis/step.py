@@ -51,12 +51,12 @@ def open_stand_in(
         if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
     )
     session = open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not names_data)
-    *earlier, last = session.experiment.phases
-    if not earlier:
-        return dataclasses.replace(session, experiment=last.experiment)
-    report(f"Batches are {experiment.describe_phases()}; this is a step of the last phase.")
-    steps = max(1, experiment.train.steps - last.after)
-    return dataclasses.replace(session, experiment=with_value(last.experiment, "train.steps", steps))
+    last = session.experiment.phase_at(experiment.train.steps)
+    experiment = last.experiment
+    if last.after:
+        report(f"Batches are {session.experiment.describe_phases()}; this is a step of the last phase.")
+        experiment = with_value(experiment, "train.steps", experiment.train.steps - last.after)
+    return dataclasses.replace(session, experiment=experiment)
 
 
 def batch_shapes(session: Session) -> BatchShapes:

@@ -168,6 +168,11 @@ class Phase(NamedTuple):
         after, steps = (self.after, self.last) if self.sets("optimizer.") else (0, None)
         return after, (steps or self.experiment.train.steps) - after
 
+    def decay_span(self) -> tuple[int, int]:
+        """Return (last step before, last step of) the decay of wsd."""
+        after, steps = self.schedule_span()
+        return after + self.experiment.optimizer.stable_steps(steps), after + steps
+
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
         """Name the phase in UserErrors."""
@@ -199,8 +204,7 @@ class Experiment:
         Raises:
             UserError: A phase cannot be read, or sets a field that it may not set.
         """
-        after, found = 0, []
-        run = with_value(self, "train.phases", "")
+        run, after, found = with_value(self, "train.phases", ""), 0, []
         for number, (steps, changes) in enumerate(parse_phases(self.train.phases), 1):
             phase = Phase(number, after, after + steps, changes, run)
             with phase.named():
@@ -226,26 +230,21 @@ class Experiment:
         Raises:
             UserError: A phase cannot set one of the fields.
         """
-        t, experiment = self.train, self
-        allowed = {s.name: s for s in settings(self) if _is_of_phase(s, self.objective.constants_field)}
+        own, fields = self, {setting.name: setting for setting in settings(self)}
         for name, value in changes.items():
-            if name not in allowed:
-                raise UserError(
-                    f"{name} is no field that a phase can set; those are data.length, train.batch_size, "
-                    "train.accumulate, and the fields of objective and optimizer that leave shapes as they are."
-                )
-            check_type(allowed[name]._replace(value=value))
-            experiment = with_value(experiment, name, value)
-        experiment.data.validate()
+            if name not in fields or not _is_of_phase(fields[name], self.objective.constants_field):
+                raise UserError(f"{name} is no field that a phase can set; those are data.length, train.batch_size, "
+                                "train.accumulate, and fields of objective and optimizer.")
+            check_type(fields[name]._replace(value=value))
+            own = with_value(own, name, value)
+        own.data.validate()
         if "data.length" not in changes or "train.batch_size" in changes:
-            return experiment
-        rows, rest = divmod(t.batch_size * self.data.length, experiment.data.length)
-        if rest:
-            raise UserError(
-                f"rows of {experiment.data.length} tokens do not divide a batch of {t.batch_size} x {self.data.length} "
-                "tokens; choose another length, or give a batch size as in 700x16x256."
-            )
-        return with_value(experiment, "train.batch_size", rows)
+            return own
+        rows, length, own_length = self.train.batch_size, self.data.length, own.data.length
+        if rows * length % own_length:
+            raise UserError(f"rows of {own_length} tokens do not divide a batch of {rows} x {length} tokens; choose "
+                            "another length, or give a batch size as in 700x16x256.")
+        return with_value(own, "train.batch_size", rows * length // own_length)
 
     def validate(self) -> None:
         """Raise UserError for the first value of a wrong type or out of range."""
@@ -283,10 +282,8 @@ def parse_phases(text: str) -> list[tuple[int, dict[str, Any]]]:
     for part in text.split(",") if text else ():
         match = _PHASE.fullmatch(part.strip())
         if match is None:
-            raise UserError(
-                f"train.phases has {part.strip()!r}; a phase is STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH, then "
-                "FIELD=VALUE for other fields, with commas between phases, as in 700x16,800x128."
-            )
+            raise UserError(f"train.phases has {part.strip()!r}; a phase is STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH, "
+                            "then FIELD=VALUE for other fields, with commas between phases, as in 700x16,800x128.")
         steps, length, batch, others = match.groups()
         pairs = [("data.length", length), ("train.batch_size", batch), *(pair.split("=", 1) for pair in others.split())]
         found.append((int(steps), {name.replace("-", "_"): _literal(value) for name, value in pairs if value}))
@@ -302,12 +299,10 @@ def _literal(text: str) -> Any:
 
 def _is_of_phase(setting: Setting, constants_field: str) -> bool:
     """Return whether a phase may set a field; `Program.at` refuses what changes the shapes of the state besides."""
-    if setting.name in ("data.length", "train.batch_size", "train.accumulate"):
-        return True
-    is_leaf = not dataclasses.is_dataclass(setting.value) and not setting.marks & {"path", "vocabulary"}
-    return is_leaf and setting.name.startswith(("objective.", "optimizer.")) and (
-        setting.name != f"objective.{constants_field}"
-    )
+    name, is_whole = setting.name, dataclasses.is_dataclass(setting.value)
+    if is_whole or setting.marks & {"path", "vocabulary"} or name == f"objective.{constants_field}":
+        return False
+    return name.startswith(("objective.", "optimizer.", "data.length", "train.batch_size", "train.accumulate"))
 
 
 def _is_range(steps: str) -> bool:

@@ -48,12 +48,10 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
 def _check_phases(run: RunFolder, before: Experiment, experiment: Experiment) -> None:
     """Raise UserError unless the phases that have begun are those of the run, whose current one may end elsewhere."""
     done = max(run.newest_step, 1)
-    old, new = (
-        [
-            (phase.after, phase.sets("optimizer."), flatten(phase.experiment, Setting.decides_result))
-            for phase in each.phases if phase.after < done
-        ] for each in (before, experiment)
-    )
+    old, new = ([
+        (phase.after, phase.sets("optimizer."), flatten(phase.experiment, Setting.decides_result))
+        for phase in each.phases if phase.after < done
+    ] for each in (before, experiment))
     if old != new:
         raise UserError(
             f"{run.path} has done {done:,} steps with train.phases {before.train.phases!r}, and "
@@ -101,10 +99,7 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
         if run.newest_step < t.steps and steps != before and optimizer.schedule in ("linear", "cosine"):
             remarks.append(f"The learning rate now follows a schedule of {steps:,} steps instead of {before:,}")
         if optimizer.schedule == "wsd":
-            old, new = (
-                (after + phase.experiment.optimizer.stable_steps(steps), after + steps)
-                for phase in phases for after, steps in [phase.schedule_span()]
-            )
+            old, new = (phase.decay_span() for phase in phases)
             if old != new and run.newest_step > min(old[0], new[0]):
                 remarks.append(
                     f"The learning rate now decays from step {new[0]:,} to {new[1]:,} instead of {old[0]:,} to "

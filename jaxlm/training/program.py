@@ -94,26 +94,20 @@ class Program:
             UserError: The phase's batch does not divide over the mesh, or it changes the shapes of the state.
         """
         phase = next((p for p in self._phases if p.last is None or step <= p.last), None)
-        if phase is None or not phase.changes:
-            return self
-        if phase.number not in self._programs:
+        if phase and phase.changes and phase.number not in self._programs:
             with phase.named():
                 self._programs[phase.number] = self._of_phase(phase)
-        return self._programs[phase.number]
+        return self._programs.get(phase.number, self) if phase else self
 
     def _of_phase(self, phase: Phase) -> Program:
         e = phase.experiment
         check_batch(e.train.batch_size, e.train.accumulate, self.mesh, e.objective.row_group)
         if not phase.sets("objective.", "optimizer.", "train.accumulate"):
             return self  # jit compiles its step for every shape
-        program = Program(
-            e.objective, e.train, e.optimizer, self.mesh, self.constants, schedule_span=phase.schedule_span()
-        )
+        program = Program(e.objective, e.train, e.optimizer, self.mesh, self.constants, (), phase.schedule_span())
         if jax.tree.flatten(program.shapes) != jax.tree.flatten(self.shapes):
-            raise UserError(
-                f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of them, which a "
-                "phase cannot; begin another run with --init-from."
-            )
+            raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of "
+                            "them, which a phase cannot; begin another run with --init-from.")
         program.evaluated = dataclasses.replace(self.objective, model=e.objective.model)
         if not phase.sets("objective.model."):
             program.eval_step = self.eval_step
