@@ -85,7 +85,7 @@ def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
 
 PHASES = (
     "4x16, 4x32x4 optimizer.learning_rate=5e-3 optimizer.warmup_steps=1 optimizer.schedule=linear, "
-    "4 objective.mask_rate=0.3 train.accumulate=2"
+    "4 objective.mask_rate=0.3 objective.model.activation=relu train.accumulate=2"
 )
 
 
@@ -98,7 +98,7 @@ def test_phases(preset, tmp_path, capsys):
     assert main(["pretrain", *flags, "--run-dir", str(whole)]) == 0
     said = capsys.readouterr().out
     second = "4 x 32 (optimizer.learning_rate 0.005, optimizer.warmup_steps 1, optimizer.schedule linear)"
-    third = "8 x 32 (objective.mask_rate 0.3, train.accumulate 2)"
+    third = "8 x 32 (objective.mask_rate 0.3, objective.model.activation relu, train.accumulate 2)"
     assert f"batches of 16 x 16 for 4 steps, then {second} for 4 steps, then {third}, 1 cpu" in said
     assert f"From step 5 on, batches are {second}; so the loss may jump." in said
     assert f"From step 9 on, batches are {third}; so the loss may jump." in said
@@ -114,6 +114,9 @@ def test_phases(preset, tmp_path, capsys):
     assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
     config = load_config(whole / "config.json")
     assert config.train.phases == PHASES and len(config.phases) == 3
+    # Later commands have the model of the last step, and the rates of the run.
+    assert load_run(whole).objective.model.activation == "relu" != config.objective.model.activation
+    assert load_run(whole).objective.mask_rate == 0.15
     for phases in (PHASES.replace("4x16", "5x16"), PHASES.replace("5e-3", "4e-3"), ""):
         said = refused(capsys, "pretrain", *flags, "--run-dir", pieces, "--train.phases", phases)
         assert "has done 12 steps" in said and "changes a phase that has begun; change only later ones" in said
