@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 from jaxlm.data.base import Data
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.fields import Setting, check_ranges, check_type, check_types, field, settings, with_value
+from jaxlm.fields import check_ranges, check_type, check_types, field, settings, with_value
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig
 
@@ -230,9 +230,10 @@ class Experiment:
         Raises:
             UserError: A phase cannot set one of the fields.
         """
-        own, fields = self, {setting.name: setting for setting in settings(self)}
+        own, constants = self, f"objective.{self.objective.constants_field}"
+        fields = {s.name: s for s in settings(self) if s.name.startswith(_OF_PHASE) and s.name != constants}
         for name, value in changes.items():
-            if name not in fields or not _is_of_phase(fields[name], self.objective.constants_field):
+            if name not in fields or dataclasses.is_dataclass(fields[name].value) or "vocabulary" in fields[name].marks:
                 raise UserError(f"{name} is no field that a phase can set; those are data.length, train.batch_size, "
                                 "train.accumulate, and fields of objective and optimizer.")
             check_type(fields[name]._replace(value=value))
@@ -273,6 +274,8 @@ class Experiment:
                 phase.experiment.validate()
 
 
+_OF_PHASE = ("objective.", "optimizer.", "data.length", "train.batch_size", "train.accumulate")
+"""Beginnings of the names of the fields that a phase may set. `Program.at` refuses those that change the state."""
 _PHASE = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?((?:\s+[\w.-]+=\S+)*)")
 
 
@@ -295,14 +298,6 @@ def _literal(text: str) -> Any:
     with contextlib.suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
     return text
-
-
-def _is_of_phase(setting: Setting, constants_field: str) -> bool:
-    """Return whether a phase may set a field; `Program.at` refuses what changes the shapes of the state besides."""
-    name, is_whole = setting.name, dataclasses.is_dataclass(setting.value)
-    if is_whole or setting.marks & {"path", "vocabulary"} or name == f"objective.{constants_field}":
-        return False
-    return name.startswith(("objective.", "optimizer.", "data.length", "train.batch_size", "train.accumulate"))
 
 
 def _is_range(steps: str) -> bool:

@@ -200,10 +200,10 @@ def test_a_run_that_is_resumed_twice_is_the_run_in_one_piece(store):
     """At a boundary and inside a phase, bit for bit; test_run.py has the whole command."""
     change = "optimizer.learning_rate=1e-3 optimizer.warmup_steps=1 optimizer.weight_decay=0.5"
     e = experiment_of(f"2x16, 3x32x5 {change}, 2x16x8 train.accumulate=2", steps=7)
+    program = Program(BOUND, e.train, e.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), phases=e.phases)
 
     def run(state: TrainState | None, after: int, last: int) -> TrainState:
-        feed = Feed(store, e, make_mesh(MeshConfig(), jax.devices()[:1]))
-        program = Program(BOUND, e.train, e.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), phases=e.phases)
+        feed = Feed(store, e, program.mesh)
         state = program.init_state(program.init_params(3)) if state is None else jax.device_put(state)
         with contextlib.closing(feed.after(after)) as batches:
             for step, batch in zip(range(after + 1, last + 1), batches, strict=False):
