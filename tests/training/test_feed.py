@@ -20,8 +20,10 @@ from jaxlm.config.presets import load_preset
 from jaxlm.data.base import RowFormat
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.models.bert import Bert
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.session import with_steps
@@ -186,14 +188,17 @@ def test_steps_are_the_sum_of_the_phases():
 
 def test_a_phase_keeps_the_state_and_evaluates_as_the_run_does():
     """Its program is the run's where only shapes change; evaluation has the run's rates and the phase's model."""
-    phases = "3x8, 3 optimizer.learning_rate=1e-3, 3 objective.model.activation=relu train.accumulate=2"
-    e = experiment_of(phases)
-    program = Program(BOUND, e.train, e.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), phases=e.phases)
+    phases = "3x8, 3 objective.mask_rate=0.3, 3 objective.mask_rate=0.4 objective.model.activation=relu"
+    bert = Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=32)
+    bound = MaskedLM(model=bert).bind(Vocabulary.stand_in(300), 32)
+    e = dataclasses.replace(experiment_of(phases), objective=bound)
+    program = Program(bound, e.train, e.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), phases=e.phases)
     first, second, third = (program.at(step) for step in (3, 4, 7))
     assert first is program and program.at(6) is second is not third
     assert program.eval_step is second.eval_step is not third.eval_step
-    assert third.evaluated == dataclasses.replace(BOUND, model=third.objective.model) != BOUND == second.evaluated
-    assert (first.train.accumulate, third.train.accumulate) == (1, 2)
+    assert [each.objective.mask_rate for each in (first, second, third)] == [0.15, 0.3, 0.4]
+    assert [each.evaluated.mask_rate for each in (first, second, third)] == [0.15] * 3
+    assert [each.evaluated.model.activation for each in (first, second, third)] == ["gelu", "gelu", "relu"]
 
 
 def test_a_run_that_is_resumed_twice_is_the_run_in_one_piece(store):
