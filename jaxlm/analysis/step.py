@@ -72,7 +72,7 @@ def input_bytes(program: Program, batch: BatchShapes) -> dict[str, int]:
 
     state, placement = program.shapes, program.shardings
     inputs = {
-        "parameters": (state.params, placement.params),
+        "parameters": ((state.params, state.average), (placement.params, placement.average)),
         "optimizer_state": (state.opt_state, placement.opt_state),
         "recurrence_memory": (state.memory, placement.memory),
         "constants": (program.constants, shardings(program.constants, program.mesh)),

@@ -55,6 +55,9 @@ class OptimizerConfig:
     """Decoupled weight decay of kernels and embeddings; biases and norm scales have none (XLNet: see `DECAYED`)."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
+    average: float = field(0.0, range="[0, 1)")
+    """Decay of an exponential moving average of the parameters, min(average, (1 + step) / (10 + step)), such as 0.999;
+    evaluation, samples and later commands read it in place of the parameters. 0: none."""
     freeze: tuple[str, ...] = ()
     """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
     out what an earlier '*' has chosen. A name stands for all parameters below it, '*' also for several levels, and the
@@ -89,6 +92,9 @@ class TrainConfig:
     set is the run's. A phase that sets a field of the optimizer has a learning-rate schedule of its own, over its own
     steps; all others share one over the whole run. Evaluation is at the run's length, batch and rates. Phases that have
     not begun may change when a run is resumed. Empty: none."""
+    decay_steps: int = field(0, resumable=True, range="[0, inf)")
+    """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
+    checkpoint of `--init-from RUN` or `RUN@STEP`, optimizer included. 0: a run of its own."""
     accumulate: int = field(1, range="[1, inf)")
     """Gradient-accumulation microbatches."""
     seed: int = field(0, range="[0, 4294967296)")

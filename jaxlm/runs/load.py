@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxlm import hub
 from jaxlm.config.experiment import Resolved
@@ -15,23 +19,24 @@ from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
-from jaxlm.runs.folder import RunFolder
+from jaxlm.runs.folder import RunFolder, split_steps
 from jaxlm.runs.session import open_session
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
+from jaxlm.types import Params
 
 
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors, onto the default device.
 
     Args:
-        path: The folder, or `hf:ORG/NAME[@REVISION]`.
+        path: The folder, RUN@STEPS (see `load_run`) or `hf:ORG/NAME[@REVISION]`.
 
     Raises:
         UserError: The folder is neither.
     """
     path = hub.pin(os.fspath(path))
-    folder = any_path(hub.local(path))
+    folder = any_path(split_steps(hub.local(path))[0])
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
@@ -47,9 +52,12 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
 
 
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`)."""
-    folder = run_path(path)
-    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
+    """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`).
+
+    Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64.
+    """
+    folder = run_path(split_steps(path)[0])
+    experiment, run = load_config(folder / "config.json"), RunFolder.read(path)  # in this order: links are refused
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
     session = open_session(Resolved(experiment), run, for_inference=True)
@@ -65,7 +73,11 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         history = evaluations(folder, t.criterion) if t.uses_best else {}
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
-        params, step = checkpoints.restore_params(shapes, step=best_step(kept, t.criterion) if kept else None)
+        best = best_step(kept, t.criterion) if kept else None
+        restore = functools.partial(checkpoints.restore_params, shapes, average=experiment.optimizer.average > 0)
+        params, step = restore(step=run.chosen[-1] if run.chosen else best)
+        if len(run.chosen) > 1:
+            params = _mean((restore(step=each)[0] for each in run.chosen), len(run.chosen))
     finally:
         checkpoints.close()
     if step:  # a phase may have changed the model's function, such as the base of its rotary positions
@@ -73,6 +85,13 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         objective = dataclasses.replace(objective, model=model)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
+
+
+def _mean(models: Iterable[Params], count: int) -> Params:
+    """Return the mean of the parameters of `count` models, computed in float64 on the host."""
+    shares = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) / count, params) for params in models)
+    total = functools.reduce(lambda one, other: jax.tree.map(np.add, one, other), shares)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), total)
 
 
 def constant_arrays(objective: Objective) -> Constants:

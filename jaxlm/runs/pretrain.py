@@ -21,7 +21,7 @@ from jaxlm.parallel.hosts import main_first, require_same
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
-from jaxlm.runs.folder import RunFolder, hold, owner
+from jaxlm.runs.folder import RunFolder, hold, owner, split_steps
 from jaxlm.runs.load import constant_arrays
 from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.checkpoints import Checkpoints
@@ -191,6 +191,10 @@ def restore_or_init_state(
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.init_state(params), Totals()
+    if program.train.decay_steps:
+        state = _state_of(program, source, report)
+        checkpoints.save(state, int(state.step), metadata | Totals().state())
+        return state, Totals()
     fresh = program.init_params(program.train.seed)
     params = program.objective.with_constants(program.constants).merge_pretrained(fresh, source)
     state = program.init_state(params)
@@ -201,6 +205,17 @@ def restore_or_init_state(
         checkpoints.save_params(state.params, metadata)
         checkpoints.wait()
     return state, Totals()
+
+
+def _state_of(program: Program, source: PretrainedModel, report: Report) -> TrainState:
+    """Return the state of the checkpoint of another run, optimizer included."""
+    checkpoints = Checkpoints(run_path(split_steps(source.path)[0]) / "checkpoints", read_only=True)
+    try:
+        state, _ = checkpoints.restore(program.shapes, program.shardings, report, source.step)
+    finally:
+        checkpoints.close()
+    report(f"Going on from step {source.step:,} of {source.path}; the learning rate decays from here on")
+    return state
 
 
 def unshared(params: Params, source: PretrainedModel) -> str:

@@ -151,9 +151,9 @@ class Checkpoints:
         )
 
     def restore(
-        self, shapes: TrainState, shardings: TrainState, report: Report
+        self, shapes: TrainState, shardings: TrainState, report: Report, step: int | None = None
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """Return (state, metadata) of the newest checkpoint that can be read, on this run's mesh.
+        """Return (state, metadata) of the newest checkpoint that can be read, or of `step`, on this run's mesh.
 
         None if only an imported, parameters-only checkpoint exists. Damaged checkpoints are reported; they stay until
         their step is saved again or newer checkpoints replace them.
@@ -161,7 +161,7 @@ class Checkpoints:
         Raises:
             UserError: There are checkpoints of training and none can be read.
         """
-        steps = [step for step in reversed(self.steps()) if step > 0]
+        steps = [each for each in reversed(self.steps()) if each > 0 and step in (None, each)]
         if not steps:
             return None
         item = _item(jax.tree.map(_abstract, shapes, shardings))
@@ -169,17 +169,21 @@ class Checkpoints:
         return TrainState(**restored), metadata
 
     def restore_params(
-        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = log
+        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = log, average: bool = False
     ) -> tuple[Any, int]:
-        """Return (parameters, step) of the newest checkpoint that can be read, or of `step`."""
+        """Return (parameters, step) of the newest checkpoint that can be read, or of `step`.
+
+        With `average` they are the moving average, which a checkpoint of step 0 does not have.
+        """
         if shardings is None:
             device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             shardings = jax.tree.map(lambda _: device, shapes)
         steps = [step] if step is not None else self.steps()[::-1]
         if not steps:
             raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
-        found, restored, _ = self._newest(steps, {"params": jax.tree.map(_abstract, shapes, shardings)}, report)
-        return restored["params"], found
+        name = "average" if average and max(steps) else "params"
+        found, restored, _ = self._newest(steps, {name: jax.tree.map(_abstract, shapes, shardings)}, report)
+        return restored[name], found
 
     def _newest(
         self, steps: list[int], item: dict[str, Any], report: Report
@@ -242,8 +246,9 @@ def require_layout(folder: epath.Path) -> None:
 
 
 def _item(state: TrainState) -> dict[str, Any]:
-    """Return what is saved of a state: the recurrence memory only where there is one."""
-    return {name: value for name, value in state._asdict().items() if name != "memory" or jax.tree.leaves(value)}
+    """Return what is saved of a state: recurrence memory and average only where there are any."""
+    optional = ("memory", "average")
+    return {name: value for name, value in state._asdict().items() if name not in optional or jax.tree.leaves(value)}
 
 
 def _abstract(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

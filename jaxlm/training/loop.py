@@ -79,7 +79,7 @@ def train(
                 log.progress.note(evaluation_line(step, figures, program, feed, history))
             if should_sample:
                 with log.clock.during("evaluation"):
-                    log.write_samples(step, sample(current.evaluated, state.params))
+                    log.write_samples(step, sample(current.evaluated, state.evaluated_params))
             if should_save:
                 _save(checkpoints, state, log, step, metadata, history)
             if is_out_of_patience(history, t) and step < t.steps:
@@ -168,11 +168,11 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     """
     totals, memory, name = Totals(), program.initial_memory(), program.train.best_by
     for index, batch in enumerate(feed.held_out()):
-        terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
+        terms, memory = program.eval_step(state.evaluated_params, batch, np.int32(index), program.constants, memory)
         totals.add(terms)
     figures = {"loss": totals.loss()} | totals.means()
     if program.objective.is_task and name and not name.endswith("loss"):
-        params = program.local_params(state.params)
+        params = program.local_params(state.evaluated_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
         raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")

@@ -37,6 +37,13 @@ class TrainState(NamedTuple):
     opt_state: Any
     memory: Memory = ()
     """Recurrence memory that a model carries from batch to batch of a stream; () for stateless models."""
+    average: Params | tuple[()] = ()
+    """Moving average of the parameters (see `OptimizerConfig.average`); () without one."""
+
+    @property
+    def evaluated_params(self) -> Params:
+        """The parameters that evaluation and later commands read."""
+        return self.average or self.params
 
 
 class Program:
@@ -68,6 +75,7 @@ class Program:
         optimizer = optimizer.with_warmup(steps)
         self.schedule = make_schedule(optimizer, steps, after)
         self.frozen_params = (*objective.frozen_params, *optimizer.freeze)
+        self.average = optimizer.average
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
         model = objective.model
         self.optimizer = make_optimizer(
@@ -132,7 +140,8 @@ class Program:
 
     def _init_state(self, params: Params) -> TrainState:
         memory = self.objective.initial_memory(self.train.batch_size)
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
+        state = TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
+        return state._replace(average=params) if self.average else state
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
@@ -208,7 +217,11 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
             "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": Term.of(real, jnp.ones(real.shape)),
         }
-        new = TrainState(state.step + 1, params, opt_state, memory)
+        average = ()
+        if program.average:
+            decay = jnp.minimum(program.average, (1 + state.step) / (10 + state.step))
+            average = optax.incremental_update(params, state.average, 1 - decay)
+        new = TrainState(state.step + 1, params, opt_state, memory, average)
         # The host counts the skipped steps (see `StepLog`). optax.apply_if_finite has its counts in the optimizer's
         # state, so that no run could be resumed with another limit.
         if t.skip_nonfinite:
