@@ -131,6 +131,9 @@ class Data:
         """
         raise NotImplementedError
 
+    def check_format(self, row_format: RowFormat) -> None:
+        """Raise UserError if the data cannot be cut into such rows; it is asked before the data is read."""
+
     def survey(self, report: Report = print) -> None:
         """Survey the data and cache the result for the other processes, if `open` needs it."""
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -50,7 +51,12 @@ class Batches:
         batch_size: rows of a batch over all hosts.
         raw_length: tokens of a row.
         num_rows: number of rows to draw from.
+        parts: batches of each source of a mixture.
+        shares: share of each of them in an evaluation; of one source, which has the name "".
     """
+
+    parts: Mapping[str, Batches] = MappingProxyType({})
+    shares: Mapping[str, float] = MappingProxyType({"": 1.0})
 
     def __init__(
         self, rows: Rows, batch_size: int, seed: int, stream: bool = False, both_ways: bool = False

@@ -138,7 +138,8 @@ class Store:
             )
         batches = Batches(windows, rows, seed, is_stream, packing == "stream-both-ways")
         if batches.num_rows == 0 and split == "train":
-            raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
+            source = self.manifest["source"]
+            raise UserError(f"{source}: no document to train on has 2 tokens or more; give --data.source more text.")
         return batches
 
     def entity_ids(self, graph: str) -> np.ndarray:

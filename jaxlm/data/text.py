@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 
 import numpy as np
 
-from jaxlm.data.base import Data, RowFormat, random_tokens
+from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.fingerprint import Survey, sample, survey
-from jaxlm.data.store import FORMAT, Store, store_fingerprint
+from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
+from jaxlm.data.rows import kind_of
+from jaxlm.data.store import FORMAT, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import write_whole
@@ -34,7 +37,12 @@ class TextData(Data):
     source: str = field("python-docs", resumable=True)
     """The text: `python-docs` (the documentation in every Python), a file, folder or glob of .txt (documents end at
     blank lines, at the latest after some 65,536 characters), .jsonl, .csv or .tsv, each also .gz, .xz or .zst, or
-    .parquet; `tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several."""
+    .parquet; `tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several. Weights mix them:
+    `wiki.jsonl.zst@0.7,books/*.txt@0.3` gives shares of the tokens that are read."""
+
+    temperature: float = field(0.0, resumable=True, range="[0, inf]")
+    """Above 0, mixes the sources between commas with shares in proportion to n^(1/T) of their n tokens: 1 is their
+    sizes, 3.3 as in XLM-R and mT5, inf equal shares."""
 
     text_field: str = "text"
     """Name of the text field in .jsonl, tables and datasets."""
@@ -84,33 +92,67 @@ class TextData(Data):
         """
         self.validate()
         if self.tokenizer == "auto":
-            corpus = self._corpus()
-            text = self._survey(corpus, report)
-            return self._trained_tokenizer(corpus, text, symbols, report)
+            return self._trained_tokenizer(symbols, report)
         tokenizer = Tokenizer.load(self.tokenizer)
         for name in symbols:
             tokenizer.vocabulary.id(name)
         return tokenizer
 
+    def check_format(self, row_format: RowFormat) -> None:
+        """Raise UserError for a stream of a mixture; see `jaxlm.data.base.Data`."""
+        if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
+            raise UserError(
+                "This objective reads a text in its order, and a mixture has none; leave the weights of --data.source "
+                "and --data.temperature out."
+            )
+
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        corpus = self._corpus()
-        text = self._survey(corpus, report)
-        if corpus.remark:
-            report(corpus.remark)
-        if text.blank:
-            report(f"Rows of {self.source} without text, which are left out: {text.blank:,}")
+        for data, _ in self._sources().values():
+            corpus = data._corpus()
+            text = data._survey(corpus, report)
+            if corpus.remark:
+                report(corpus.remark)
+            if text.blank:
+                report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        self._build(tokenizer, report).tokenize(shard, shards)
+        for data, _ in self._sources().values():
+            data._build(tokenizer, report).tokenize(shard, shards)
 
-    def open(self, tokenizer: Tokenizer, report: Report = print) -> Store:
-        """Open the token store of this text and tokenizer in the cache folder; build it if it is missing."""
-        return self._build(tokenizer, report).finish()
+    def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
+        """Open the token stores of this text and tokenizer in the cache folder; build those that are missing.
+
+        Returns:
+            A `Store`, or a `Mixture` of them.
+        """
+        sources = self._sources()
+        stores = {name: data._build(tokenizer, report).finish() for name, (data, _) in sources.items()}
+        return stores.get("") or Mixture(stores, [weight for _, weight in sources.values()], self.temperature)
+
+    def _sources(self) -> dict[str, tuple[TextData, float]]:
+        """Return the sources of a mixture with their weights, by name; text that is no mixture has the name "".
+
+        Raises:
+            UserError: a file is in two sources, where it might be held out of one alone; or as `parse_mixture`.
+        """
+        self.validate()
+        if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
+            raise UserError(f"--data.source is empty; give {SOURCES}.")
+        parsed, found = parse_mixture(self.source, self.temperature), {}
+        for name, (item, _) in parsed.items() if len(parsed) > 1 else ():
+            # Splits of a dataset have files in common.
+            for file in () if kind_of(item) in ("tfds", "hf") else open_corpus(item, self.text_field).stats:
+                if (other := found.setdefault(file, name)) != name:
+                    path = json.loads(file)[0]
+                    raise UserError(f"{other} and {name} of --data.source both have {path}; leave it out of one.")
+        return {
+            name: (dataclasses.replace(self, source=item, temperature=0.0), weight)
+            for name, (item, weight) in parsed.items()
+        }
 
     def _build(self, tokenizer: Tokenizer, report: Report) -> StoreBuild:
-        self.validate()
         corpus = self._corpus()
         text = self._survey(corpus, report)
         fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
@@ -126,8 +168,6 @@ class TextData(Data):
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _corpus(self) -> Corpus:
-        if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
-            raise UserError(f"--data.source is empty; give {SOURCES}.")
         return open_corpus(self.source, self.text_field)
 
     def _survey(self, corpus: Corpus, report: Report) -> Survey:
@@ -143,15 +183,27 @@ class TextData(Data):
         write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
         return text
 
-    def _trained_tokenizer(self, corpus: Corpus, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
+    def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:
+        """Return the tokenizer of this text; of a mixture, one vocabulary by the shares of the sources in its bytes."""
+        sources = self._sources()
+        corpora = [data._corpus() for data, _ in sources.values()]
+        texts = [data._survey(corpus, report) for (data, _), corpus in zip(sources.values(), corpora, strict=True)]
+        shares, identity = [1.0], texts[0].fingerprint
+        if "" not in sources:
+            weights, sizes = [weight for _, weight in sources.values()], [text.bytes for text in texts]
+            shares = shares_of(weights, sizes, self.temperature).tolist()
+            identity = [[text.fingerprint, share] for text, share in zip(texts, shares, strict=True)]
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
-        facts = json.dumps([2, text.fingerprint, settings, _SAMPLE, *symbols])
+        facts = json.dumps([2, identity, settings, _SAMPLE, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-            texts = sample(corpus.pieces(), text.bytes, _SAMPLE)
-            train_tokenizer(texts, str(folder), symbols=symbols, **settings)
+            samples = (
+                sample(corpus.pieces(), text.bytes, round(share * _SAMPLE))
+                for corpus, text, share in zip(corpora, texts, shares, strict=True)
+            )
+            train_tokenizer(itertools.chain.from_iterable(samples), str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
         if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"

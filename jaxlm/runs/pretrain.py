@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxlm import hub
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
+from jaxlm.data.mixture import describe_draws
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import Objective, PretrainedModel
@@ -123,6 +124,8 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
         return sampler(objective, session.tokenizer, texts)(params)
 
     report(f"{rows.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
+    for line in describe_draws(feed.draws):
+        report(line)
     metadata = resume.run_metadata(session, program.constants)
     # It makes the last checks, then writes the run's files.
     main_first(lambda: resume.write_run(session, metadata), "write the configuration", everywhere=False)

@@ -62,6 +62,7 @@ class Session:
         """
         experiment, pretrained, run = self.experiment, self.pretrained, self.run
         data, length = experiment.data, experiment.data.length
+        data.check_format(self.objective.row_format(length))
         main_first(lambda: data.survey(report), "read the text", everywhere=False)
         together(
             lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -83,21 +83,32 @@ class Feed:
     @property
     def passes(self) -> float:
         """Number of passes over the text."""
+        return sum(rows / batches.num_rows for batches, rows in self.draws)
+
+    @property
+    def draws(self) -> list[tuple[Batches, int]]:
+        """Batches of each stage, and how many of their rows the run reads."""
         steps = self._train.steps
-        return sum(
-            max(0, min(s.phase.last or steps, steps) - s.phase.after) * s.batches.batch_size / s.batches.num_rows
+        return [
+            (s.batches, max(0, min(s.phase.last or steps, steps) - s.phase.after) * s.batches.batch_size)
             for s in self._stages
-        )
+        ]
 
     @property
     def has_held_out(self) -> bool:
         """Whether there is text to evaluate on."""
         return self._held_out.num_rows > 0
 
-    def held_out(self) -> Iterator[Any]:
-        """Return the batches of an evaluation, the same each time."""
-        t, rows = self._train, self._rows(self._held_out)
-        return self._placed(self._held_out.evaluation(t.batch_size, t.eval_batches, rows), self._held_out, rows)
+    @property
+    def held_out_shares(self) -> Mapping[str, float]:
+        """Share of each source of a mixture in the figures of an evaluation; one source has the name ""."""
+        return self._held_out.shares
+
+    def held_out(self, source: str = "") -> Iterator[Any]:
+        """Return the batches of an evaluation on a source, the same each time."""
+        t, batches = self._train, self._held_out.parts.get(source, self._held_out)
+        rows = self._rows(batches)
+        return self._placed(batches.evaluation(t.batch_size, t.eval_batches, rows), batches, rows)
 
     def texts(self, count: int) -> list[np.ndarray]:
         """Return the token ids of `count` rows of held-out text, or of the text to train on if none is held out."""

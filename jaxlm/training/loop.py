@@ -161,16 +161,24 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     """Return the figures of the held-out data.
 
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
-    `train.best_by` does not name a loss, the metrics of a task.
+    `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
+    their shares, and "loss_NAME" is that of each source.
 
     Raises:
         UserError: `train.best_by` is none of the figures.
     """
-    totals, memory, name = Totals(), program.initial_memory(), program.train.best_by
-    for index, batch in enumerate(feed.held_out()):
-        terms, memory = program.eval_step(state.evaluated_params, batch, np.int32(index), program.constants, memory)
-        totals.add(terms)
-    figures = {"loss": totals.loss()} | totals.means()
+    name, parts = program.train.best_by, {}
+    for source in feed.held_out_shares:
+        totals, memory = Totals(), program.initial_memory()
+        for index, batch in enumerate(feed.held_out(source)):
+            terms, memory = program.eval_step(state.evaluated_params, batch, np.int32(index), program.constants, memory)
+            totals.add(terms)
+        parts[source] = {"loss": totals.loss()} | totals.means()
+    figures = {}
+    for figure in dict.fromkeys(figure for part in parts.values() for figure in part):
+        found = [(feed.held_out_shares[source], part[figure]) for source, part in parts.items() if figure in part]
+        figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
+    figures |= {f"loss_{source}": part["loss"] for source, part in parts.items() if source}
     if program.objective.is_task and name and not name.endswith("loss"):
         params = program.local_params(state.evaluated_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
