@@ -42,7 +42,7 @@ def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str,
     """Return the sources of a mixture with their weights, by their names in metrics.
 
     A weight follows the last `@` of an item, if a number does, unless a file has the whole name. Text that is no
-    mixture has the name "". Weights that a temperature is to decide are 0.
+    mixture has the name "" and the weight 1. Weights that a temperature is to decide are 0.
 
     Raises:
         UserError: A weight is not above 0; only some sources have one, or a temperature as well; or a temperature meets
@@ -54,7 +54,7 @@ def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str,
         hint = f"with --data.temperature (now {temperature:g}) none"
         raise UserError(f"--data.source {source!r}: give each of two or more sources a weight, as a.txt@0.7; {hint}.")
     if len(items) == 1 or (not temperature and True in kinds):
-        return {"": (source if True in kinds else items[0][0], 0.0)}
+        return {"": (source if True in kinds else items[0][0], 1.0)}
     paths = [_UNNAMED.sub("", item.rstrip("/")) or "source" for item, _ in items]
     names = [re.split("[/:]", path)[-1] for path in paths]
     if len(set(names)) < len(names):

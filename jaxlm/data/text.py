@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
+from jaxlm.data.duplicates import Deduplicate, without_duplicates
 from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
 from jaxlm.data.rows import kind_of
@@ -43,6 +45,9 @@ class TextData(Data):
     temperature: float = field(0.0, resumable=True, range="[0, inf]")
     """Above 0, mixes the sources between commas with shares in proportion to n^(1/T) of their n tokens: 1 is their
     sizes, 3.3 as in XLM-R and mT5, inf equal shares."""
+
+    deduplicate: Deduplicate = field("off", resumable=True)
+    """Leaves out documents that repeat an earlier one: `exact`, but for white space and Unicode composition."""
 
     text_field: str = "text"
     """Name of the text field in .jsonl, tables and datasets."""
@@ -101,15 +106,11 @@ class TextData(Data):
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError for a stream of a mixture; see `jaxlm.data.base.Data`."""
         if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
-            raise UserError(
-                "This objective reads a text in its order, and a mixture has none; leave the weights of --data.source "
-                "and --data.temperature out."
-            )
+            raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        for data, _ in self._sources().values():
-            corpus = data._corpus()
+        for data, corpus, _ in self._sources(report).values():
             text = data._survey(corpus, report)
             if corpus.remark:
                 report(corpus.remark)
@@ -118,8 +119,8 @@ class TextData(Data):
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        for data, _ in self._sources().values():
-            data._build(tokenizer, report).tokenize(shard, shards)
+        for data, corpus, _ in self._sources(report).values():
+            data._build(corpus, tokenizer, report).tokenize(shard, shards)
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the token stores of this text and tokenizer in the cache folder; build those that are missing.
@@ -127,12 +128,12 @@ class TextData(Data):
         Returns:
             A `Store`, or a `Mixture` of them.
         """
-        sources = self._sources()
-        stores = {name: data._build(tokenizer, report).finish() for name, (data, _) in sources.items()}
-        return stores.get("") or Mixture(stores, [weight for _, weight in sources.values()], self.temperature)
+        sources = self._sources(report)
+        stores = {name: data._build(corpus, tokenizer, report).finish() for name, (data, corpus, _) in sources.items()}
+        return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
-    def _sources(self) -> dict[str, tuple[TextData, float]]:
-        """Return the sources of a mixture with their weights, by name; text that is no mixture has the name "".
+    def _sources(self, report: Report) -> dict[str, tuple[TextData, Corpus, float]]:
+        """Return the sources of a mixture, without duplicates, with their weights, by name; "" is that of other text.
 
         Raises:
             UserError: a file is in two sources, where it might be held out of one alone; or as `parse_mixture`.
@@ -147,13 +148,14 @@ class TextData(Data):
                 if (other := found.setdefault(file, name)) != name:
                     path = json.loads(file)[0]
                     raise UserError(f"{other} and {name} of --data.source both have {path}; leave it out of one.")
-        return {
-            name: (dataclasses.replace(self, source=item, temperature=0.0), weight)
-            for name, (item, weight) in parsed.items()
-        }
+        parts = [dataclasses.replace(self, source=item, temperature=0.0) for item, _ in parsed.values()]
+        corpora = [data._corpus() for data in parts]
+        if self.deduplicate != "off":
+            corpora = without_duplicates(corpora, self.deduplicate, self.cache_dir, report)
+        opened = zip(parsed.items(), parts, corpora, strict=True)
+        return {name: (data, corpus, weight) for (name, (_, weight)), data, corpus in opened}
 
-    def _build(self, tokenizer: Tokenizer, report: Report) -> StoreBuild:
-        corpus = self._corpus()
+    def _build(self, corpus: Corpus, tokenizer: Tokenizer, report: Report) -> StoreBuild:
         text = self._survey(corpus, report)
         fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
         folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
@@ -185,24 +187,20 @@ class TextData(Data):
 
     def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:
         """Return the tokenizer of this text; of a mixture, one vocabulary by the shares of the sources in its bytes."""
-        sources = self._sources()
-        corpora = [data._corpus() for data, _ in sources.values()]
-        texts = [data._survey(corpus, report) for (data, _), corpus in zip(sources.values(), corpora, strict=True)]
-        shares, identity = [1.0], texts[0].fingerprint
-        if "" not in sources:
-            weights, sizes = [weight for _, weight in sources.values()], [text.bytes for text in texts]
-            shares = shares_of(weights, sizes, self.temperature).tolist()
-            identity = [[text.fingerprint, share] for text, share in zip(texts, shares, strict=True)]
+        sources = self._sources(report)
+        texts = [data._survey(corpus, report) for data, corpus, _ in sources.values()]
+        weights, sizes = [weight for *_, weight in sources.values()], [text.bytes for text in texts]
+        shares = shares_of(weights, sizes, self.temperature).tolist()
+        identity: Any = [[text.fingerprint, share] for text, share in zip(texts, shares, strict=True)]
+        identity = texts[0].fingerprint if "" in sources else identity
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
         facts = json.dumps([2, identity, settings, _SAMPLE, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-            samples = (
-                sample(corpus.pieces(), text.bytes, round(share * _SAMPLE))
-                for corpus, text, share in zip(corpora, texts, shares, strict=True)
-            )
+            opened = zip(sources.values(), sizes, shares, strict=True)
+            samples = (sample(corpus.pieces(), size, round(share * _SAMPLE)) for (_, corpus, _), size, share in opened)
             train_tokenizer(itertools.chain.from_iterable(samples), str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
         if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:

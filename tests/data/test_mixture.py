@@ -234,9 +234,9 @@ def test_an_empty_source_is_named(tmp_path, stores):
         ("tfds:wiki/en@1,python-docs@2", 0, {"en": ("tfds:wiki/en", 1), "python-docs": ("python-docs", 2)}),
         ("x@home.txt@2,y.csv.gz@1", 0, {"x@home": ("x@home.txt", 2), "y": ("y.csv.gz", 1)}),
         ("*.txt@1,**/*.jsonl@2", 0, None),
-        ("a.txt@0.7", 0, {"": ("a.txt", 0)}),
-        ("a.txt,b.txt", 0, {"": ("a.txt,b.txt", 0)}),
-        ("me@home/a.txt,b.txt", 0, {"": ("me@home/a.txt,b.txt", 0)}),
+        ("a.txt@0.7", 0, {"": ("a.txt", 1)}),
+        ("a.txt,b.txt", 0, {"": ("a.txt,b.txt", 1)}),
+        ("me@home/a.txt,b.txt", 0, {"": ("me@home/a.txt,b.txt", 1)}),
     ],
 )
 def test_what_a_source_names(source, temperature, expected):
@@ -250,7 +250,7 @@ def test_what_a_source_names(source, temperature, expected):
 def test_a_file_with_the_whole_name_has_no_weight(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes@2").mkdir()
-    assert parse_mixture("notes@2") == {"": ("notes@2", 0.0)}
+    assert parse_mixture("notes@2") == {"": ("notes@2", 1.0)}
     assert parse_mixture("notes@2@3,b.txt@1") == {"notes@2": ("notes@2", 3.0), "b": ("b.txt", 1.0)}
 
 
@@ -341,7 +341,7 @@ def test_a_file_in_two_sources_is_refused(config, folder):
 def test_a_stream_of_a_mixture_is_refused(config, folder):
     stream = RowFormat("stream", 32, stride=32)
     config.check_format(stream)
-    with pytest.raises(UserError, match="a mixture has none; leave the weights"):
+    with pytest.raises(UserError, match="reads a text in its order; leave weights"):
         dataclasses.replace(config, source=f"{config.source}@1,{folder / 'b.txt'}@1").check_format(stream)
 
 
