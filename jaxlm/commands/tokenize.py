@@ -33,4 +33,5 @@ def main(arguments: list[str]) -> None:
         data.tokenize(tokenizer, int(match[1]), int(match[2]))
         print(f"Shard {options.shard} is stored.")
     else:
+        data.survey()  # tells which files and documents are left out
         print(data.open(tokenizer).summary)

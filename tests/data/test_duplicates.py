@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxlm.cli import main
 from jaxlm.data import build
 from jaxlm.data.duplicates import document_keys, first_of
 from jaxlm.data.readers import NO_TEXT, PIECE, Cutter
@@ -108,6 +109,12 @@ def test_sources_of_a_mixture_have_no_document_in_common(config, documents, tmp_
     lines = []
     mixed.survey(lines.append)
     assert lines[-1].splitlines()[-1] == f"Left out of {other} as exact duplicates: 35 of 37 documents"
+
+
+def test_the_command_tells_how_many(config, capsys):
+    flags = ["--data.source", config.source, "--data.cache-dir", config.cache_dir, "--data.deduplicate", "exact"]
+    assert main(["tokenize", "configs/bert_tiny.py", *flags, "--data.vocab-size", "600"]) == 0
+    assert f"Left out of {config.source} as exact duplicates: 5 of 105 documents\n" in capsys.readouterr().out
 
 
 def test_a_change_of_the_text_is_seen(config, documents):
