@@ -147,6 +147,9 @@ class Data:
             report: gets a line about everything that takes time.
         """
 
+    def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
+        """Report the lengths, scripts and unknown characters of the text; nothing for data without text."""
+
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the prepared data, and prepare what is missing."""
         raise NotImplementedError

@@ -15,6 +15,7 @@ from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
+from jaxlm.data.describe import describe_text
 from jaxlm.data.duplicates import Deduplicate, without_duplicates
 from jaxlm.data.fingerprint import Survey, sample, survey
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
@@ -132,6 +133,13 @@ class TextData(Data):
         sources = self._sources(report)
         stores = {name: data._build(corpus, tokenizer, report).finish() for name, (data, corpus, _) in sources.items()}
         return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
+
+    def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
+        """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""
+        for data, corpus, _ in self._sources(report).values():
+            texts = sample(corpus.pieces(), data._survey(corpus, report).bytes, _SAMPLE)
+            for line in describe_text(data._build(corpus, tokenizer, report).finish(), tokenizer, texts):
+                report(f"{corpus.source}: {line}")
 
     def _sources(self, report: Report) -> dict[str, tuple[TextData, Corpus, float]]:
         """Return the sources of a mixture, without duplicates, with their weights, by name; "" is that of other text.
