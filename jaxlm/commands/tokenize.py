@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = config_parser("jaxlm tokenize", __doc__)
     parser.add_argument("--shard", default=None, metavar="I/N", help="tokenize only this share of the text, from 0/N")
-    parser.add_argument("--report", action="store_true", help="tell lengths, scripts and characters without a token")
+    parser.add_argument("--report", action="store_true", help="describe the text and what of it is held out")
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="take the tokenizer of this model")
     options, flags = parse_options(parser, arguments)
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", options.shard or "0/1")
