@@ -159,10 +159,14 @@ class MixedBatches(Batches):
         return tuple(counts.tolist())
 
     def drawn(self, rows: int) -> dict[str, int]:
-        """Return how many of the first `rows` rows are of each source."""
-        blocks, rest = divmod(rows, BLOCK)
-        more = np.bincount(_block(self.quotas, self._seed, blocks)[0][:rest], minlength=len(self.quotas))
-        return dict(zip(self.parts, (blocks * np.array(self.quotas) + more).tolist(), strict=True))
+        """Return how many of the first `rows` rows of these batches are of each source."""
+        def before(place: int) -> np.ndarray:
+            blocks, rest = divmod(place, BLOCK)
+            more = np.bincount(_block(self.quotas, self._seed, blocks)[0][:rest], minlength=len(self.quotas))
+            return blocks * np.array(self.quotas) + more
+
+        counts = before(self._first + rows) - before(self._first)
+        return dict(zip(self.parts, counts.tolist(), strict=True))
 
     def _shuffled(self, place: np.ndarray) -> np.ndarray:
         counts, (block, slot) = np.array(self.quotas), np.divmod(place, BLOCK)
