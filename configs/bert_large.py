@@ -1,7 +1,7 @@
 """BERT-large (24 layers, width 1024): the published size and schedule.
 
 Command:     jaxlm pretrain configs/bert_large.py --run-dir runs/bert_large --data.source "gs://YOUR/text/*.jsonl.zst"
-             (the paper: 90 % of the steps with this length, the rest with --data.length 512)
+             (the paper: --data.length 512 --train.phases 900000x128x256,100000)
 Hardware:    published: 16 Cloud TPUs (64 chips), four days; here see `jaxlm plan configs/bert_large.py`
 Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  336,226,108 with the published vocabulary of 30,522

@@ -1,7 +1,7 @@
 """BERT-medium (8 layers, width 512): the published size and schedule.
 
 Command:     jaxlm pretrain configs/bert_medium.py --run-dir runs/bert_medium --data.source "gs://YOUR/text/*.jsonl.zst"
-             (the paper: 90 % of the steps with this length, the rest with --data.length 512)
+             (the paper: --data.length 512 --train.phases 900000x128x256,100000)
 Hardware:    one GPU or a TPU slice (see `jaxlm plan configs/bert_medium.py`)
 Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's attention; the paper's rate is 0.1
 Parameters:  41,668,412 with the published vocabulary of 30,522

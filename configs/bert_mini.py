@@ -21,7 +21,7 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=150),
     train=TrainConfig(
-        steps=1500, short_steps=700, batch_size=32, log_every=10, eval_every=250, eval_batches=16,
+        steps=1500, phases="700x16, 800", batch_size=32, log_every=10, eval_every=250, eval_batches=16,
         checkpoint_every=250,
     ),
 )

@@ -25,6 +25,7 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=450, short_steps=350, batch_size=32, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=150
+        steps=450, phases="350x16, 100", batch_size=32, log_every=10, eval_every=100, eval_batches=8,
+        checkpoint_every=150,
     ),
 )

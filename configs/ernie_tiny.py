@@ -24,6 +24,7 @@ experiment = Experiment(
     data=LinkedText(length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=600, short_steps=200, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
+        steps=600, phases="200x16, 400", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        checkpoint_every=100,
     ),
 )

@@ -1,4 +1,4 @@
-"""Ettin decoder 400M (28 layers, width 1,024): the published size, and its first phase of training.
+"""Ettin decoder 400M (28 layers, width 1,024): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_decoder_400m.py --run-dir runs/ettin_decoder_400m --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/ettin_decoder_400m.py`
@@ -12,11 +12,22 @@ from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBertDecoder
 from jaxlm.objectives.causal_lm import CausalLM
 
+FIRST = "objective.model.global_theta=10000 objective.model.local_theta=10000"
+DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.warmup_steps=0"
+PHASES = [
+    f"360277x1024x4608 {FIRST}", f"6783 {DECAY} optimizer.final_share=0.5",
+    f"1357 {DECAY} optimizer.final_share=0.04 optimizer.learning_rate=2.5e-4 optimizer.weight_decay=0.04",
+]
+
 experiment = Experiment(
     objective=CausalLM(model=ModernBertDecoder.published("400m", dtype="bfloat16")),
-    data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
+    data=TextData(length=7999, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
-        name="stable-adamw", learning_rate=5e-4, warmup_steps=424, b2=0.98, weight_decay=0.02, clip_norm=0.0
+        name="stable-adamw", learning_rate=5e-4, warmup_steps=424, schedule="constant", b2=0.98, weight_decay=0.02,
+        clip_norm=0.0,
     ),
-    train=TrainConfig(steps=360_277, batch_size=4608, log_every=100, eval_every=5_000, checkpoint_every=2_500),
+    train=TrainConfig(
+        steps=368_417, phases=", ".join(PHASES), batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
+        checkpoint_every=2_500,
+    ),
 )

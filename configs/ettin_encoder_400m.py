@@ -1,9 +1,9 @@
-"""Ettin encoder 400M (28 layers, width 1,024): the published size, and its first phase of training.
+"""Ettin encoder 400M (28 layers, width 1,024): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_encoder_400m.py --run-dir runs/ettin_encoder_400m --data.source "gs://YOUR/*.jsonl.zst"
 Hardware:    see `jaxlm plan configs/ettin_encoder_400m.py`
 Parameters:  395,881,664 with the published vocabulary of 50,368
-Result:      published, after all three phases: GLUE average 90.8 (jhu-clsp/ettin-encoder-400m, README)
+Result:      published: GLUE average 90.8 (jhu-clsp/ettin-encoder-400m, README)
 
 The schedule is that of the size, with a ramp of the batch over 10 billion tokens there; the differences are those of
 ettin_encoder_17m.py.
@@ -14,13 +14,22 @@ from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_lm import MaskedLM
 
+FIRST = "objective.mask_rate=0.3 objective.model.global_theta=10000 objective.model.local_theta=10000"
+DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.warmup_steps=0"
+PHASES = [
+    f"360277x1024x4608 {FIRST}", f"6783 objective.mask_rate=0.3 {DECAY} optimizer.final_share=0.5",
+    f"1357 {DECAY} optimizer.final_share=0.04 optimizer.learning_rate=2.5e-4 optimizer.weight_decay=0.04",
+]
+
 experiment = Experiment(
-    objective=MaskedLM(
-        model=ModernBert.published("ettin-400m", dtype="bfloat16"), mask_rate=0.3, input_format="packed"
-    ),
-    data=TextData(length=1024, tokenizer_kind="byte-bpe", vocab_size=50368),
+    objective=MaskedLM(model=ModernBert.published("ettin-400m", dtype="bfloat16"), input_format="packed"),
+    data=TextData(length=7999, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
-        name="stable-adamw", learning_rate=5e-4, warmup_steps=424, b2=0.98, weight_decay=0.02, clip_norm=0.0
+        name="stable-adamw", learning_rate=5e-4, warmup_steps=424, schedule="constant", b2=0.98, weight_decay=0.02,
+        clip_norm=0.0,
     ),
-    train=TrainConfig(steps=360_277, batch_size=4608, log_every=100, eval_every=5_000, checkpoint_every=2_500),
+    train=TrainConfig(
+        steps=368_417, phases=", ".join(PHASES), batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
+        checkpoint_every=2_500,
+    ),
 )

@@ -27,6 +27,7 @@ experiment = Experiment(
         learning_rate=7e-4, warmup_steps=50, schedule="cosine", final_share=0.1, eps=1e-8, weight_decay=0.01
     ),
     train=TrainConfig(
-        steps=600, short_steps=400, batch_size=16, log_every=10, eval_every=100, eval_batches=8, checkpoint_every=100
+        steps=600, phases="400x16, 200", batch_size=16, log_every=10, eval_every=100, eval_batches=8,
+        checkpoint_every=100,
     ),
 )

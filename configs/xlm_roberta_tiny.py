@@ -24,6 +24,7 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, tokenizer_kind="unigram", vocab_size=8192, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=900, short_steps=450, batch_size=32, log_every=10, eval_every=100, eval_batches=12, checkpoint_every=100
+        steps=900, phases="450x16, 450", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        checkpoint_every=100,
     ),
 )

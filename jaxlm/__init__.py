@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxlm.objectives.base import PretrainedModel
 
+try:
+    __version__ = importlib.metadata.version("jaxlm")
+except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
+
 
 def load(path: str, to_answer: bool = False) -> PretrainedModel:
-    """Load the newest checkpoint of a run folder, or a Transformers folder.
+    """Load the newest checkpoint of a run folder, a Transformers folder, or a model of the hub.
 
     A Transformers folder may lack heads. They are initialized, and a warning names them.
 
     Args:
-        path: The folder.
+        path: The folder, or `hf:ORG/NAME[@REVISION]`.
         to_answer: Whether the model is to fill masks or to generate, for which a missing head is an error.
 
     Raises:

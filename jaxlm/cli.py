@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from jaxlm import __version__
+
 COMMANDS = {
     "pretrain": ("jaxlm.commands.pretrain", "train a preset, or resume if the run folder has a checkpoint"),
     "show": ("jaxlm.commands.show", "print examples before and after corruption"),
@@ -36,9 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(_help())
         return 0
     if arguments[0] in ("-V", "--version"):
-        from importlib.metadata import version
-
-        print(f"jaxlm {version('jaxlm')}")
+        print(f"jaxlm {__version__}")
         return 0
     _choose_cpu_without_accelerator()
     for stream in (sys.stdout, sys.stderr):
@@ -115,7 +115,7 @@ def _help() -> str:
         "",
         *lines,
         "",
-        "first steps:  jaxlm pretrain configs/bert_tiny.py --run-dir runs/first",
+        "first steps:  jaxlm pretrain bert_tiny --run-dir runs/first",
         "              jaxlm fill-mask runs/first \"a list is a mutable [MASK] .\"",
         "              jaxlm export runs/first exported",
     ])

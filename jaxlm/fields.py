@@ -97,16 +97,28 @@ def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozense
             yield from settings(value, f"{prefix}{item.name}.", marks)
 
 
+def with_value(config: Any, name: str, value: Any) -> Any:
+    """Return a copy of a configuration with another value of the field of a dotted name."""
+    first, _, rest = name.partition(".")
+    value = with_value(getattr(config, first), rest, value) if rest else value
+    return dataclasses.replace(config, **{first: value})
+
+
 def check_types(config: Any) -> None:
     """Raise UserError for a field whose value is not of its annotated type.
 
     Flags are checked when they are parsed; a preset or a config.json can hold anything.
     """
     for setting in settings(config):
-        try:
-            typeguard.check_type(
-                setting.value, setting.type, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
-            )
-        except typeguard.TypeCheckError:
-            kind = inspect.formatannotation(setting.type)
-            raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None
+        check_type(setting)
+
+
+def check_type(setting: Setting) -> None:
+    """Raise UserError unless the value of a field is of its annotated type."""
+    try:
+        typeguard.check_type(
+            setting.value, setting.type, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
+        )
+    except typeguard.TypeCheckError:
+        kind = inspect.formatannotation(setting.type)
+        raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None

@@ -30,6 +30,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
+from jaxlm.objectives.masked_diffusion import MaskedDiffusion
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.mixture_of_denoisers import MixtureOfDenoisers
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -71,6 +72,8 @@ SYSTEMS = (
     System(MaskedLM, XlmRoberta, "xlm_roberta", "masked_lm"),
     System(MaskedLM, Albert, "albert", "masked_lm"),
     System(MaskedLM, ModernBert, "modernbert", "masked_lm"),
+    System(MaskedDiffusion, Bert, "bert", export_only=True),
+    System(MaskedDiffusion, ModernBert, "modernbert", export_only=True),
     System(SpanBoundary, Bert, "spanbert", export_only=True),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(MaskedLM, Deberta, "deberta", "masked_lm"),

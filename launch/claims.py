@@ -39,8 +39,9 @@ from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "configs" / "claims"
-SCALED = re.compile(r"(--(?:train\.(?:short-)?steps|optimizer\.warmup-steps) )(\d+)")
-"""Flags that --scale multiplies."""
+SCALED = re.compile(r"(?<=--train\.steps )\d+|(?<=--optimizer\.warmup-steps )\d+|(?<=--train\.phases )\d\S*")
+"""Values of the flags that --scale multiplies: numbers of steps, in phases those at the beginning and after a comma."""
+STEPS = re.compile(r"(?<![\dx])\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Runner:
 
     def step(self, command: str, seed: int, folders: dict[str, str]) -> Step:
         """Return the step of a command; its folder is named after its first words and a hash of all of it."""
-        command = SCALED.sub(lambda found: found[1] + self.scaled(int(found[2])), command)
+        command = SCALED.sub(lambda found: STEPS.sub(lambda steps: self.scaled(int(steps[0])), found[0]), command)
         label, equals, rest = command.partition(" = ")
         if not equals:
             label, rest = "model" if command.startswith("pretrain ") else Path(command.split()[1]).stem, command
@@ -210,18 +211,18 @@ def pretrained(folder: Path) -> dict[str, float]:
     from jaxlm.training.metrics import last_evaluation
 
     run = RunFolder.read(folder)
-    t, data = run.experiment.train, run.experiment.data
-    objective = run.experiment.objective.bind(Tokenizer.load(run.tokenizer_folder).vocabulary, data.length)
+    e = run.experiment
+    objective = e.objective.bind(Tokenizer.load(run.tokenizer_folder).vocabulary, e.data.length)
+    e = dataclasses.replace(e, objective=objective)
     shapes = jax.eval_shape(objective.init, jax.random.key(0))
     figures = dict(last_evaluation(run.path)[1])
     figures["parameters"] = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     if not getattr(objective, "teacher", ""):  # a teacher's FLOPs need its parameters
-        short, rows = t.short_steps, t.batch_size
-        long = objective.step_flops(data.length, rows)
-        figures["flops"] = long * (t.steps - short)
-        if short:
-            more = rows * data.length // t.short_length
-            figures["flops"] += short * objective.step_flops(t.short_length, more)
+        figures["flops"] = sum(
+            (min(phase.last or e.train.steps, e.train.steps) - phase.after)
+            * phase.experiment.objective.step_flops(phase.experiment.data.length, phase.experiment.train.batch_size)
+            for phase in e.phases if phase.after < e.train.steps
+        )
     return figures
 
 

@@ -64,7 +64,7 @@ def _for_gpu(experiment: Any, length: int | None) -> Any:
     changes = {key: value for key, value in changes.items() if hasattr(objective.model, key)}
     objective = dataclasses.replace(objective, model=dataclasses.replace(objective.model, **changes))
     data = dataclasses.replace(experiment.data, length=length or experiment.data.length)
-    train = dataclasses.replace(experiment.train, accumulate=1, short_steps=0)
+    train = dataclasses.replace(experiment.train, accumulate=1, phases="")
     return dataclasses.replace(experiment, objective=objective, data=data, train=train)
 
 

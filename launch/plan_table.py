@@ -86,14 +86,15 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
-    session, is_extrapolated, found = open_stand_in(experiment), True, None
+    session = open_stand_in(experiment, report=lambda line: print(f"{name}: {line}", file=sys.stderr))
+    is_extrapolated, found = True, None
     try:
         with_layers(session, 2)
     except UserError:
         is_extrapolated = False
     try:
         if row is None:
-            topology = smallest_topology(session)
+            topology = smallest_topology(session, experiment.train.steps)
             plans = search(session, topology, is_extrapolated)
         else:
             topology, accumulate = row["topology"], row["changes"].get("train.accumulate", experiment.train.accumulate)
@@ -116,13 +117,16 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"preset": name, "libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__} | figures
 
 
-def smallest_topology(session: Any) -> str:
-    """Return the first topology on which the FLOPs of all steps take at most MAX_DAYS at half the peak, or the last."""
+def smallest_topology(session: Any, steps: int) -> str:
+    """Return the first topology on which `steps` times this step's FLOPs take at most MAX_DAYS at half the peak.
+
+    If there is none, it is the last one.
+    """
     from jaxlm.analysis.compilation import topology_devices
     from jaxlm.parallel.peaks import peak_flops
 
     t, length = session.experiment.train, session.experiment.data.length
-    flops = t.steps * session.objective.step_flops(length, t.batch_size)
+    flops = steps * session.objective.step_flops(length, t.batch_size)
     for topology in TOPOLOGIES:
         devices = topology_devices(topology)
         if flops / len(devices) / (peak_flops(devices[0]) / 2) <= 86400 * MAX_DAYS:

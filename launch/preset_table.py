@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import math
 import os
 import re
@@ -47,12 +48,16 @@ def row(name: str) -> str:
     """Return one line of the table."""
     experiment = load_preset(str(CONFIGS / f"{name}.py"))
     objective, train, optimizer = experiment.objective, experiment.train, experiment.optimizer
-    short = f", {train.short_steps:,} of them of {train.short_length}" if train.short_steps else ""
+    lengths = itertools.groupby(experiment.phases, lambda phase: phase.experiment.data.length)
+    spans = [(length, next(phase.after for phase in phases)) for length, phases in lengths]
+    ends = [*(after for _, after in spans[1:]), train.steps]
+    parts = (f"{end - after:,} of {length:,}" for (length, after), end in zip(spans, ends, strict=True))
+    phases = f": {', '.join(parts)}" if train.phases else ""
     mesh = "fsdp" if experiment.mesh.fsdp != 1 else "data"
     return (
         f"| `{name}` | {type(objective).__name__} on {type(objective.model).__name__} "
         f"| {num_parameters(experiment):,} | {experiment.data.length} × {train.batch_size} "
-        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{short} | {mesh} "
+        f"| {optimizer.name}, {optimizer.schedule}, {optimizer.learning_rate:g} | {train.steps:,}{phases} | {mesh} "
         f"| {result(name)} |"
     )
 

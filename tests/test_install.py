@@ -1,7 +1,8 @@
-"""What an editable install leaves behind."""
+"""What an editable install leaves behind, and what a wheel holds."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,3 +29,33 @@ def test_the_folder_above_a_clone_imports_the_package(tmp_path):
     code = f"import site; site.addsitedir({str(site)!r}); import jaxlm; print(jaxlm.__file__)"
     found = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(clone / "jaxlm" / "__init__.py")
+
+
+def test_a_wheel_holds_the_presets(tmp_path):
+    """They are found by name from any folder, with the checkout out of reach."""
+    source, site, elsewhere = tmp_path / "source", tmp_path / "site", tmp_path / "elsewhere"
+    source.mkdir()
+    elsewhere.mkdir()
+    for name in ("jaxlm", "configs"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(tmp_path)!r}))"
+    built = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=True)
+    with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
+        wheel.extractall(site)
+    assert sorted(path.name.partition("-")[0] for path in site.iterdir()) == ["jaxlm", "jaxlm"]  # code and metadata
+    shutil.rmtree(source)
+    presets = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.py")}
+    assert presets == {str(path.relative_to(site / "jaxlm/presets")) for path in (site / "jaxlm/presets").rglob("*.py")}
+    code = "import jaxlm.cli, sys; sys.exit(jaxlm.cli.main(['show', 'bert_bse']))"
+    env = os.environ | {"PYTHONPATH": str(site)}
+    said = subprocess.run([sys.executable, "-c", code], cwd=elsewhere, capture_output=True, text=True, env=env)
+    assert (said.returncode, said.stderr.count("\n")) == (2, 1) and "did you mean bert_base" in said.stderr
+    (tmp_path / "text.txt").write_text((ROOT / "README.md").read_text("utf-8"), "utf-8")
+    shown = [sys.executable, "-m", "jaxlm.cli", "show", "bert_tiny", "--data.source", str(tmp_path / "text.txt"),
+             "--data.vocab-size", "600", "--data.held-out", "0",
+             "--data.cache-dir", str(tmp_path / "cache")]
+    said = subprocess.run(shown, cwd=elsewhere, capture_output=True, text=True, env=env, check=True)
+    assert "[MASK]" in said.stdout

@@ -19,7 +19,7 @@ import pytest
 from jaxlm.cli import COMMANDS
 from jaxlm.commands.common import Parser
 from jaxlm.config.flags import override
-from jaxlm.config.presets import load_preset
+from jaxlm.config.presets import load_preset, preset_files
 from jaxlm.fields import settings
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +120,7 @@ def test_commands_parse(page, monkeypatch):
         if getattr(options, "run_dir", None):
             presets[options.run_dir] = config
         config = presets.get(config, config)
-        if config.endswith(".py"):
+        if config.endswith(".py") or config in preset_files():
             override(load_preset(config), flags, "")
         else:  # a placeholder
             assert {flag for flag in flags if flag.startswith("--")} <= fields(), line

@@ -1,4 +1,4 @@
-"""Text classification, on your own data.
+"""Text classification, on your own data; several labels per row with --objective.target labels.
 
 Command:     jaxlm finetune configs/tasks/classify.py --init-from RUN_OR_HF_DIR --data.source train.tsv \
                  --data.dev dev.tsv --run-dir runs/classify

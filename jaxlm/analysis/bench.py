@@ -58,8 +58,6 @@ def bench_pretraining(
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
     batch, device, dtype = session.synthetic_batch(), mesh.devices.flat[0], objective.model.dtype
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
-    if t.short_steps:
-        report(f"Timing the steps over rows of {length}; the preset's first {t.short_steps:,} read shorter ones.")
     program = session.program(mesh)
     placed, state = jax.device_put(batch, batch_sharding(mesh)), program.init_state(program.init_params(t.seed))
     step = _Steps(program, state)

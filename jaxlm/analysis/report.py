@@ -121,16 +121,6 @@ def _collective_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def note_on_short_rows(session: Session) -> str:
-    """Return a note that the first steps of a schedule with short rows are not in the plan; "" without such steps."""
-    t, length = session.experiment.train, session.experiment.data.length
-    return (
-        f"\nThis plan is for steps with rows of {length} tokens; the first {t.short_steps:,} steps use rows of "
-        f"{t.short_length}."
-        if t.short_steps else ""
-    )
-
-
 def _duration(days: float) -> str:
     """Return a time as text in its largest unit: "5.3 hours"."""
     units = ((days, "days"), (24 * days, "hours"))

@@ -32,19 +32,20 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
         params: Parameters of a task's run, whose predictions are shown, too.
     """
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
-    experiment, objective, text, tokenizer = session.experiment, session.objective, session.rows, session.tokenizer
-    stages = stages_of(text, objective, experiment.train, experiment.data.length)
+    experiment, text, tokenizer = session.experiment, session.rows, session.tokenizer
+    stages = stages_of(text, experiment)
     stage = stage_after(stages, step)
     used: dict[str, None] = {}
 
     def show_batch(stage: Stage, step: int, examples: int) -> None:
-        batch = stage.batches.batch(step - stage.after)
+        objective = stage.phase.experiment.objective
+        batch = stage.batches.batch(step - stage.phase.after)
         example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(experiment.train.seed, step), batch))
         real = float(np.mean(objective.real_tokens(example, batch)))
         rows = len(jax.tree.leaves(batch)[0])
         console.print(
-            f"{type(objective).__name__}, step {step}: {rows} rows of at most {stage.length} tokens ({real:.1%} of "
-            "this batch is not padding)"
+            f"{type(objective).__name__}, step {step}: {rows} rows of at most {stage.phase.experiment.data.length} "
+            f"tokens ({real:.1%} of this batch is not padding)"
         )
         for name, value in example.items():
             console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)
@@ -60,12 +61,10 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
                 console.print(shown)
 
     show_batch(stage, step, examples)
-    if stage.last is not None and stage.last < experiment.train.steps:
-        following = stages[stages.index(stage) + 1]
-        console.print(
-            f"\nThe first {stage.last:,} steps read rows of {stage.length} tokens; then rows have {following.length}:\n"
-        )
-        show_batch(following, stage.last, 1)
+    if (last := stage.phase.last) is not None and last < experiment.train.steps:
+        following = stages[stage.phase.number]
+        console.print(f"\nBatches are {stage.phase} up to step {last:,}, then {following.phase}:\n")
+        show_batch(following, last, 1)
     legend = (_marked(f" {LEGEND[mark]} ", mark, console) for mark in used if mark in LEGEND)
     console.print(Text("  ").join(legend))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax
 from jaxlm.analysis.hlo import Module, Traffic, parse
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.presets import load_preset
-from jaxlm.fields import settings
+from jaxlm.fields import settings, with_value
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.folder import NO_RUN, RunFolder
@@ -30,7 +31,7 @@ def open_stand_in(
     experiment: Experiment, config: str | None = None,
     constants_of: Callable[[Objective], Constants] = constant_shapes, report: Report = print,
 ) -> Session:
-    """Open an experiment to plan or time its step on synthetic rows.
+    """Open an experiment to plan or time its step on synthetic rows: a step of the last phase.
 
     A run has its own vocabulary. A preset has a stand-in for the one that its model was published with; if flags name
     other data, it has the vocabulary of those, which may have to be trained first.
@@ -49,7 +50,13 @@ def open_stand_in(
         for new, old in zip(settings(experiment.data), settings(load_preset(config).data), strict=True)
         if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
     )
-    return open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not names_data)
+    session = open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not names_data)
+    last = session.experiment.phase_at(experiment.train.steps)
+    experiment = last.experiment
+    if last.after:
+        report(f"Batches are {session.experiment.describe_phases()}; this is a step of the last phase.")
+        experiment = with_value(experiment, "train.steps", experiment.train.steps - last.after)
+    return dataclasses.replace(session, experiment=experiment)
 
 
 def batch_shapes(session: Session) -> BatchShapes:
@@ -65,7 +72,7 @@ def input_bytes(program: Program, batch: BatchShapes) -> dict[str, int]:
 
     state, placement = program.shapes, program.shardings
     inputs = {
-        "parameters": (state.params, placement.params),
+        "parameters": ((state.params, state.average), (placement.params, placement.average)),
         "optimizer_state": (state.opt_state, placement.opt_state),
         "recurrence_memory": (state.memory, placement.memory),
         "constants": (program.constants, shardings(program.constants, program.mesh)),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
+from jaxlm.hub import PREFIX, pin
 from jaxlm.paths import any_path, in_bucket, run_path
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def config_parser(command: str, description: str | None) -> Parser:
     fields = f"Every field of the configuration is a flag: {command} CONFIG --help lists them."
     parser = Parser(command, description, add_help=False, epilog=fields)
     parser.set_defaults(init_from=None, as_text=False)  # for commands without these options
-    parser.add_argument("config", help="a preset (a file of configs/, or for tasks of configs/tasks/) or a run folder")
+    parser.add_argument("config", help="a preset (a name such as bert_base or sst2, or a .py file) or a run folder")
     return parser
 
 
@@ -61,7 +62,8 @@ def bootstrap_option(parser: argparse.ArgumentParser) -> None:
 def run_folder(options: argparse.Namespace) -> epath.Path:
     """Return the folder of --run-dir; by default CONFIG if that is a run, else runs/NAME_OF_PRESET."""
     config = any_path(options.config)
-    return run_path(options.run_dir or (config if config.is_dir() else f"runs/{config.stem}"))
+    is_run = (config / "config.json").is_file()
+    return run_path(options.run_dir or (config if is_run else f"runs/{config.stem}"))
 
 
 def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
@@ -71,7 +73,8 @@ def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def task_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that open a task."""
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="the pretrained model of a task")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help=(
+        "the pretrained model of a task: a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]"))
     parser.add_argument("--as-text", action="store_true",
                         help="let a decoder write the answer (T5 always does); flags --objective.… are then those of "
                              "configs/tasks/text_to_text.py, and the task's own are --objective.kind.…")
@@ -97,10 +100,23 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
         print(parser.format_help())  # the fields follow
     if options.init_from:  # its parameters are loaded on a device
         start_jax()
+        if options.init_from.startswith(PREFIX):
+            _pin_init_from(options)
     from jaxlm.runs.resolve import resolve
 
     command = f"{parser.prog} {options.config}"
     return resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
+
+
+def _pin_init_from(options: argparse.Namespace) -> None:
+    """Give the model of --init-from its commit on the hub: the one that the run began from, if any."""
+    from jaxlm.parallel.hosts import main_first
+    from jaxlm.runs.folder import RunFolder
+
+    root = run_folder(options) if hasattr(options, "run_dir") else None
+    runs = [file.parent for pattern in ("", "*/", "*/*/") for file in root.glob(f"{pattern}data.json")] if root else ()
+    stored = RunFolder.read(runs[0]).metadata.get("imported_from") if runs else None
+    options.init_from = main_first(lambda: pin(options.init_from, stored), "download the model")
 
 
 def log_line(line: str) -> None:

@@ -18,7 +18,7 @@ from jaxlm.paths import check_output
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm embed", __doc__)
-    parser.add_argument("model", help="a run folder or a Transformers folder")
+    parser.add_argument("model", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("texts", nargs="*", metavar="TEXT")
     parser.add_argument("--data.source", dest="source", default=None, help="file with a text a line")
     parser.add_argument("--pooling", choices=("cls", "mean", "last"), default=None, help=(
@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> None:
     start_jax()
     import numpy as np
 
+    from jaxlm import hub
     from jaxlm.data.readers import read_lines
     from jaxlm.huggingface.sentence_transformers import Vectors, read
     from jaxlm.inference.embed import embed
@@ -47,9 +48,10 @@ def main(arguments: list[str]) -> None:
         texts += [line.strip() for _, line in read_lines(options.source) if line.strip()]
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
-    folder = read(Path(options.model), options.prompt) or Vectors("mean", None, False, options.prompt or "")
+    model = hub.pin(options.model)
+    folder = read(Path(hub.local(model)), options.prompt) or Vectors("mean", None, False, options.prompt or "")
     vectors = embed(
-        load_model(options.model), [folder.prompt + text for text in texts], options.pooling or folder.pooling,
+        load_model(model), [folder.prompt + text for text in texts], options.pooling or folder.pooling,
         options.length or folder.length, options.normalize or folder.normalize,
     )
     if out is None:

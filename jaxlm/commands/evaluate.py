@@ -27,7 +27,7 @@ MAX_CLASSES = 50  # in a table
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm evaluate", __doc__)
-    parser.add_argument("model", help="a run folder or a Transformers folder")
+    parser.add_argument("model", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
     parser.add_argument("--limit", type=count, default=0, help="rows of the prompts to use; 0 for all")
     output_option(parser, "--predictions", "file for the answers, one JSON object a row")
@@ -97,19 +97,23 @@ def print_result(result: dict[str, Any]) -> None:
                          ("unlabelled", "without a label and not scored"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
+    counts += f", threshold {result['threshold']:g}" if "threshold" in result else ""
     print(f"{result['task']}, {counts}{seeds}: {figures or 'nothing to score'}")
     if "classes" in result and "seeds" not in result:
-        _print_classes(result["classes"], result["confusion"])
+        _print_classes(result["classes"], result.get("confusion") or [[]] * len(result["classes"]))
 
 
 def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[int]]) -> None:
-    """Print a table with the figures of the most frequent classes, and the confusion matrix of up to ten classes."""
+    """Print a table with the figures of the most frequent classes, and the confusion matrix of up to ten classes.
+
+    The rows of the matrix are empty if there is none.
+    """
     from rich.console import Console
     from rich.table import Table
 
     from jaxlm.tasks.remarks import quoted
 
-    shows_confusion = len(classes) <= 10
+    shows_confusion = len(classes) <= 10 and any(confusion)
     shown = sorted(classes, key=lambda name: -classes[name]["rows"])[:MAX_CLASSES]
     predicted = [name for name, *counts in zip(classes, *confusion, strict=False) if any(counts)]
     print("Per class:" if not shows_confusion else "Per class, with the confusion matrix:")

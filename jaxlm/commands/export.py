@@ -5,12 +5,7 @@ jaxlm export RUN OUT
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jaxlm.commands.common import Parser, start_jax
-
-if TYPE_CHECKING:
-    from jaxlm.config.experiment import Experiment
 
 
 def main(arguments: list[str]) -> None:
@@ -37,8 +32,9 @@ def main(arguments: list[str]) -> None:
     card = ModelCard(
         rows={
             "Training steps": f"{step:,}",
-            "Sequence length": _lengths(experiment, step),
+            "Sequence length": experiment.data.length,
             "Batch size": experiment.train.batch_size,
+            "Phases": experiment.describe_phases(step) if experiment.train.phases and step else "",
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
             "Held-out evaluation": f"of step {evaluated:,}" if earlier else "",
             "Started from": metadata.get("imported_from", ""),
@@ -61,8 +57,3 @@ def main(arguments: list[str]) -> None:
         loss += f" at step {evaluated:,}"
     print(f"Wrote step {step:,}{loss} to {out}; its README.md says how it is loaded.")
 
-
-def _lengths(experiment: Experiment, step: int) -> str:
-    t, length = experiment.train, experiment.data.length
-    short = min(t.short_steps, step)
-    return f"{length}, in the first {short:,} steps {t.short_length}" if short else str(length)

@@ -11,7 +11,7 @@ from jaxlm.commands.common import Parser, start_jax
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm fill-mask", __doc__)
-    parser.add_argument("path", help="a run folder or a Transformers folder")
+    parser.add_argument("path", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
     parser.add_argument("--top-k", type=int, default=5, help="candidates for each mask (5)")
     options = parser.parse_args(arguments or ["--help"])

@@ -159,7 +159,7 @@ def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
     if len(results) == 1:
         return results[0]
     figures = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
-    shared = {name: value for name, value in results[0].items() if name not in ("classes", "confusion")}
+    shared = {name: value for name, value in results[0].items() if name not in ("classes", "confusion", "threshold")}
     return shared | {
         "metrics": {name: statistics.fmean(values) for name, values in figures.items()},
         "deviations": {name: statistics.stdev(values) for name, values in figures.items()},

@@ -1,4 +1,4 @@
-"""Continue a prompt (decoders) or answer it (T5).
+"""Continue a prompt (decoders) or answer it (T5). A masked diffusion model fills the prompt's [MASK]s, or continues it.
 
 jaxlm generate PATH PROMPT …
 """
@@ -13,7 +13,7 @@ from jaxlm.commands.common import Parser, start_jax
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm generate", __doc__)
-    parser.add_argument("path", help="a run folder or a Transformers folder")
+    parser.add_argument("path", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="maximum number of new tokens (64)")
     parser.add_argument("--temperature", type=float, default=None,
@@ -26,10 +26,12 @@ def main(arguments: list[str]) -> None:
                         help="beams are compared by log-probability / length ** this (1.0)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="text or symbol that ends a continuation, besides the vocabulary's; may be repeated")
+    parser.add_argument("--steps", type=int, default=1024, help="denoising steps of a masked diffusion model (1024)")
     parser.add_argument("--logprobs", action="store_true", help="list each new token with its log-probability")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     import jaxlm
+    from jaxlm.inference.denoise import denoise_text
     from jaxlm.inference.generate import Settings
     from jaxlm.inference.text import generate_text
 
@@ -38,7 +40,7 @@ def main(arguments: list[str]) -> None:
         temperature = 0.8 if options.beams == 1 else 0.0
     settings = Settings(
         max_new_tokens=options.max_new_tokens, temperature=temperature, top_k=options.top_k, top_p=options.top_p,
-        seed=options.seed, beams=options.beams, length_penalty=options.length_penalty,
+        seed=options.seed, beams=options.beams, length_penalty=options.length_penalty, steps=options.steps,
     )
     loaded = jaxlm.load(options.path, to_answer=True)
     prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
@@ -47,10 +49,15 @@ def main(arguments: list[str]) -> None:
     shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in options.prompts]
     if loaded.objective.model.writes_answers:
         shown = [f"{prompt}\n" for prompt in shown]
-    streams = is_terminal and len(prompts) == 1 and options.beams == 1
+    if denoises := loaded.objective.denoises:  # the answers contain the prompts
+        shown = [""] * len(prompts)
+    streams = is_terminal and not denoises and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
-    answers = generate_text(loaded, prompts, settings, options.stop, _show if streams else None)
+    if denoises:
+        answers = denoise_text(loaded, options.prompts, settings, options.stop)
+    else:
+        answers = generate_text(loaded, prompts, settings, options.stop, _show if streams else None)
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")

@@ -13,7 +13,8 @@ from jaxlm.paths import run_path
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = Parser("jaxlm import", __doc__)
-    parser.add_argument("hf_dir", help="a folder that Transformers saved (config.json, safetensors, tokenizer files)")
+    parser.add_argument("hf_dir", help=(
+        "a folder that Transformers saved (config.json, safetensors, tokenizer files), or hf:ORG/NAME[@REVISION]"))
     parser.add_argument("out", help="run folder to write; must not exist or be empty")
     parser.add_argument("--seed", type=int, default=0, help="random seed of heads that the folder lacks (0)")
     options = parser.parse_args(arguments or ["--help"])
@@ -22,12 +23,14 @@ def main(arguments: list[str]) -> None:
     if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
     start_jax()
+    from jaxlm import hub
     from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
     from jaxlm.data.text import TextData
     from jaxlm.huggingface import import_folder
     from jaxlm.runs.folder import write_imported_run
 
-    imported = import_folder(options.hf_dir, seed=options.seed)
+    name = hub.pin(options.hf_dir)
+    imported = import_folder(hub.local(name), seed=options.seed)
     if imported.objective.is_task:
         raise UserError(
             f"{options.hf_dir} holds a fine-tuned {type(imported.objective).__name__}, which needs no import: give it "
@@ -42,7 +45,7 @@ def main(arguments: list[str]) -> None:
     )
     write_imported_run(
         out, experiment, imported.params, imported.tokenizer,
-        {"imported_from": str(options.hf_dir), "fresh": list(imported.fresh)},
+        {"imported_from": name, "fresh": list(imported.fresh)},
     )
     print(f"Imported a {type(imported.objective.model).__name__} from {options.hf_dir} into {out}.")
     if imported.fresh:

@@ -69,7 +69,7 @@ def print_plan(session: Any, topology: str | None, options: Any) -> None:
     """Print the plan of one topology, or without one that of the devices here."""
     from jaxlm.analysis.local import plan_here
     from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.report import describe, note_on_short_rows
+    from jaxlm.analysis.report import describe
 
     hlo = options.hlo and Path(options.hlo)
     if topology:
@@ -77,13 +77,13 @@ def print_plan(session: Any, topology: str | None, options: Any) -> None:
     else:
         found = plan_here(session, hlo, log_line)
     found = dataclasses.replace(found, price=options.price)
-    print(json.dumps(found.to_json()) if options.json else describe(found) + note_on_short_rows(session))
+    print(json.dumps(found.to_json()) if options.json else describe(found))
 
 
 def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
     """Print a table of the plans of several topologies; one that fails is a line with the reason."""
     from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.report import CAVEAT, heading, note_on_short_rows, table_row
+    from jaxlm.analysis.report import CAVEAT, heading, table_row
 
     rows: list[dict[str, Any]] = []
     for name in topologies:
@@ -98,7 +98,7 @@ def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
         rows.append(row)
         if not options.json:
             print(line, flush=True)
-    print(json.dumps({"topologies": rows}) if options.json else f"\n{CAVEAT}{note_on_short_rows(session)}")
+    print(json.dumps({"topologies": rows}) if options.json else f"\n{CAVEAT}")
 
 
 def print_search(session: Any, topology: str, options: Any) -> None:

@@ -14,14 +14,16 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = config_parser("jaxlm pretrain", __doc__)
     parser.add_argument("--run-dir", default=None, help="folder of the run; default runs/NAME_OF_PRESET")
-    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="begin from trained parameters")
+    parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help=(
+        "begin from trained parameters: a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]"))
     options, flags = parse_options(parser, arguments)
     resolved = resolve_config(parser, options, flags)
     from jaxlm.runs.resolve import require_command
 
     require_command(resolved.experiment, "pretrain", options.config)
     config, run_dir = any_path(options.config), run_folder(options)
-    if config.is_dir() and options.init_from is None and real_path(run_dir) != real_path(config):
+    is_run = (config / "config.json").is_file()
+    if is_run and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(
             f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
             f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."

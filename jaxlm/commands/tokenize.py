@@ -1,6 +1,6 @@
 """Tokenize the text of a configuration, or a share of it, into the token store that `jaxlm pretrain` then opens.
 
-jaxlm tokenize CONFIG [--shard I/N] [--init-from RUN_OR_HF_DIR] [--any.field VALUE …]
+jaxlm tokenize CONFIG [--shard I/N] [--report] [--init-from RUN_OR_HF_DIR] [--any.field VALUE …]
 
 N machines, or N processes of one, take a shard each: I is 0 to N - 1. They share --data.cache-dir, a folder or a
 bucket. The command without --shard, or `jaxlm pretrain`, then joins what they have tokenized. A shard that was
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = config_parser("jaxlm tokenize", __doc__)
     parser.add_argument("--shard", default=None, metavar="I/N", help="tokenize only this share of the text, from 0/N")
+    parser.add_argument("--report", action="store_true", help="describe the text and what of it is held out")
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="take the tokenizer of this model")
     options, flags = parse_options(parser, arguments)
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", options.shard or "0/1")
@@ -33,4 +34,7 @@ def main(arguments: list[str]) -> None:
         data.tokenize(tokenizer, int(match[1]), int(match[2]))
         print(f"Shard {options.shard} is stored.")
     else:
+        data.survey()  # tells which files and documents are left out
         print(data.open(tokenizer).summary)
+        if options.report:
+            data.describe(tokenizer)

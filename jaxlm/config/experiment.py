@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
-from typing import Literal, NamedTuple
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 from jaxlm.data.base import Data
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.fields import check_ranges, check_types, field
+from jaxlm.fields import check_ranges, check_type, check_types, field, settings, with_value
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig
 
@@ -50,6 +55,9 @@ class OptimizerConfig:
     """Decoupled weight decay of kernels and embeddings; biases and norm scales have none (XLNet: see `DECAYED`)."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
+    average: float = field(0.0, range="[0, 1)")
+    """Decay of an exponential moving average of the parameters, min(average, (1 + step) / (10 + step)), such as 0.999;
+    evaluation, samples and later commands read it in place of the parameters. 0: none."""
     freeze: tuple[str, ...] = ()
     """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
     out what an earlier '*' has chosen. A name stands for all parameters below it, '*' also for several levels, and the
@@ -59,23 +67,34 @@ class OptimizerConfig:
         """Return the number of steps before the decay of wsd, in a run of `steps`."""
         return steps - round(self.decay_share * steps)
 
+    def with_warmup(self, steps: int) -> Self:
+        """Return a copy whose `warmup_steps` are a number: where they are None, `warmup_share` of `steps`."""
+        if self.warmup_steps is not None:
+            return self
+        return dataclasses.replace(self, warmup_steps=round(self.warmup_share * steps))
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Training length, batch size, evaluation and checkpoints."""
 
     steps: int | None = field(1_000_000, resumable=True, range="[1, inf)")
-    """Optimizer steps in total; None: `epochs` passes over the rows of a task."""
+    """Optimizer steps in total; None: `epochs` passes over the rows of a task, or the sum of the `phases`."""
     epochs: float = field(0.0, resumable=True, range="[0, inf)")
     """Passes over the rows of a task, where `steps` is None."""
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
-    short_steps: int = field(0, range="[0, inf)")
-    """Steps at the beginning with rows of `short_length` tokens, in batches with as many tokens: attention is learnt
-    sooner over short rows, and costs less (BERT: 90 % of the steps at 128 tokens, the rest at 512). Evaluation is
-    always at `data.length`."""
-    short_length: int = 16
-    """Sequence length of those steps, special tokens included; it must divide `data.length`."""
+    phases: str = ""
+    """Phases of the run, with commas between: STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH each, as in '700x16, 800'
+    (attention is learnt sooner over short rows, and costs less). The last one ends with `steps`. A length without a
+    batch has as many tokens a batch as the run. FIELD=VALUE after them sets any field of objective and optimizer that
+    leaves shapes as they are, or train.accumulate, as in '800x128 optimizer.learning_rate=3e-4'; what a phase does not
+    set is the run's. A phase that sets a field of the optimizer has a learning-rate schedule of its own, over its own
+    steps; all others share one over the whole run. Evaluation is at the run's length, batch and rates. Phases that have
+    not begun may change when a run is resumed. Empty: none."""
+    decay_steps: int = field(0, resumable=True, range="[0, inf)")
+    """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
+    checkpoint of `--init-from RUN` or `RUN@STEP`, optimizer included. 0: a run of its own."""
     accumulate: int = field(1, range="[1, inf)")
     """Gradient-accumulation microbatches."""
     seed: int = field(0, range="[0, 4294967296)")
@@ -126,6 +145,49 @@ class TrainConfig:
         return self.best_by or "loss"
 
 
+class Phase(NamedTuple):
+    """A part of a run: steps with one batch shape, objective and learning-rate schedule."""
+
+    number: int
+    """Its number, from 1."""
+    after: int
+    """Number of steps before it."""
+    last: int | None
+    """Its last step; None for the last phase, which ends with the run."""
+    changes: Mapping[str, Any]
+    """Values that it sets, by the dotted names of their fields."""
+    experiment: Experiment
+    """The run's configuration with these values, without phases."""
+
+    def __str__(self) -> str:
+        """Return the shape of its batches and the other values that it sets: "32 x 128 (objective.mask_rate 0.3)"."""
+        e, shape = self.experiment, ("data.length", "train.batch_size")
+        others = ", ".join(f"{name} {value}" for name, value in self.changes.items() if name not in shape)
+        return f"{e.train.batch_size} x {e.data.length}" + (f" ({others})" if others else "")
+
+    def sets(self, *prefixes: str) -> bool:
+        """Return whether it sets a field whose dotted name begins with one of `prefixes`."""
+        return any(name.startswith(prefixes) for name in self.changes)
+
+    def schedule_span(self) -> tuple[int, int]:
+        """Return (number of steps before, number of steps of) the learning-rate schedule that it follows."""
+        after, steps = (self.after, self.last) if self.sets("optimizer.") else (0, None)
+        return after, (steps or self.experiment.train.steps) - after
+
+    def decay_span(self) -> tuple[int, int]:
+        """Return (last step before, last step of) the decay of wsd."""
+        after, steps = self.schedule_span()
+        return after + self.experiment.optimizer.stable_steps(steps), after + steps
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the phase in UserErrors."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"phase {self.number} of train.phases: {error}") if self.changes else error from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """Configuration of a run. Presets in configs/ build one; flags override its fields."""
@@ -140,6 +202,56 @@ class Experiment:
     def command(self) -> str:
         """The command of `jaxlm` that trains it."""
         return "finetune" if self.objective.is_task else "pretrain"
+
+    @functools.cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of `train.phases`; without any, the whole run is one.
+
+        Raises:
+            UserError: A phase cannot be read, or sets a field that it may not set.
+        """
+        run, after, found = with_value(self, "train.phases", ""), 0, []
+        for number, (steps, changes) in enumerate(parse_phases(self.train.phases), 1):
+            phase = Phase(number, after, after + steps, changes, run)
+            with phase.named():
+                found.append(phase._replace(experiment=run.with_changes(changes)))
+            after += steps
+        return (*found[:-1], found[-1]._replace(last=None)) if found else (Phase(1, 0, None, {}, self),)
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase of a step, counted from 1."""
+        return next(phase for phase in self.phases if phase.last is None or step <= phase.last)
+
+    def describe_phases(self, steps: int | None = None) -> str:
+        """Describe the phases of the first `steps`, by default all: "256 x 16 for 700 steps, then 32 x 128"."""
+        *earlier, last = [phase for phase in self.phases if phase.after < (steps or self.train.steps)]
+        return ", then ".join([*(f"{phase} for {phase.last - phase.after:,} steps" for phase in earlier), str(last)])
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Self:
+        """Return the configuration of a phase.
+
+        Args:
+            changes: Values by dotted names; a length without a batch size gets one with as many tokens as this batch.
+
+        Raises:
+            UserError: A phase cannot set one of the fields.
+        """
+        own, constants = self, f"objective.{self.objective.constants_field}"
+        fields = {s.name: s for s in settings(self) if s.name.startswith(_OF_PHASE) and s.name != constants}
+        for name, value in changes.items():
+            if name not in fields or dataclasses.is_dataclass(fields[name].value) or "vocabulary" in fields[name].marks:
+                raise UserError(f"{name} is no field that a phase can set; those are data.length, train.batch_size, "
+                                "train.accumulate, and fields of objective and optimizer.")
+            check_type(fields[name]._replace(value=value))
+            own = with_value(own, name, value)
+        own.data.validate()
+        if "data.length" not in changes or "train.batch_size" in changes:
+            return own
+        rows, length, own_length = self.train.batch_size, self.data.length, own.data.length
+        if rows * length % own_length:
+            raise UserError(f"rows of {own_length} tokens do not divide a batch of {rows} x {length} tokens; choose "
+                            "another length, or give a batch size as in 700x16x256.")
+        return with_value(own, "train.batch_size", rows * length // own_length)
 
     def validate(self) -> None:
         """Raise UserError for the first value of a wrong type or out of range."""
@@ -161,13 +273,37 @@ class Experiment:
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
                 f"{type(self.objective).__name__}."
             )
-        if t.short_steps and self.objective.is_task:
-            raise UserError("train.short_steps is for pretraining; set it to 0.")
-        if t.short_steps and (t.short_length < 1 or self.data.length % t.short_length):
-            raise UserError(
-                f"train.short_length {t.short_length} does not divide data.length {self.data.length}; choose another "
-                "one, or train.short_steps 0."
-            )
+        if t.phases and self.objective.is_task:
+            raise UserError("train.phases is for pretraining; leave it empty.")
+        for phase in self.phases if t.phases else ():
+            with phase.named():
+                phase.experiment.validate()
+
+
+_OF_PHASE = ("objective.", "optimizer.", "data.length", "train.batch_size", "train.accumulate")
+"""Beginnings of the names of the fields that a phase may set. `Program.at` refuses those that change the state."""
+_PHASE = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?((?:\s+[\w.-]+=\S+)*)")
+
+
+def parse_phases(text: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return (steps, values by dotted names) of each phase of `train.phases`; raise UserError for any other text."""
+    found = []
+    for part in text.split(",") if text else ():
+        match = _PHASE.fullmatch(part.strip())
+        if match is None:
+            raise UserError(f"train.phases has {part.strip()!r}; a phase is STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH, "
+                            "then FIELD=VALUE for other fields, with commas between phases, as in 700x16,800x128.")
+        steps, length, batch, others = match.groups()
+        pairs = [("data.length", length), ("train.batch_size", batch), *(pair.split("=", 1) for pair in others.split())]
+        found.append((int(steps), {name.replace("-", "_"): _literal(value) for name, value in pairs if value}))
+    return found
+
+
+def _literal(text: str) -> Any:
+    """Return the number, boolean or None that a text spells, else the text."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    return text
 
 
 def _is_range(steps: str) -> bool:

@@ -8,23 +8,35 @@ import os
 import runpy
 from pathlib import Path
 
+from etils import epath
+
+from jaxlm import __version__
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
 from jaxlm.fields import check_types
 from jaxlm.paths import any_path, reading, refuse_links
 
+PRESETS = Path(__file__).parents[1] / "presets"
+"""Folder of the presets that are installed with jaxlm; in a checkout it is a link to configs/."""
+
+
+def preset_files() -> dict[str, str]:
+    """Return the file of each installed preset by name, such as bert_base, or sst2 for a task."""
+    return {file.stem: str(file) for folder in (PRESETS, PRESETS / "tasks") for file in sorted(folder.glob("*.py"))}
+
 
 def load_preset(path: str) -> Experiment:
     """Return the Experiment of a run folder, or of a preset: a Python file that sets `experiment`.
 
-    Only a file whose name ends in .py is executed.
+    Only a file whose name ends in .py is executed, or an installed preset by its name.
 
     Raises:
         UserError: The path is neither, or the preset cannot be run.
     """
     if (any_path(path) / "config.json").is_file():
         return load_config(any_path(path) / "config.json")
+    path = preset_files().get(path, path)
     if not (path.endswith(".py") and Path(path).is_file()):
         raise UserError(f"there is no preset or run folder {path}; {_hint(Path(path))}")
     try:
@@ -41,10 +53,21 @@ def load_preset(path: str) -> Experiment:
 
 def _hint(path: Path) -> str:
     """Return a hint at the presets that exist."""
-    folders = [Path("configs"), Path("configs/tasks"), path.parent]
-    presets = {preset.stem: str(preset) for folder in folders for preset in sorted(folder.glob("*.py"))}
-    close = [presets[name] for name in difflib.get_close_matches(path.stem, presets, n=3, cutoff=0.5)]
-    return f"did you mean {' or '.join(close)}?" if close else "presets are in the project's configs/."
+    names = {name: name for name in preset_files()} | {file.stem: str(file) for file in path.parent.glob("*.py")}
+    close = [names[name] for name in difflib.get_close_matches(path.stem, names, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(close)}?" if close else f"the presets are the files in {PRESETS}."
+
+
+def age(version: object) -> str:
+    """Return the version of jaxlm that wrote a run, for a message; "" if it is this one or not known."""
+    return f" (written by jaxlm {version}, this is {__version__})" if version not in (None, __version__) else ""
+
+
+def _version(run: epath.Path) -> object:
+    try:
+        return json.loads((run / "data.json").read_bytes()).get("jaxlm")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
 
 
 def load_config(path: os.PathLike[str] | str) -> Experiment:
@@ -63,6 +86,6 @@ def load_config(path: os.PathLike[str] | str) -> Experiment:
             hint = ", but of a Transformers folder; `jaxlm import` makes a run of it" if "model_type" in value else ""
             raise UserError(f"{path} is no configuration of a jaxlm run{hint}.")
         refuse_links(file.parent)
-        experiment = from_json(value, str(path))
+        experiment = from_json(value, f"{path}{age(_version(file.parent))}")
     check_types(experiment)
     return experiment

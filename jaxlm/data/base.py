@@ -28,11 +28,15 @@ class Statistics:
         unigram_entropy: entropy of the tokens of the held-out split, in nats per token: the loss of a model that knows
             only token frequencies. 0 without a held-out split.
         longest_document: share of the training tokens that are in the longest document; 0 if there are no documents.
+        held_out_counts: int64 [vocabulary], count of each id in the held-out split; None if no text is held out.
+        held_out_bytes: UTF-8 bytes of the text of that split.
     """
 
     token_counts: np.ndarray
     unigram_entropy: float
     longest_document: float = 0.0
+    held_out_counts: np.ndarray | None = None
+    held_out_bytes: int = 0
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -127,6 +131,9 @@ class Data:
         """
         raise NotImplementedError
 
+    def check_format(self, row_format: RowFormat) -> None:
+        """Raise UserError if the data cannot be cut into such rows; it is asked before the data is read."""
+
     def survey(self, report: Report = print) -> None:
         """Survey the data and cache the result for the other processes, if `open` needs it."""
 
@@ -139,6 +146,9 @@ class Data:
             shards: number of shares.
             report: gets a line about everything that takes time.
         """
+
+    def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
+        """Report the lengths, scripts and unknown characters of the text; nothing for data without text."""
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the prepared data, and prepare what is missing."""

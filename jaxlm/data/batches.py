@@ -8,10 +8,12 @@ r of batch k continues row r of batch k - 1. In a bidirectional stream, every od
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -49,7 +51,12 @@ class Batches:
         batch_size: rows of a batch over all hosts.
         raw_length: tokens of a row.
         num_rows: number of rows to draw from.
+        parts: batches of each source of a mixture.
+        shares: share of each of them in an evaluation; of one source, which has the name "".
     """
+
+    parts: Mapping[str, Batches] = MappingProxyType({})
+    shares: Mapping[str, float] = MappingProxyType({"": 1.0})
 
     def __init__(
         self, rows: Rows, batch_size: int, seed: int, stream: bool = False, both_ways: bool = False
@@ -73,9 +80,16 @@ class Batches:
         self._seed = seed
         self._is_stream = stream
         self._rows_per_part = 2 if both_ways else 1
+        self._first = 0
         self.batch_size = batch_size
         self.raw_length = rows.length
         self.num_rows = rows.count
+
+    def after(self, rows: int, batch_size: int) -> Self:
+        """Return batches of `batch_size` that go on after the first `rows` rows; those of a stream keep their size."""
+        later = copy.copy(self)
+        later._first, later.batch_size = rows, batch_size
+        return later
 
     def read_length(self, length: int) -> int:
         """Return the mean row length in tokens, for throughput; `length` is the maximum sequence length."""
@@ -86,8 +100,9 @@ class Batches:
         self._require_rows()
         row_numbers = np.arange(self.batch_size)[rows]
         if self._is_stream:
+            step += self._first // self.batch_size
             return self._rows.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
-        return self._rows.read(self._shuffled(step * self.batch_size + row_numbers))
+        return self._rows.read(self._shuffled(self._first + step * self.batch_size + row_numbers))
 
     def _shuffled(self, place: np.ndarray) -> np.ndarray:
         """Return the row numbers at places of the endless sequence of shuffled epochs."""

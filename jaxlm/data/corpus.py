@@ -73,7 +73,7 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
     seen: set[str] = set()
     names = collections.defaultdict(list)  # of files that are left out, by reason, and of those that are read
     with reading(source):
-        items = _split(source)
+        items = split_source(source)
     for item in dict.fromkeys(items):
         if item == "python-docs" or item.startswith(_DATASETS):
             parts.append(item)
@@ -160,7 +160,8 @@ def _remark(count: int, left_out: Mapping[str, Sequence[str]]) -> str:
     return f"Files of text: {count:,}{left}" if reasons or count > 1 else ""
 
 
-def _split(source: str) -> list[str]:
+def split_source(source: str) -> list[str]:
+    """Return the items of a source; a file may have a comma in its name."""
     if source and "," in source and not source.startswith(_DATASETS) and epath.Path(source).exists():
         return [source]
     items = [item.strip() for item in source.split(",")]

@@ -88,7 +88,8 @@ class Store:
     def statistics(self) -> Statistics:
         """Token statistics of both splits."""
         longest = self.manifest["parts"]["train"]["longest"] / max(1, self.train.num_tokens)
-        return Statistics(self.counts("train"), entropy(self.counts("held_out")), longest)
+        held_out = self.counts("held_out")
+        return Statistics(self.counts("train"), entropy(held_out), longest, held_out, self.held_out.text_bytes)
 
     @property
     def summary(self) -> str:
@@ -137,7 +138,8 @@ class Store:
             )
         batches = Batches(windows, rows, seed, is_stream, packing == "stream-both-ways")
         if batches.num_rows == 0 and split == "train":
-            raise UserError("No document to train on has 2 tokens or more; give --data.source more text.")
+            source = self.manifest["source"]
+            raise UserError(f"{source}: no document to train on has 2 tokens or more; give --data.source more text.")
         return batches
 
     def entity_ids(self, graph: str) -> np.ndarray:

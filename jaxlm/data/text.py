@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxlm.data.base import Data, RowFormat, random_tokens
+from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
+from jaxlm.data.describe import describe_text
+from jaxlm.data.duplicates import Deduplicate, without_duplicates
 from jaxlm.data.fingerprint import Survey, sample, survey
-from jaxlm.data.store import FORMAT, Store, store_fingerprint
+from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
+from jaxlm.data.rows import kind_of
+from jaxlm.data.store import FORMAT, store_fingerprint
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import write_whole
@@ -34,7 +40,16 @@ class TextData(Data):
     source: str = field("python-docs", resumable=True)
     """The text: `python-docs` (the documentation in every Python), a file, folder or glob of .txt (documents end at
     blank lines, at the latest after some 65,536 characters), .jsonl, .csv or .tsv, each also .gz, .xz or .zst, or
-    .parquet; `tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several."""
+    .parquet; `tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several. Weights mix them:
+    `wiki.jsonl.zst@0.7,books/*.txt@0.3` gives shares of the tokens that are read."""
+
+    temperature: float = field(0.0, resumable=True, range="[0, inf]")
+    """Above 0, mixes the sources between commas with shares in proportion to n^(1/T) of their n tokens: 1 is their
+    sizes, 3.3 as in XLM-R and mT5, inf equal shares."""
+
+    deduplicate: Deduplicate = field("off", resumable=True)
+    """Leaves out documents that repeat an earlier one: `exact`, but for white space and Unicode composition; `near`,
+    also those that share about 0.8 of their runs of 5 words (see jaxlm/data/duplicates.py)."""
 
     text_field: str = "text"
     """Name of the text field in .jsonl, tables and datasets."""
@@ -43,7 +58,8 @@ class TextData(Data):
     """Sequence length of the model, including special tokens."""
 
     tokenizer: str = field("auto", weights=True)
-    """`auto` trains one on the source; otherwise a tokenizer's folder, .model, vocab.txt or tokenizer.json."""
+    """`auto` trains one on the source; otherwise a tokenizer's folder, .model, vocab.txt or tokenizer.json, or
+    `hf:ORG/NAME[@REVISION]`."""
 
     tokenizer_kind: Kind = "unigram"
     """Kind of the vocabulary that `auto` trains: SentencePiece unigram or BPE, byte-level BPE as in GPT-2 and RoBERTa,
@@ -83,38 +99,87 @@ class TextData(Data):
         """
         self.validate()
         if self.tokenizer == "auto":
-            text = self._survey(self._corpus(), report)
-            return self._trained_tokenizer(text, symbols, report)
+            return self._trained_tokenizer(symbols, report)
         tokenizer = Tokenizer.load(self.tokenizer)
         for name in symbols:
             tokenizer.vocabulary.id(name)
         return tokenizer
 
-    def sample(self, report: Report = print) -> Iterator[str]:
-        """Return some ten megabytes of the text, drawn evenly, for the words of a vocabulary."""
-        corpus = self._corpus()
-        return sample(corpus.pieces(), self._survey(corpus, report).bytes, _SAMPLE)
+    def sample(self, report: Report = print) -> tuple[Any, Iterator[str]]:
+        """Return what identifies the text, and some ten megabytes drawn evenly from it, for the words of a vocabulary.
+
+        They have the sources of a mixture by their shares in bytes.
+        """
+        sources = self._sources(report)
+        texts = [data._survey(corpus, report) for data, corpus, _ in sources.values()]
+        weights, sizes = [weight for *_, weight in sources.values()], [text.bytes for text in texts]
+        shares = shares_of(weights, sizes, self.temperature).tolist()
+        identity: Any = [[text.fingerprint, share] for text, share in zip(texts, shares, strict=True)]
+        identity = texts[0].fingerprint if "" in sources else identity
+        opened = zip(sources.values(), sizes, shares, strict=True)
+        samples = (sample(corpus.pieces(), size, round(share * _SAMPLE)) for (_, corpus, _), size, share in opened)
+        return identity, itertools.chain.from_iterable(samples)
+
+    def check_format(self, row_format: RowFormat) -> None:
+        """Raise UserError for a stream of a mixture; see `jaxlm.data.base.Data`."""
+        if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
+            raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        corpus = self._corpus()
-        text = self._survey(corpus, report)
-        if corpus.remark:
-            report(corpus.remark)
-        if text.blank:
-            report(f"Rows of {self.source} without text, which are left out: {text.blank:,}")
+        for data, corpus, _ in self._sources(report).values():
+            text = data._survey(corpus, report)
+            if corpus.remark:
+                report(corpus.remark)
+            if text.blank:
+                report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        self._build(tokenizer, report).tokenize(shard, shards)
+        for data, corpus, _ in self._sources(report).values():
+            data._build(corpus, tokenizer, report).tokenize(shard, shards)
 
-    def open(self, tokenizer: Tokenizer, report: Report = print) -> Store:
-        """Open the token store of this text and tokenizer in the cache folder; build it if it is missing."""
-        return self._build(tokenizer, report).finish()
+    def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
+        """Open the token stores of this text and tokenizer in the cache folder; build those that are missing.
 
-    def _build(self, tokenizer: Tokenizer, report: Report) -> StoreBuild:
+        Returns:
+            A `Store`, or a `Mixture` of them.
+        """
+        sources = self._sources(report)
+        stores = {name: data._build(corpus, tokenizer, report).finish() for name, (data, corpus, _) in sources.items()}
+        return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
+
+    def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
+        """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""
+        for data, corpus, _ in self._sources(report).values():
+            texts = sample(corpus.pieces(), data._survey(corpus, report).bytes, _SAMPLE)
+            for line in describe_text(data._build(corpus, tokenizer, report).finish(), tokenizer, texts):
+                report(f"{corpus.source}: {line}")
+
+    def _sources(self, report: Report) -> dict[str, tuple[TextData, Corpus, float]]:
+        """Return the sources of a mixture, without duplicates, with their weights, by name; "" is that of other text.
+
+        Raises:
+            UserError: a file is in two sources, where it might be held out of one alone; or as `parse_mixture`.
+        """
         self.validate()
-        corpus = self._corpus()
+        if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
+            raise UserError(f"--data.source is empty; give {SOURCES}.")
+        parsed, found = parse_mixture(self.source, self.temperature), {}
+        for name, (item, _) in parsed.items() if len(parsed) > 1 else ():
+            # Splits of a dataset have files in common.
+            for file in () if kind_of(item) in ("tfds", "hf") else open_corpus(item, self.text_field).stats:
+                if (other := found.setdefault(file, name)) != name:
+                    path = json.loads(file)[0]
+                    raise UserError(f"{other} and {name} of --data.source both have {path}; leave it out of one.")
+        parts = [dataclasses.replace(self, source=item, temperature=0.0) for item, _ in parsed.values()]
+        corpora = [data._corpus() for data in parts]
+        if self.deduplicate != "off":
+            corpora = without_duplicates(corpora, self.deduplicate, self.cache_dir, report)
+        opened = zip(parsed.items(), parts, corpora, strict=True)
+        return {name: (data, corpus, weight) for (name, (_, weight)), data, corpus in opened}
+
+    def _build(self, corpus: Corpus, tokenizer: Tokenizer, report: Report) -> StoreBuild:
         text = self._survey(corpus, report)
         fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
         folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
@@ -129,8 +194,6 @@ class TextData(Data):
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _corpus(self) -> Corpus:
-        if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
-            raise UserError(f"--data.source is empty; give {SOURCES}.")
         return open_corpus(self.source, self.text_field)
 
     def _survey(self, corpus: Corpus, report: Report) -> Survey:
@@ -146,14 +209,15 @@ class TextData(Data):
         write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
         return text
 
-    def _trained_tokenizer(self, text: Survey, symbols: Sequence[str], report: Report) -> Tokenizer:
+    def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:
+        identity, texts = self.sample(report)
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
-        facts = json.dumps([2, text.fingerprint, settings, _SAMPLE, *symbols])
+        facts = json.dumps([2, identity, settings, _SAMPLE, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-            train_tokenizer(self.sample(report), str(folder), symbols=symbols, **settings)
+            train_tokenizer(texts, str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
         if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"

@@ -7,6 +7,7 @@ memory; so are all others, unless there are too many.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,7 @@ from jaxlm.types import TokenBatch
 _STRIDE = 256
 _RESIDENT = 1 << 23  # the largest number of documents with all offsets in memory: 64 MB
 _AT_ONCE = 1 << 17  # offsets per read when a split is opened
-_NUMBERS = 1 << 30  # document numbers in a row wrap around here
+NUMBERS = 1 << 30  # document numbers in a row wrap around here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,12 @@ class DocumentWindows:
         self._before = self._offsets.every(_STRIDE, self._windows)
         self.count = int(self._before[-1])
 
+    @functools.cached_property
+    def mean_length(self) -> float:
+        """Mean number of tokens of a window."""
+        tokens = self._offsets.every(_STRIDE, lambda sizes: self._windows(sizes) * np.minimum(sizes, self.length))
+        return int(tokens[-1]) / max(1, self.count)
+
     def _windows(self, lengths: np.ndarray) -> np.ndarray:
         return np.where(lengths < 2, 0, -(-lengths // self.length))
 
@@ -102,7 +109,7 @@ class DocumentWindows:
         position = np.arange(self.length)
         is_token = position < size[:, None]
         tokens = self._tokens.windows(start, self.length)
-        segments = np.where(is_token, 1 + document[:, None] % _NUMBERS, 0)
+        segments = np.where(is_token, 1 + document[:, None] % NUMBERS, 0)
         entities = None
         if self._entity_ids is not None:
             entities = np.where(is_token, self._entity_ids[self._entities.windows(start, self.length)], -1)
@@ -131,6 +138,9 @@ class PackedWindows:
 
     With `room`, a window counts that many more tokens after each document, for symbols that the model's rows have
     between documents. It holds the tokens of the documents alone, and padding in place of the others.
+
+    Attributes:
+        mean_length: mean number of tokens of a window.
     """
 
     def __init__(
@@ -155,6 +165,8 @@ class PackedWindows:
         self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
         self._size = int(self._before[-1])
         self.count = 0 if self._size < 2 else max(1, 1 + (self._size - length) // self._stride)
+        share = split.num_tokens / max(1, self._size) if eos is None else 1.0  # the rest is room
+        self.mean_length = min(length, self._size) * share
 
     def read(self, index: np.ndarray) -> TokenBatch:
         """Read the windows `index`, int [batch], where -1 stands for an empty row."""
@@ -171,6 +183,7 @@ class PackedWindows:
             is_token = position < is_text.sum(axis=1, keepdims=True)
             segment[is_token] = segment[is_text]
             segment -= leading[:, None] > 0
+            # Of a room that the window begins in, `extra - leading` positions lie before it and hold no tokens.
             start -= (self._extra - leading) % self._extra
 
         def stored(array: FlatArray) -> np.ndarray:

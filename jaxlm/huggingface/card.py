@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 from collections.abc import Mapping
 
+from jaxlm import __version__
 from jaxlm.huggingface.family import TransformersModel
+from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.objectives.base import Objective
 
 
@@ -36,6 +37,7 @@ def render(
         pooling: pooling of the vectors of sentence-transformers; "" for a folder without them.
     """
     main, m = models[0], objective.model
+    threshold = main.config.get(SETTINGS_KEY, {}).get("threshold")
     model_type = main.config["model_type"]
     header = ["---", "library_name: transformers", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
               f"- {model_type}", "---"]
@@ -43,10 +45,11 @@ def render(
         ("Family", f"{model_type} ({', '.join(model.architecture for model in models)})"),
         ("Objective", type(objective).__name__),
         ("Labels", ", ".join(main.config.get("id2label", {}).values())),
+        ("Predicted labels", f"those with a sigmoid above {threshold:g}" if threshold else ""),
         ("Parameters", f"{parameters:,}"),
         ("Layers, width, heads", f"{m.num_layers}, {m.hidden_size}, {m.num_heads}"),
         *card.rows.items(),
-        ("Written by", f"jaxlm {importlib.metadata.version('jaxlm')}"),
+        ("Written by", f"jaxlm {__version__}"),
     ]
     lines = [*header, "", f"# {name}", ""]
     lines += [f"Trained with jaxlm and saved as a Transformers {main.architecture}.", "", "| | |", "|---|---|"]

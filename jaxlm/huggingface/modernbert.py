@@ -112,12 +112,14 @@ def read_model(source: Source) -> dict[str, Any]:
     # An old null is the other base.
     defaults = {"global": 160_000.0, "local": source.value("global_rope_theta", 160_000.0)}
     defaults["local"] = defaults["local"] if "local_rope_theta" in source.config else 10_000.0
+    ropes = source.config.get("rope_parameters") or {}
     for kind, ours in KINDS.items():
-        rope = (source.config.get("rope_parameters") or {}).get(kind) or {}
-        if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
+        rope = ropes.get(kind) or {}
+        is_default = rope.get("rope_type", "default") == "default" and not rope.keys() - {"rope_type", "rope_theta"}
+        if ropes.keys() - KINDS.keys() or not is_default:
             raise UserError(
-                f"{source.folder / 'config.json'}: rope_parameters has {rope} for {kind}, of which jaxlm supports only "
-                "rope_theta; choose another model."
+                f"{source.folder / 'config.json'}: rope_parameters is {ropes}; jaxlm supports a rope_theta for each of "
+                f"{' and '.join(KINDS)}, and nothing else."
             )
         fields[f"{ours}_theta"] = float(rope.get("rope_theta", source.value(f"{ours}_rope_theta", defaults[ours])))
     return fields

@@ -49,6 +49,10 @@ TASKS: dict[type[Task], TransformersTask] = {
 }
 TASK_PARAMS = ("pooler", "classifier", "kind_classifier")
 """Parameters that a task adds to a model."""
+PROBLEM_TYPES = {
+    "class": "single_label_classification", "number": "regression", "labels": "multi_label_classification",
+}
+"""`problem_type` in config.json of each `Classification.target`."""
 SETTINGS_KEY = "jaxlm"
 """Key of config.json for settings of a task without a counterpart in its Transformers class."""
 
@@ -140,8 +144,7 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
         config["id2label"] = {str(number): name for number, name in enumerate(names)}
         config["label2id"] = {name: number for number, name in enumerate(names)}
     if kind is Classification:
-        is_number = task.target == "number"
-        config["problem_type"] = "regression" if is_number else "single_label_classification"
+        config["problem_type"] = PROBLEM_TYPES[task.target]
     settings = {f.name: getattr(task, f.name) for f in _settings(kind) if getattr(task, f.name) != f.default}
     return config | ({SETTINGS_KEY: settings} if settings else {})
 
@@ -159,10 +162,12 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
     if kind is Classification:
-        source.require(problem_type=("regression", "single_label_classification"))
-        if source.config.get("problem_type") == "regression" or len(names) == 1:
-            fields["target"] = "number"
-    if kind in (Classification, Tagging) and "target" not in fields:
+        source.require(problem_type=tuple(PROBLEM_TYPES.values()))
+        # Transformers takes a single logit without a problem type for a number.
+        unnamed = "regression" if len(names) == 1 else "single_label_classification"
+        targets = {theirs: target for target, theirs in PROBLEM_TYPES.items()}
+        fields["target"] = targets[source.config.get("problem_type") or unnamed]
+    if kind in (Classification, Tagging) and fields.get("target") != "number":
         fields["labels"] = tuple(str(names[number]) for number in sorted(names, key=int))
     stored = source.config.get(SETTINGS_KEY) or {}
     for f in _settings(kind):

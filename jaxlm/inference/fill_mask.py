@@ -43,7 +43,7 @@ def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> 
     vocabulary.require("mask", "cls", "sep", "pad", purpose="filling masks")
     if not 1 <= top_k <= vocabulary.size:
         raise UserError(f"top_k is {top_k}; it must lie between 1 and the vocabulary's size, {vocabulary.size}.")
-    return fill_rows(loaded, [_row(objective, tokenizer, text) for text in texts], top_k)
+    return fill_rows(loaded, [masked_row(objective, tokenizer, text) for text in texts], top_k)
 
 
 def fill_rows(
@@ -77,8 +77,12 @@ def _most_likely(objective, vocabulary, top_k, params, input_ids, attention_mask
     return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
 
 
-def _row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of `[CLS] text [SEP]`."""
+def masked_row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of `[CLS] text [SEP]`, in which [MASK] stands for the tokenizer's own symbol.
+
+    Raises:
+        UserError: The text has no mask, or is too long for the model.
+    """
     v = tokenizer.vocabulary
     row = [v.cls, *tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask))), v.sep]
     shown = text if len(text) <= 60 else text[:57] + "..."

@@ -68,6 +68,9 @@ class Settings:
 
     Ignored without beam search.
     """
+    steps: int = field(1024, range="[1, 65536]")
+    """Number of denoising steps of a masked diffusion model (see `jaxlm.inference.denoise`); ignored by others. A step
+    without a mask to fill costs nothing."""
     stop_ids: Sequence[int] | None = None
     """Stop tokens. None for the vocabulary's end-of-sequence token; an empty sequence for none."""
 
@@ -126,14 +129,7 @@ def continuations(
             jnp.float32(s.length_penalty),
         )
         return _rows(*found)
-    kind: Kind = "greedy"
-    if s.temperature > 0:
-        kind = "filtered" if 0 < s.top_k < vocabulary.size or s.top_p < 1.0 else "sampled"
-    sampling = Sampling(
-        jax.random.fold_in(purpose_key(s.seed, Purpose.GENERATION), stream),
-        jnp.float32(max(s.temperature, MIN_TEMPERATURE)),
-        jnp.int32(min(s.top_k or vocabulary.size, vocabulary.size)), jnp.float32(s.top_p),
-    )
+    kind, sampling = make_sampling(s, vocabulary.size, stream)
     progress = _start(objective, s.max_new_tokens, kind, params, ids, mask, is_stop, sampling)
     for step in range(1, s.max_new_tokens + 1, watch_every if watch else s.max_new_tokens):
         if watch:
@@ -223,6 +219,15 @@ class Sampling(NamedTuple):
     top_p: Array
 
 
+def make_sampling(s: Settings, size: int, stream: int = 0) -> tuple[Kind, Sampling]:
+    """Return the kind and the options of sampling from `size` tokens; for `stream` see `continuations`."""
+    is_filtered = 0 < s.top_k < size or s.top_p < 1.0
+    return "greedy" if s.temperature == 0 else "filtered" if is_filtered else "sampled", Sampling(
+        jax.random.fold_in(purpose_key(s.seed, Purpose.GENERATION), stream),
+        jnp.float32(max(s.temperature, MIN_TEMPERATURE)), jnp.int32(min(s.top_k or size, size)), jnp.float32(s.top_p),
+    )
+
+
 class Progress(NamedTuple):
     """State of generation.
 
@@ -247,7 +252,7 @@ class Progress(NamedTuple):
 def _start(objective, max_new_tokens, kind, params, prompts, mask, is_stop, sampling):
     """Return the progress after the first token."""
     logits, state = objective.model.prefill(params, prompts, mask, max_new_tokens, decoder_start(objective))
-    token, log_prob = _choose(objective, kind, logits, sampling, 0)
+    token, log_prob = choose_tokens(objective, kind, logits, sampling, 0)
     rows = prompts.shape[0]
     tokens = jnp.zeros((rows, max_new_tokens), jnp.int32).at[:, 0].set(token)
     log_probs = jnp.zeros((rows, max_new_tokens), jnp.float32).at[:, 0].set(log_prob)
@@ -264,7 +269,7 @@ def _advance(objective, kind, params, progress, is_stop, sampling, until):
     def body(p):
         last = jax.lax.dynamic_index_in_dim(p.tokens, p.step - 1, axis=1, keepdims=False)
         logits, state = objective.model.decode(params, last, p.state)
-        token, log_prob = _choose(objective, kind, logits, sampling, p.step)
+        token, log_prob = choose_tokens(objective, kind, logits, sampling, p.step)
         tokens = p.tokens.at[:, p.step].set(jnp.where(p.done, 0, token))
         log_probs = p.log_probs.at[:, p.step].set(log_prob)
         return Progress(tokens, log_probs, p.counts + ~p.done, p.done | is_stop[token], p.step + 1, state)
@@ -272,8 +277,11 @@ def _advance(objective, kind, params, progress, is_stop, sampling, until):
     return jax.lax.while_loop(is_running, body, progress)
 
 
-def _choose(objective, kind, logits, sampling, step):
-    """Return the next tokens int32 [batch] and their log-probabilities."""
+def choose_tokens(
+    objective: Objective, kind: Kind, logits: Float[Array, "batch vocab"], sampling: Sampling,
+    step: Int[Array, ""] | int, mode: str | None = None,
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+    """Return the next tokens and their log-probabilities; `mode` is that of `jax.random.categorical`."""
     logits = logits[:, : objective.vocabulary.size]  # the embedding may be padded
     if kind == "greedy":
         token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -281,7 +289,8 @@ def _choose(objective, kind, logits, sampling, step):
         tempered = logits / sampling.temperature
         if kind == "filtered":
             tempered = filter_logits(tempered, sampling.top_k, sampling.top_p)
-        token = jax.random.categorical(jax.random.fold_in(sampling.key, step), tempered).astype(jnp.int32)
+        key = jax.random.fold_in(sampling.key, step)
+        token = jax.random.categorical(key, tempered, mode=mode).astype(jnp.int32)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
     return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -58,6 +59,8 @@ class Term(NamedTuple):
 
 
 Terms = dict[str, Term]
+MAX_UNKNOWN = 0.001
+"""Largest share of [UNK] in a text for `Objective.bits_per_byte`: a model need not spell what [UNK] stands for."""
 
 
 def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Float[Array, ""]:
@@ -173,6 +176,9 @@ class Objective:
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
     """Supported generation mode of the trained model: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
     none. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
+    denoises: ClassVar[bool] = False
+    """Whether the trained model also fills masks in steps, each of which sees the tokens of the steps before, so that
+    `jaxlm generate` continues texts with it. The `answer_kind` is "masks"."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "objective.")
@@ -345,6 +351,28 @@ class Objective:
         if self.answer_kind == "masks":
             return [self.vocabulary.mask if place % 6 == 4 else token for place, token in enumerate(tokens)]
         return list(tokens[: (len(tokens) + 1) // 2])
+
+    def bits_per_byte(self, nats: Array, labels: Array, weights: Array) -> Terms:
+        """Return the metric `bits_per_byte` of predicted text, which is comparable between vocabularies.
+
+        It is nats / (ln 2 · UTF-8 bytes of the targets). The bytes of the ids are scaled so that those of the whole
+        held-out split are those of its text, which a tokenizer may have changed, as by dropping spaces.
+
+        Args:
+            nats: Sum of the targets' -log p, given the text before them.
+            labels: Ids, int32 [...]; special tokens, such as the end of a document, have no bytes.
+            weights: 1 at targets, else 0 [...].
+
+        Returns:
+            No metric for data without held-out text, or where more than `MAX_UNKNOWN` of its tokens are [UNK].
+        """
+        counts, num_bytes = getattr(self.statistics, "held_out_counts", None), self.vocabulary.num_bytes
+        if counts is None or num_bytes is None or not (total := counts @ num_bytes):
+            return {}
+        if self.vocabulary.unk >= 0 and counts[self.vocabulary.unk] > MAX_UNKNOWN * counts.sum():
+            return {}
+        table = jax.numpy.asarray(num_bytes * (self.statistics.held_out_bytes / total), jax.numpy.float32)
+        return {"bits_per_byte": Term(nats / math.log(2), jax.numpy.sum(table[labels] * weights))}
 
     def real_tokens(self, example: Example, batch: Batch) -> Array | np.ndarray:
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""

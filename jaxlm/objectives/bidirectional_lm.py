@@ -131,7 +131,13 @@ class BidirectionalLM(Objective):
                 tokens = chunked_cross_entropy(layers[-1], table, labels, weights, bias=bias)
                 terms[f"{name}_loss"] = Term(tokens.total, jnp.sum(weights))
         total, weight = (sum(term[i] for term in terms.values()) for i in range(2))
-        return {"lm_loss": Term(total, weight, 1.0)} | terms, new_memory
+        terms = {"lm_loss": Term(total, weight, 1.0)} | terms
+        if not train:
+            labels, weights = (
+                jnp.concatenate([example[f"{name}_{part}"] for name in DIRECTIONS]) for part in ("labels", "weights")
+            )
+            terms |= self.bits_per_byte(total, labels, weights)
+        return terms, new_memory
 
     def _sampled_losses(
         self, features: Float[Array, "batch length hidden"], table: Float[Array, "vocab hidden"],

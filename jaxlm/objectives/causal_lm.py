@@ -74,7 +74,8 @@ class CausalLM(Objective):
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         hidden, weights = self.hidden(params, example, key if train else None), example["weights"]
         losses = token_losses(self.model, params, hidden, example["labels"], weights, chunk=self.loss_chunk or None)
-        return losses.terms("lm", weights)
+        terms = losses.terms("lm", weights)
+        return terms if train else terms | self.bits_per_byte(losses.total, example["labels"], weights)
 
     def hidden(
         self, params: Params, example: Example, dropout_key: jax.Array | None = None

@@ -41,7 +41,8 @@ class Distillation(MaskedLM):
     model: Encoder = field(Distilbert(), weights=True)
     """The student, with the hidden size of the teacher."""
     teacher: str = field("", resumable=True)
-    """Run folder or Transformers folder of a masked language model with the student's tokenizer."""
+    """Run folder, Transformers folder or `hf:ORG/NAME[@REVISION]` of a masked language model with the student's
+    tokenizer."""
     temperature: float = field(2.0, range="(0, inf)")
     """Softmax temperature of both models."""
     soft_weight: float = field(5.0, range="[0, inf)")

@@ -42,7 +42,7 @@ class LayerDistillation(Objective):
     model: Encoder = field(Bert(num_layers=4, hidden_size=312, intermediate_size=1200), weights=True)
     """The student, with as many attention heads as the teacher."""
     teacher: str = field("", resumable=True)
-    """Run folder or Transformers folder of an encoder with the student's tokenizer."""
+    """Run folder, Transformers folder or `hf:ORG/NAME[@REVISION]` of an encoder with the student's tokenizer."""
     teacher_hidden_size: int = field(768, weights=True)
     """Hidden size of the teacher."""
 

@@ -206,11 +206,7 @@ class MaskedLM(Objective):
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         if self.input_format == "packed":
-            return [
-                line._replace(title=f"{line.title} {number}" if line.title == "text" else line.title)
-                for number, document in enumerate(documents_of(example, row), 1)
-                for line in masked_lines(self.vocabulary, document, 0)
-            ]
+            return document_lines(self.vocabulary, example, row)
         lines = masked_lines(self.vocabulary, example, row)
         if self.pair_task:
             lines.append(Line(self.pair_task.label_names[int(example[f"{self.pair_task.name}_labels"][row])], [], []))
@@ -230,6 +226,15 @@ def documents_of(example: Example, row: int) -> Iterator[Example]:
             "masked_labels": example["masked_labels"][row : row + 1],
             "masked_weights": (example["masked_weights"][row] * is_inside)[None],
         }
+
+
+def document_lines(vocabulary: Vocabulary, example: Example, row: int) -> list[Line]:
+    """Return the `masked_lines` of each document of a packed row."""
+    return [
+        line._replace(title=f"{line.title} {number}" if line.title == "text" else line.title)
+        for number, document in enumerate(documents_of(example, row), 1)
+        for line in masked_lines(vocabulary, document, 0)
+    ]
 
 
 def masked_lines(vocabulary: Vocabulary, example: Example, row: int) -> list[Line]:

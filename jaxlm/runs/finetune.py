@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 
+import jax
+
 from jaxlm.config.experiment import Resolved
-from jaxlm.runs.folder import RunFolder
+from jaxlm.runs.folder import RunFolder, write_metadata
 from jaxlm.runs.load import load_run
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.tasks.evaluate import Evaluation
@@ -26,7 +28,13 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     if not figures:
         return None
     t = RunFolder.read(session.run.path).experiment.train  # a finished run keeps its own, whatever the flags say
-    params = load_run(session.run.path).params if t.uses_best else program.local_params(state.params)
+    params = load_run(session.run.path).params if t.uses_best else program.local_params(state.evaluated_params)
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))
-    return Evaluation(task, params, session.rows, session.experiment.data, t.batch_size)
+    evaluation = Evaluation(task, params, session.rows, session.experiment.data, t.batch_size)
+    chosen = task.choose(params, session.rows, session.experiment.data.length, t.batch_size)
+    if chosen and jax.process_index() == 0:
+        write_metadata(session.run.path, RunFolder.read(session.run.path).metadata | {"chosen": chosen})
+        shown = ", ".join(f"{name} {value:g}" for name, value in chosen.items())
+        report(f"Chosen on the {len(session.rows.records['held_out']):,} held-out rows: {shown}")
+    return evaluation._replace(task=dataclasses.replace(task, **chosen))

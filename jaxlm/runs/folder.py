@@ -8,6 +8,7 @@ import fcntl
 import glob
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from typing import Any, Self, TextIO
 import orbax.checkpoint as ocp
 from etils import epath
 
+from jaxlm import __version__
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import to_json
-from jaxlm.config.presets import load_config
+from jaxlm.config.presets import age, load_config
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import digest
 from jaxlm.parallel.hosts import log
@@ -28,8 +30,12 @@ from jaxlm.runs.lease import Lease
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 
-METADATA = ("data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh")
-"""Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`)."""
+METADATA = (
+    "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh", "chosen",
+    "jaxlm",
+)
+"""Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
+is the version that wrote the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +51,13 @@ class RunFolder:
     """Contents of data.json, or of the newest checkpoint's copy if data.json is damaged, edited or missing."""
     experiment: Experiment | None
     """Configuration in config.json, before this start replaces it; None for a folder that is no run."""
+    chosen: tuple[int, ...] = ()
+    """Steps that the path names: RUN@1000, RUN@1000,1100 or RUN@last3; () for a plain folder."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the state of a folder."""
+        """Read the state of a folder; UserError if the path names a step without a checkpoint."""
+        path, named = split_steps(path)
         path = any_path(path)
         entries = [entry for entry in (path / "checkpoints").glob("*") if entry.name.isdecimal()]
         # In a bucket a killed save leaves a folder without Orbax's mark.
@@ -58,7 +67,8 @@ class RunFolder:
         config = path / "config.json"
         is_run = config.is_file() and (has_begun or (path / "checkpoints").is_dir())  # or else of a Transformers folder
         experiment = load_config(config) if is_run else None
-        return cls(path, tuple(steps), has_begun, _read_metadata(path, steps), experiment)
+        chosen = _chosen(path, steps, named) if named else ()
+        return cls(path, tuple(steps), has_begun, _read_metadata(path, steps), experiment, chosen)
 
     @property
     def newest_step(self) -> int:
@@ -71,6 +81,11 @@ class RunFolder:
         return "imported_from" in self.metadata
 
     @property
+    def age(self) -> str:
+        """The version of jaxlm that wrote the run, for a message; "" if it is this one or not known."""
+        return age(self.metadata.get("jaxlm"))
+
+    @property
     def tokenizer_folder(self) -> epath.Path | None:
         """Folder of the tokenizer that the parameters belong to; None while the run may still choose another."""
         folder = self.path / "tokenizer"
@@ -79,6 +94,26 @@ class RunFolder:
 
 NO_RUN = RunFolder(epath.Path(), (), False, {}, None)
 """State of a run without a folder."""
+
+
+def split_steps(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Split RUN@STEPS, which names checkpoints of a run, into both; "" for a path that names none."""
+    run, _, steps = os.fspath(path).rpartition("@")
+    is_named = run and re.fullmatch(r"\d+(,\d+)*|last[1-9]\d*", steps) and not any_path(path).exists()
+    return (run, steps) if is_named else (os.fspath(path), "")
+
+
+def _chosen(path: epath.Path, steps: list[int], named: str) -> tuple[int, ...]:
+    """Return the steps that the end of a path names, such as "1000,1100" or "last3"."""
+    is_last = named.startswith("last")
+    chosen = steps[-int(named[4:]):] if is_last else sorted({int(step) for step in named.split(",")})
+    missing = [f"{step:,}" for step in chosen if step not in steps]
+    if missing or (is_last and len(chosen) < int(named[4:])):
+        raise UserError(
+            f"{path} has no checkpoint of {f'step {missing[0]}' if missing else f'{named[4:]} steps'}; it keeps "
+            f"{', '.join(f'{step:,}' for step in steps) or 'none'} (--train.keep-checkpoints)."
+        )
+    return tuple(chosen)
 
 
 def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
@@ -186,7 +221,8 @@ def owner(folder: epath.Path) -> str:
 
 
 def write_metadata(folder: epath.Path, metadata: dict[str, Any]) -> None:
-    """Write data.json: the metadata and, as in checkpoints, their digest."""
+    """Write data.json: the metadata and, as in checkpoints, the version of jaxlm and their digest."""
+    metadata = metadata | {"jaxlm": __version__}
     write_json(folder / "data.json", metadata | {"digest": digest(metadata)})
 
 

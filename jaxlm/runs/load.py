@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from jaxlm import hub
 from jaxlm.config.experiment import Resolved
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
@@ -14,19 +19,24 @@ from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
-from jaxlm.runs.folder import RunFolder
+from jaxlm.runs.folder import RunFolder, split_steps
 from jaxlm.runs.session import open_session
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
+from jaxlm.types import Params
 
 
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors, onto the default device.
 
+    Args:
+        path: The folder, RUN@STEPS (see `load_run`) or `hf:ORG/NAME[@REVISION]`.
+
     Raises:
         UserError: The folder is neither.
     """
-    folder = any_path(path)
+    path = hub.pin(os.fspath(path))
+    folder = any_path(split_steps(hub.local(path))[0])
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
@@ -35,33 +45,53 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     if inside and not (folder / "config.json").is_file():
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
         raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
-    folder = local_folder(path, "Transformers folders")
+    folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
     return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))
 
 
 def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`)."""
-    folder = run_path(path)
-    experiment, run = load_config(folder / "config.json"), RunFolder.read(folder)  # in this order: links are refused
+    """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`).
+
+    Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64.
+    """
+    folder = run_path(split_steps(path)[0])
+    experiment, run = load_config(folder / "config.json"), RunFolder.read(path)  # in this order: links are refused
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
     session = open_session(Resolved(experiment), run, for_inference=True)
     # The attention kernel was chosen for the machine that trained the model.
     model = session.objective.model.with_execution(attention="auto")
     objective = dataclasses.replace(session.objective, model=model).with_loader(load_model)
+    # A value in the configuration is the user's own.
+    chosen = {name: value for name, value in run.metadata.get("chosen", {}).items() if not getattr(objective, name)}
+    objective = dataclasses.replace(objective, **chosen)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
         history = evaluations(folder, t.criterion) if t.uses_best else {}
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
-        params, step = checkpoints.restore_params(shapes, step=best_step(kept, t.criterion) if kept else None)
+        best = best_step(kept, t.criterion) if kept else None
+        restore = functools.partial(checkpoints.restore_params, shapes, average=experiment.optimizer.average > 0)
+        params, step = restore(step=run.chosen[-1] if run.chosen else best)
+        if len(run.chosen) > 1:
+            params = _mean((restore(step=each)[0] for each in run.chosen), len(run.chosen))
     finally:
         checkpoints.close()
+    if step:  # a phase may have changed the model's function, such as the base of its rotary positions
+        model = session.experiment.phase_at(step).experiment.objective.model.with_execution(attention="auto")
+        objective = dataclasses.replace(objective, model=model)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
+
+
+def _mean(models: Iterable[Params], count: int) -> Params:
+    """Return the mean of the parameters of `count` models, computed in float64 on the host."""
+    shares = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) / count, params) for params in models)
+    total = functools.reduce(lambda one, other: jax.tree.map(np.add, one, other), shares)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), total)
 
 
 def constant_arrays(objective: Objective) -> Constants:

@@ -11,21 +11,22 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
+from jaxlm import hub
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
+from jaxlm.data.mixture import describe_draws
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
-from jaxlm.runs.folder import RunFolder, hold, owner
+from jaxlm.runs.folder import RunFolder, hold, owner, split_steps
 from jaxlm.runs.load import constant_arrays
 from jaxlm.runs.session import Session, open_session, require_model
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
-from jaxlm.training.feed import Feed
 from jaxlm.training.loop import StepLog, train
 from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of_patience, last_evaluation, read_metrics
 from jaxlm.training.program import Program, TrainState
@@ -53,7 +54,9 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         NotFinite: The loss diverges; a UserError and a FloatingPointError.
         Stopped: A signal stopped the run, which has been saved.
     """
-    experiment, clock = resolved.experiment, Clock()
+    clock = Clock()
+    resolved = resolved._replace(experiment=main_first(lambda: pinned(resolved.experiment, run_dir), "download models"))
+    experiment = resolved.experiment
     experiment.validate()
     require_model(experiment)
     report = report if jax.process_index() == 0 else lambda _: None
@@ -67,6 +70,18 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         return _train(session.with_rows(report), mesh, report, stack, clock)
 
 
+def pinned(experiment: Experiment, run_dir: str | os.PathLike[str]) -> Experiment:
+    """Return the configuration with the commits of its models on the hub (see `jaxlm.hub`), those of the run first."""
+    fields = (("data", "tokenizer", hub.TOKENIZER), ("objective", experiment.objective.constants_field, hub.MODEL))
+    for part, field, files in fields:
+        value = getattr(getattr(experiment, part), field, None)
+        if isinstance(value, str) and value.startswith(hub.PREFIX):
+            stored = getattr(getattr(RunFolder.read(run_dir).experiment, part, None), field, None)
+            changed = dataclasses.replace(getattr(experiment, part), **{field: hub.pin(value, stored, files)})
+            experiment = dataclasses.replace(experiment, **{part: changed})
+    return experiment
+
+
 def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
     """Lock the run folder until `stack` closes, and return its state, checked against the configuration."""
     def lock() -> None:
@@ -78,31 +93,39 @@ def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitS
         resume.check_run(run, resolved)
         return run
 
-    require_same(_settings(resolved.experiment))
+    source = resolved.pretrained.path if resolved.pretrained else ""
+    require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
     main_first(lock, "lock the run folder", everywhere=False)
     require_same({"owner of the run folder": owner(folder)})
     return main_first(read, "check the run folder")
 
 
 def _check_program(session: Session, mesh: Mesh) -> None:
-    """Build the program once to find a mistake in it, as in `optimizer.freeze`, before hours of preparing text.
+    """Build all programs once to find a mistake, as in `optimizer.freeze`, before hours of preparing text.
 
     A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
     are read it has no classes, and so no shapes of parameters.
     """
     if not session.objective.is_task:
-        dataclasses.replace(session, constants=()).program(mesh)
+        program = dataclasses.replace(session, constants=()).program(mesh)
+        for phase in session.experiment.phases:
+            program.at(phase.after + 1)
 
 
 def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock) -> Trained:
     """Write the run's files, restore or initialize the state, and run the steps that are left."""
-    experiment, run, objective, rows = session.experiment, session.run, session.objective, session.rows
+    experiment, run, rows = session.experiment, session.run, session.rows
     t = experiment.train
     program = session.program(mesh)
     feed = session.feed(mesh)
-    has_samples = t.sample_every and jax.process_count() == 1
-    sample = sampler(objective, session.tokenizer, feed.texts(3)) if has_samples else None
+    texts = feed.texts(3) if t.sample_every and jax.process_count() == 1 else []
+
+    def sample(objective: Objective, params: Params) -> list[str]:
+        return sampler(objective, session.tokenizer, texts)(params)
+
     report(f"{rows.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
+    for line in describe_draws(feed.draws):
+        report(line)
     metadata = resume.run_metadata(session, program.constants)
     # It makes the last checks, then writes the run's files.
     main_first(lambda: resume.write_run(session, metadata), "write the configuration", everywhere=False)
@@ -112,7 +135,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     with clock.during("restore" if checkpoints.steps() else "startup"):
         state, totals = restore_or_init_state(program, checkpoints, metadata, session.pretrained, report)
         after_step = int(state.step)
-    report(_description(program, feed) + (f", resumed at step {after_step:,}" if after_step else ""))
+    report(_description(program, experiment) + (f", resumed at step {after_step:,}" if after_step else ""))
     if after_step >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, after_step), t):
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
@@ -130,7 +153,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, after_step, enabled=jax.process_index() == 0))
     log = StepLog(program, feed, checkpoints, after_step, writer, progress, totals, clock)
-    state, figures = train(program, state, feed, checkpoints, log, metadata, sample)
+    state, figures = train(program, state, feed, checkpoints, log, metadata, sample if texts else None)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
     return Trained(session, program, state, figures)
@@ -141,11 +164,11 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return flatten(experiment, lambda setting: "path" not in setting.marks)
 
 
-def _description(program: Program, feed: Feed) -> str:
+def _description(program: Program, experiment: Experiment) -> str:
     """Return the line that says what is trained, on what batches and devices."""
     devices = program.mesh.devices
     kind = f"{devices.size} {devices.flat[0].device_kind} device{'s' * (devices.size > 1)}"
-    return f"{type(program.objective).__name__}: {program.size}, batches of {feed}, {kind}"
+    return f"{type(program.objective).__name__}: {program.size}, batches of {experiment.describe_phases()}, {kind}"
 
 
 def kernel_remarks(program: Program) -> list[str]:
@@ -171,6 +194,10 @@ def restore_or_init_state(
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.init_state(params), Totals()
+    if program.train.decay_steps:
+        state = _state_of(program, source, report)
+        checkpoints.save(state, int(state.step), metadata | Totals().state())
+        return state, Totals()
     fresh = program.init_params(program.train.seed)
     params = program.objective.with_constants(program.constants).merge_pretrained(fresh, source)
     state = program.init_state(params)
@@ -181,6 +208,17 @@ def restore_or_init_state(
         checkpoints.save_params(state.params, metadata)
         checkpoints.wait()
     return state, Totals()
+
+
+def _state_of(program: Program, source: PretrainedModel, report: Report) -> TrainState:
+    """Return the state of the checkpoint of another run, optimizer included."""
+    checkpoints = Checkpoints(run_path(split_steps(source.path)[0]) / "checkpoints", read_only=True)
+    try:
+        state, _ = checkpoints.restore(program.shapes, program.shardings, report, source.step)
+    finally:
+        checkpoints.close()
+    report(f"Going on from step {source.step:,} of {source.path}; the learning rate decays from here on")
+    return state
 
 
 def unshared(params: Params, source: PretrainedModel) -> str:

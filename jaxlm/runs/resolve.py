@@ -18,7 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
-from jaxlm.runs.folder import RunFolder
+from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import open_session, with_steps
 from jaxlm.systems import TASKS, system_of
@@ -65,9 +65,30 @@ def resolve(
             )
     if is_run or not experiment.objective.is_task:
         experiment = with_steps(experiment)
+    if experiment.train.decay_steps and not is_run:
+        experiment = _with_decay(experiment, pretrained)
     experiment.validate()
     experiment = dataclasses.replace(experiment, objective=experiment.objective.with_loader(load_model))
     return Resolved(experiment, pretrained)
+
+
+def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> Experiment:
+    """Return the configuration of a run of `train.decay_steps` after the checkpoint of another run."""
+    t, step = experiment.train, pretrained.step if pretrained else 0
+    run = RunFolder.read(pretrained.path) if step else NO_RUN
+    if not step or len(run.chosen) > 1:
+        raise UserError("train.decay_steps goes on from a checkpoint of a run; give --init-from RUN or RUN@STEP.")
+    if (theirs := run.experiment.optimizer.name) != experiment.optimizer.name:
+        raise UserError(f"{pretrained.path} was trained with --optimizer.name {theirs}; its decay needs the same one.")
+    if experiment.objective.is_task or any(phase.sets("optimizer.") for phase in experiment.phases):
+        raise UserError(
+            "train.decay_steps is for pretraining with one schedule; leave it out, or give the decay as a last phase."
+        )
+    steps = step + t.decay_steps
+    return dataclasses.replace(
+        experiment, train=dataclasses.replace(t, steps=steps),
+        optimizer=dataclasses.replace(experiment.optimizer, schedule="wsd", decay_share=t.decay_steps / steps),
+    )
 
 
 def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as_text: bool) -> Objective:

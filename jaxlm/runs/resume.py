@@ -10,7 +10,7 @@ import jax
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import differences, flatten, to_json
 from jaxlm.errors import UserError
-from jaxlm.fields import Setting
+from jaxlm.fields import Setting, with_value
 from jaxlm.objectives.base import Constants
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
@@ -34,13 +34,30 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
 
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
-        before = run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result)
+        before = dict(run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result))
+        phases = before.pop("train.phases", "")  # those that have not begun may change
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
+        _check_phases(run, with_value(experiment, "train.phases", phases), experiment)
     elif run.saved_steps:
         _refuse(run, differences(*(
             flatten(each, lambda setting: setting.decides_weights() and setting.decides_result())
             for each in (run.experiment, experiment)
         )))
+
+
+def _check_phases(run: RunFolder, before: Experiment, experiment: Experiment) -> None:
+    """Raise UserError unless the phases that have begun are those of the run, whose current one may end elsewhere."""
+    done = max(run.newest_step, 1)
+    old, new = ([
+        (phase.after, phase.sets("optimizer."), flatten(phase.experiment, Setting.decides_result))
+        for phase in each.phases if phase.after < done
+    ] for each in (before, experiment))
+    if old != new:
+        raise UserError(
+            f"{run.path} has done {done:,} steps with train.phases {before.train.phases!r}, and "
+            f"{experiment.train.phases!r} changes a phase that has begun; change only later ones, or choose another "
+            "--run-dir and start from this run with --init-from."
+        )
 
 
 def _check_source(run: RunFolder, resolved: Resolved) -> None:
@@ -61,7 +78,7 @@ def _refuse(run: RunFolder, changed: list[str]) -> None:
     if changed:
         more = "; …" if len(changed) > 4 else ""
         raise UserError(
-            f"{run.path} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
+            f"{run.path}{run.age} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
             "pass the same values, or choose another --run-dir and start from this one with --init-from."
         )
 
@@ -69,23 +86,26 @@ def _refuse(run: RunFolder, changed: list[str]) -> None:
 def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
     """Return remarks on a number of steps that the user may not have meant."""
     t, optimizer, remarks = experiment.train, experiment.optimizer, []
+    length, last = experiment.data.length, experiment.phase_at(t.steps).experiment.data.length
+    if last != length:
+        remarks.append(
+            f"The last steps read rows of {last} tokens, but evaluation, export and samples have --data.length "
+            f"{length}; if that is not meant, change --train.phases or --train.steps"
+        )
     if run.newest_step:
-        before = run.experiment.train.steps
-        if run.newest_step < t.steps != before and optimizer.schedule in ("linear", "cosine"):
-            remarks.append(f"The learning rate now follows a schedule of {t.steps:,} steps instead of {before:,}")
+        phases = [each.phase_at(run.newest_step) for each in (run.experiment, experiment)]
+        optimizer = phases[1].experiment.optimizer
+        before, steps = (phase.schedule_span()[1] for phase in phases)
+        if run.newest_step < t.steps and steps != before and optimizer.schedule in ("linear", "cosine"):
+            remarks.append(f"The learning rate now follows a schedule of {steps:,} steps instead of {before:,}")
         if optimizer.schedule == "wsd":
-            old, new = ((e.optimizer.stable_steps(e.train.steps), e.train.steps) for e in (run.experiment, experiment))
+            old, new = (phase.decay_span() for phase in phases)
             if old != new and run.newest_step > min(old[0], new[0]):
                 remarks.append(
                     f"The learning rate now decays from step {new[0]:,} to {new[1]:,} instead of {old[0]:,} to "
                     f"{old[1]:,}; {run.newest_step:,} are done, so that it jumps"
                 )
         return remarks
-    if t.short_steps >= t.steps:
-        remarks.append(
-            f"All {t.steps:,} steps read rows of {t.short_length} tokens (--train.short-steps {t.short_steps:,}), none "
-            f"reads longer ones; to divide the steps, add for example --train.short-steps {t.steps // 2}"
-        )
     if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
         remarks.append(
             f"The learning rate rises over {optimizer.warmup_steps:,} steps and this run has {t.steps:,}; if that is "
@@ -124,15 +144,15 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
     saved = run.metadata
     if run.has_begun and saved.get("data") != metadata["data"]:
         raise UserError(
-            "the text has changed since this run began, or other parts of it are held out: it has learnt from "
-            f"{saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} now "
-            f"gives {metadata['data'][:12]}; bring the old text back, or choose another --run-dir and start from this "
-            "run with --init-from."
+            f"the text has changed since this run{run.age} began, or other parts of it are held out: it has learnt "
+            f"from {saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} "
+            f"now gives {metadata['data'][:12]}; bring the old text back, or choose another --run-dir and start from "
+            "this run with --init-from."
         )
     if (run.has_begun or run.saved_steps) and saved.get("frozen") != metadata["frozen"]:
         raise UserError(
-            f"objective.{experiment.objective.constants_field} holds other weights than when this run began; give it "
-            "the same folder, or choose another --run-dir and start from this run with --init-from."
+            f"objective.{experiment.objective.constants_field} holds other weights than when this run{run.age} began; "
+            "give it the same folder, or choose another --run-dir and start from this run with --init-from."
         )
     _check_configuration(run, experiment)
     if run.has_begun or run.saved_steps:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.config.experiment import Experiment, Phase, Resolved, parse_phases
 from jaxlm.data.base import Source
 from jaxlm.errors import UserError
 from jaxlm.models.base import Model
@@ -62,6 +62,7 @@ class Session:
         """
         experiment, pretrained, run = self.experiment, self.pretrained, self.run
         data, length = experiment.data, experiment.data.length
+        data.check_format(self.objective.row_format(length))
         main_first(lambda: data.survey(report), "read the text", everywhere=False)
         together(
             lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
@@ -91,11 +92,12 @@ class Session:
 
     def program(self, mesh: Mesh) -> Program:
         """Return the program of the train step over a mesh."""
-        return Program(self.objective, self.experiment.train, self.experiment.optimizer, mesh, self.constants)
+        e = self.experiment
+        return Program(self.objective, e.train, e.optimizer, mesh, self.constants, e.phases)
 
     def feed(self, mesh: Mesh) -> Feed:
         """Return the batches of the data on the devices of a mesh."""
-        return Feed(self.rows, self.objective, self.experiment.train, self.experiment.data.length, mesh)
+        return Feed(self.rows, self.experiment, mesh)
 
     def synthetic_batch(self) -> Any:
         """Return full rows of random tokens, as the host provides them."""
@@ -135,22 +137,20 @@ def open_session(
         objective = dataclasses.replace(objective, vocabulary=vocabulary)
     else:
         objective = objective.bind(vocabulary, experiment.data.length)
-        _check_short_rows(objective, experiment)
     experiment = dataclasses.replace(experiment, objective=objective)
+    for phase in experiment.phases if experiment.train.phases and not for_inference else ():
+        with phase.named():
+            _check_phase(phase, experiment)
     return Session(experiment, run, tokenizer, constants_of(objective), pretrained)
 
 
-def _check_short_rows(objective: Objective, experiment: Experiment) -> None:
-    """Raise UserError if the steps of `train.short_steps` cannot have rows of `train.short_length` tokens."""
-    t = experiment.train
-    if not t.short_steps:
-        return
-    if objective.row_format(experiment.data.length).stride:
-        raise UserError(f"{type(objective).__name__} reads a stream in rows of one length; set train.short_steps to 0.")
-    try:
-        objective.bind(objective.vocabulary, t.short_length)
-    except UserError as error:
-        raise UserError(f"train.short_length is not possible as a data.length: {error}") from None
+def _check_phase(phase: Phase, experiment: Experiment) -> None:
+    """Raise UserError if the objective of a phase cannot have its rows."""
+    e = phase.experiment
+    shape, whole = ((each.train.batch_size, each.data.length) for each in (e, experiment))
+    if e.objective.row_format(e.data.length).stride and shape != whole:
+        raise UserError(f"{type(e.objective).__name__} reads a stream in rows of one length and batches of one size.")
+    e.objective.bind(e.objective.vocabulary, e.data.length)
 
 
 def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Tokenizer:
@@ -176,20 +176,20 @@ def require_model(experiment: Experiment) -> None:
 
 
 def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
-    """Compute `train.steps` from the epochs, and `optimizer.warmup_steps` from its share of them, where they are None.
+    """Compute `train.steps` from epochs or phases, and `optimizer.warmup_steps` from its share, where they are None.
 
     Args:
         experiment: The experiment.
         num_examples: Examples of an epoch; 0 if they are not read, or for text.
 
     Raises:
-        UserError: There is no number of steps, and no epochs or examples.
+        UserError: There is no number of steps, and no phases, epochs or examples.
     """
-    train, optimizer = experiment.train, experiment.optimizer
-    if train.steps is None:
+    train = experiment.train
+    if train.steps is None and train.phases:
+        train = dataclasses.replace(train, steps=sum(steps for steps, _ in parse_phases(train.phases)))
+    elif train.steps is None:
         if not train.epochs * num_examples:
-            raise UserError("train.steps is None; give a number, or for a new run of a task train.epochs.")
+            raise UserError("train.steps is None; give a number, train.phases, or for a new task's run train.epochs.")
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
-    if optimizer.warmup_steps is None:
-        optimizer = dataclasses.replace(optimizer, warmup_steps=round(optimizer.warmup_share * train.steps))
-    return dataclasses.replace(experiment, train=train, optimizer=optimizer)
+    return dataclasses.replace(experiment, train=train, optimizer=experiment.optimizer.with_warmup(train.steps))

@@ -298,6 +298,10 @@ class Task(Objective):
         golds = [self.gold(record) for record in source.records["held_out"]]
         return self.score(golds, self.answers(params, source, length, batch_size))
 
+    def choose(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> dict[str, Any]:
+        """Return the values of fields that are chosen on the held-out rows after training, by name; none by default."""
+        return {}
+
     def prediction_constants(self) -> Constants:
         """Return the arrays that `predict` reads besides the parameters; () for none."""
         return ()

@@ -35,7 +35,8 @@ class DistilledClassification(Classification):
     """
 
     teacher: str = field("", resumable=True)
-    """A run or a Transformers folder of a model fine-tuned on the same labels, with the student's tokenizer."""
+    """A run, a Transformers folder or `hf:ORG/NAME` of a model fine-tuned on the same labels, with the student's
+    tokenizer."""
     temperature: float = field(1.0, range="(0, inf)")
     """Temperature of both softmaxes."""
     soft_weight: float = field(1.0, range="[0, inf)")
@@ -50,10 +51,10 @@ class DistilledClassification(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         weights = (self.soft_weight, self.hard_weight, self.layer_weight)
-        if not any(weights) or self.both_orders or self.lm_coefficient:
+        if not any(weights) or self.both_orders or self.lm_coefficient or self.is_multi_label:
             raise UserError(
-                "objective.soft_weight, hard_weight and layer_weight must not all be 0, both_orders must be False and "
-                "lm_coefficient 0."
+                "objective.soft_weight, hard_weight and layer_weight must not all be 0, both_orders must be False, "
+                "lm_coefficient 0 and target class or number."
             )
 
     @property
@@ -76,6 +77,8 @@ class DistilledClassification(Classification):
             )
         mismatches = [*text_mismatches(self.teacher, task, self)]
         # The teacher reads the student's rows.
+        if task.is_multi_label:
+            mismatches.append(Mismatch("several labels per row", ""))
         if task.both_orders:
             mismatches.append(Mismatch("rows with a pair in both orders", ""))
         if (task.template.single, task.template.pair) != (self.template.single, self.template.pair):

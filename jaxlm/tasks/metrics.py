@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import itertools
 import math
 import re
 import string
@@ -12,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from jaxlm.errors import UserError
 
@@ -65,12 +67,16 @@ def class_details(predictions: Sequence[str], gold: Sequence[str], labels: Seque
     """
     names = [*labels, *sorted(set(gold).difference(labels), key=label_order)]
     table = _confusion(predictions, gold, names)[:-1]
-    figures = _shares(np.diag(table), table.sum(axis=0)[:-1], table.sum(axis=1))
-    classes = {
+    counts = np.stack([np.diag(table), table.sum(axis=0)[:-1], table.sum(axis=1)])
+    return {"classes": _class_figures(names, counts), "confusion": table[:, :-1].tolist()}
+
+
+def _class_figures(names: Sequence[str], counts: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return precision, recall, f1 and rows of each label; `counts`, [3, labels], are the arguments of `_shares`."""
+    return {
         name: dict(zip(("precision", "recall", "f1"), values.round(6).tolist(), strict=True)) | {"rows": int(rows)}
-        for name, values, rows in zip(names, figures.T, table.sum(axis=1), strict=True)
+        for name, values, rows in zip(names, _shares(*counts).T, counts[2], strict=True)
     }
-    return {"classes": classes, "confusion": table[:, :-1].tolist()}
 
 
 def _confusion(predictions: Sequence[str], gold: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -184,7 +190,11 @@ def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]
     return _precision_recall("", hits / max(1, len(predicted)), hits / max(1, len(right)))
 
 
-def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+LabelSets = Sequence[Sequence[str]]
+"""The labels of each row."""
+
+
+def label_set_metrics(predictions: LabelSets, golds: LabelSets) -> dict[str, float]:
     """Return the metrics of sets of labels (Ling & Weld 2012, section 5.2).
 
     "accuracy" is the share of sets that are right as a whole (strict). Loose macro precision and recall are means over
@@ -201,6 +211,49 @@ def label_set_metrics(predictions: Sequence[Sequence[str]], golds: Sequence[Sequ
         **_precision_recall("macro_", *(value / max(1, len(pairs)) for value in macro)),
         **_precision_recall("micro_", total_hits / max(1, total_predicted), total_hits / max(1, total_gold)),
     }
+
+
+def multi_label_metrics(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, float]:
+    """Return the metrics of multi-label classification, as scikit-learn defines them; a figure of 0 / 0 is 0.
+
+    They are micro precision, recall and F1 over all labels of all rows; macro ones, the means over `labels` and gold
+    labels that training had not seen; and "accuracy", the share of rows whose set of labels is right (subset accuracy).
+    """
+    names = list(dict.fromkeys(itertools.chain(labels, *golds)))
+    means = _shares(*_label_counts(predictions, golds, names)).sum(axis=1) / max(1, len(names))
+    found = label_set_metrics(predictions, golds)
+    found |= dict(zip(("macro_precision", "macro_recall", "macro_f1"), means.tolist(), strict=True))
+    return {"micro_f1": found["micro_f1"]} | found  # the first metric is that of --sweep
+
+
+def multi_label_details(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, Any]:
+    """Return `classes` as `class_details` does; there is no confusion matrix of sets of labels."""
+    names = [*labels, *sorted(set(itertools.chain(*golds)).difference(labels), key=label_order)]
+    return {"classes": _class_figures(names, _label_counts(predictions, golds, names))}
+
+
+def _label_counts(predictions: LabelSets, golds: LabelSets, names: Sequence[str]) -> np.ndarray:
+    """Return how often labels are right, predicted and gold, int [3, labels]."""
+    pairs = [(set(labels), set(gold)) for labels, gold in zip(predictions, golds, strict=True)]
+    sets = [[labels & gold for labels, gold in pairs], *([pair[side] for pair in pairs] for side in (0, 1))]
+    counts = [collections.Counter(itertools.chain(*each)) for each in sets]
+    return np.array([[count[name] for name in names] for count in counts], int)
+
+
+def best_threshold(scores: Float[np.ndarray, "rows labels"], golds: Bool[np.ndarray, "rows labels"]) -> float:
+    """Return the threshold above which scores between 0 and 1 have the best micro F1.
+
+    It lies halfway between two scores, or is 0.5 if that does not change the predictions. Among equally good thresholds
+    it is the one that is closest to 0.5.
+    """
+    order = np.argsort(-scores, axis=None, kind="stable")
+    upper = scores.ravel()[order]
+    lower = np.append(upper[1:], 0.0)
+    f1 = 2 * np.cumsum(golds.ravel()[order]) / (np.arange(1, len(order) + 1) + golds.sum())
+    thresholds = np.where((lower <= 0.5) & (upper > 0.5), 0.5, (lower + upper) / 2)
+    f1[lower == upper] = -1.0  # no threshold divides equal scores
+    best = thresholds[f1 == f1.max()]
+    return float(best[np.argmin(np.abs(best - 0.5))])
 
 
 def relation_metrics(predictions: Sequence[str], golds: Sequence[str], no_relation: str) -> dict[str, float]:

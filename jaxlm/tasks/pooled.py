@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+import optax
+from jaxtyping import Array, Bool, Float
 
 from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.errors import UserError
@@ -30,27 +31,34 @@ from jaxlm.types import Params
 class PooledTask(Task):
     """A task whose classifier reads one vector per text; by default the text has one of the classes.
 
+    With `is_multi_label` it has any number of them: the loss is the mean binary cross-entropy over rows and labels.
+
     loss = the task's own + lm_coefficient · mean of -log p(token | tokens before it) (Radford et al. 2018, equation 5)
 
     The arrays of a row: input_ids, token_type_ids, attention_mask int32 [length], or [texts, length] for several texts
-    (both orders of a pair, all choices); label int32 or float32 [].
+    (both orders of a pair, all choices); label int32 or float32 [], or float32 [labels] of zeros and ones.
     """
 
     lm_coefficient: float = field(0.0, range="[0, inf)")
     """Weight of the language-model loss, for decoders; GPT-1 was fine-tuned with 0.5."""
+
+    is_multi_label: ClassVar[bool] = False
+    """Whether a row has any number of the labels, which `gold` returns as a list."""
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         """Return the texts of a row, each a single text or a pair."""
         raise NotImplementedError
 
     def label_names(self, record: Record) -> Sequence[str]:
-        label = record.values[self.gold_value]
-        return () if label is None else (label,)
+        gold = self.gold(record)
+        return () if gold is None else gold if self.is_multi_label else (gold,)
 
     def label(self, record: Record) -> np.ndarray:
-        """Return the label of a row; 0 if it has none."""
-        names = self.label_names(record)
-        return np.int32(self.label_number(record, names[0]) if names else 0)
+        """Return the label of a row, or 1 for each of its labels; 0 if it has none."""
+        numbers = [self.label_number(record, name) for name in self.label_names(record)]
+        if self.is_multi_label:
+            return np.isin(np.arange(len(self.labels)), numbers).astype(np.float32)
+        return np.int32(numbers[0] if numbers else 0)
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         texts = [self.texts(record) for record in records]
@@ -95,6 +103,10 @@ class PooledTask(Task):
         self, logits: Float[Array, "batch classes"], label: Array, weights: Float[Array, " batch"]
     ) -> Terms:
         """Return the loss of the labels, and metrics."""
+        if self.is_multi_label:
+            losses = jnp.mean(optax.sigmoid_binary_cross_entropy(logits, label), axis=-1)
+            is_right = jnp.all((logits > 0) == (label > 0), axis=-1)
+            return {"task_loss": Term.of(losses, weights, 1.0), "accuracy": Term.of(is_right, weights)}
         return {
             "task_loss": Term.of(cross_entropy(logits, label), weights, 1.0),
             "accuracy": Term.of(jnp.argmax(logits, axis=-1) == label, weights),
@@ -105,15 +117,25 @@ class PooledTask(Task):
 
     def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
         logits = parts[0][1]["logits"].astype(np.float64)
-        shares = np.exp(logits - logits.max())
-        shares /= shares.sum()
-        return Answer(self.labels[logits.argmax()], {"scores": dict(zip(self.labels, shares.tolist(), strict=True))})
+        if self.is_multi_label:
+            prediction = [self.labels[number] for number in np.flatnonzero(self.is_predicted(logits))]
+            shares = 1 / (1 + np.exp(-logits))
+        else:
+            prediction, shares = self.labels[logits.argmax()], np.exp(logits - logits.max())
+            shares /= shares.sum()
+        return Answer(prediction, {"scores": dict(zip(self.labels, shares.tolist(), strict=True))})
+
+    def is_predicted(self, logits: Float[np.ndarray, " labels"]) -> Bool[np.ndarray, " labels"]:
+        """Return which labels are predicted, if a row may have several."""
+        return logits > 0
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         return [*super().describe(batch, example, row), Line(self.shown_label(example["label"][row]), [], [])]
 
     def shown_label(self, label: Any) -> str:
         """Return the label of a row as `jaxlm show` prints it."""
+        if self.is_multi_label:
+            return "labels " + ", ".join(self.labels[number] for number in np.flatnonzero(label))
         return f"label {self.labels[int(label)]}"
 
     def inputs(self, example: Arrays) -> Inputs:

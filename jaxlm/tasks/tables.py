@@ -33,6 +33,19 @@ class TableRow(NamedTuple):
         label = self.values[column] if column else None
         return None if label is None or not str(label).strip() else text_of(label, self.place, column, LABELS)
 
+    def label_set(self, column: str, separator: str) -> str | list[str] | None:
+        """Return the labels of a list, or those of a text between separators; without a separator as `label`.
+
+        An empty text has no labels; null, or a column without a name, is None.
+        """
+        value = self.values[column] if column else None
+        if isinstance(value, list):
+            return self.labels(column)
+        label = self.label(column)
+        if value is None or not separator:
+            return label
+        return [part.strip() for part in (label or "").split(separator) if part.strip()]
+
     def labels(self, column: str) -> list[str]:
         """Return the labels of a list, or the one label of a column."""
         return texts_of(self.values[column], self.place, column, LABELS)

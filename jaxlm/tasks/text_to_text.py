@@ -119,7 +119,7 @@ class TextToText(Task):
         return row_remarks(self.kind or self, rows, rows.examples("train", self, length), length)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        for name in ("both_orders", "lm_coefficient", "teacher"):
+        for name in ("both_orders", "lm_coefficient", "teacher", "threshold"):
             if getattr(self.kind, name, None):
                 raise UserError(
                     f"{name} is for a classifier, and {type(self.model).__name__} writes its answers here; leave the "

@@ -20,6 +20,7 @@ import sentencepiece
 import tokenizers
 from etils import epath
 
+from jaxlm import hub
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, reading, write_whole
 from jaxlm.tokenizers import files, sentencepiece_json
@@ -107,13 +108,14 @@ class Tokenizer:
         if self._style == "marks":
             ngram_start = np.array([not _continues_ngram.fullmatch(piece) for piece in self._pieces]) & ~special
         end = np.array([bool(_sentence_end.fullmatch(_readable(piece, self._style))) for piece in self._pieces])
+        num_bytes = np.array([_num_bytes(piece, self._style) for piece in self._pieces], np.int64) * ~special
         unknown = ids.get("unk", -1)
         if unknown >= 0 and list(ids.values()).count(unknown) == 1:  # [UNK] is a word; GPT-2's end-of-text is not
-            special[unknown], start[unknown], ngram_start[unknown] = False, True, True
+            special[unknown], start[unknown], ngram_start[unknown], num_bytes[unknown] = False, True, True, 0
         return Vocabulary(
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
             ngram_start=ngram_start, sentinel=sentinels.start, sentinel_step=sentinels.step,
-            num_sentinels=len(sentinels), symbols=symbols,
+            num_sentinels=len(sentinels), symbols=symbols, num_bytes=num_bytes,
             name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
         )
 
@@ -138,7 +140,7 @@ class Tokenizer:
                 vocab.bpe; with fairseq's dict.txt beside them, RoBERTa's ids), a tokenizer.json, or a Transformers
                 folder, with the settings of its other files and the defaults of its class. Without a setting, a
                 vocab.txt with small letters and no capital ones means that text is lowercased, and pieces with accents
-                or composed Hangul that those are kept.
+                or composed Hangul that those are kept. `hf:ORG/NAME[@REVISION]`: that of the hub.
 
         Raises:
             UserError: there is no tokenizer at `path`, it is damaged or of an unknown kind, or it is a SentencePiece
@@ -147,7 +149,7 @@ class Tokenizer:
         if not os.fspath(path):  # which would be the working directory
             raise UserError("data.tokenizer is empty; leave the flag out for its default.")
         with reading(path):
-            return cls(files.read(any_path(path)))
+            return cls(files.read(any_path(hub.local(path, hub.TOKENIZER))))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -345,6 +347,17 @@ def _starts_word(piece: str, style: str) -> bool:
         return True
     # Punctuation starts a word, except apostrophes.
     return style == "marks" and all(unicodedata.category(char)[0] in "PS" and char not in "'’" for char in text)
+
+
+def _num_bytes(piece: str, style: str) -> int:
+    """Return the UTF-8 bytes of the text that a piece stands for, without the spaces that WordPiece drops."""
+    if style == "bytes" and all(char in byte_of_char() for char in piece):
+        return len(piece)
+    if style == "wordpiece":
+        piece = piece.removeprefix("##")
+    elif re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return 1
+    return len(piece.replace(sentencepiece_json.SPACE, " ").replace("</w>", " ").encode())
 
 
 def _readable(piece: str, style: str) -> str:

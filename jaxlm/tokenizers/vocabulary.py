@@ -41,6 +41,8 @@ class Vocabulary:
         symbols: name → id of every special token, including those of an objective ("[R]").
         separators: number of separators between two texts; 0 for that of the model's family.
         name: name for error messages.
+        num_bytes: int64 [size], UTF-8 bytes of the normalized text that each id stands for, 0 for special tokens and
+            [UNK]; None in a stand-in.
         pieces: the piece of each id, as in the vocabulary file; empty in a stand-in.
         is_stand_in: whether the vocabulary is synthetic, with nothing but its size in common with the real one.
     """
@@ -64,6 +66,7 @@ class Vocabulary:
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     separators: int = 0
     name: str = "the tokenizer"
+    num_bytes: np.ndarray | None = dataclasses.field(default=None, repr=False)
     pieces: Sequence[str] = dataclasses.field(default=(), repr=False)
     is_stand_in: bool = False
 

@@ -13,6 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from jaxlm import __version__
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, log, main_first, run_with_timeout
@@ -23,6 +24,8 @@ from jaxlm.types import Report
 
 LAYOUT = 3
 """Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
+SAVE_SECONDS = 600
+"""Seconds after which several processes give up a save: the others wait so long for one whose part has failed."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 
 
@@ -64,6 +67,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
             enable_async_checkpointing=not read_only,
+            async_options=ocp.AsyncOptions(timeout_secs=SAVE_SECONDS),
             read_only=read_only,
             create=not read_only,
         )
@@ -112,7 +116,7 @@ class Checkpoints:
         self._save(0, {"params": params}, metadata | {"checksums": numbers})
 
     def _save(self, step: int, item: dict[str, Any], metadata: dict[str, Any]) -> None:
-        metadata = metadata | {"layout": LAYOUT}
+        metadata = metadata | {"layout": LAYOUT, "jaxlm": __version__}
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
@@ -147,9 +151,9 @@ class Checkpoints:
         )
 
     def restore(
-        self, shapes: TrainState, shardings: TrainState, report: Report
+        self, shapes: TrainState, shardings: TrainState, report: Report, step: int | None = None
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """Return (state, metadata) of the newest checkpoint that can be read, on this run's mesh.
+        """Return (state, metadata) of the newest checkpoint that can be read, or of `step`, on this run's mesh.
 
         None if only an imported, parameters-only checkpoint exists. Damaged checkpoints are reported; they stay until
         their step is saved again or newer checkpoints replace them.
@@ -157,7 +161,7 @@ class Checkpoints:
         Raises:
             UserError: There are checkpoints of training and none can be read.
         """
-        steps = [step for step in reversed(self.steps()) if step > 0]
+        steps = [each for each in reversed(self.steps()) if each > 0 and step in (None, each)]
         if not steps:
             return None
         item = _item(jax.tree.map(_abstract, shapes, shardings))
@@ -165,17 +169,21 @@ class Checkpoints:
         return TrainState(**restored), metadata
 
     def restore_params(
-        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = log
+        self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = log, average: bool = False
     ) -> tuple[Any, int]:
-        """Return (parameters, step) of the newest checkpoint that can be read, or of `step`."""
+        """Return (parameters, step) of the newest checkpoint that can be read, or of `step`.
+
+        With `average` they are the moving average, which a checkpoint of step 0 does not have.
+        """
         if shardings is None:
             device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             shardings = jax.tree.map(lambda _: device, shapes)
         steps = [step] if step is not None else self.steps()[::-1]
         if not steps:
             raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
-        found, restored, _ = self._newest(steps, {"params": jax.tree.map(_abstract, shapes, shardings)}, report)
-        return restored["params"], found
+        name = "average" if average and max(steps) else "params"
+        found, restored, _ = self._newest(steps, {name: jax.tree.map(_abstract, shapes, shardings)}, report)
+        return restored[name], found
 
     def _newest(
         self, steps: list[int], item: dict[str, Any], report: Report
@@ -224,20 +232,23 @@ def require_layout(folder: epath.Path) -> None:
     """Raise UserError for checkpoints of another layout than LAYOUT. Damaged ones are left to `Checkpoints`."""
     for path in folder.glob("[0-9]*/metadata/metadata"):
         try:
-            layout = json.loads(path.read_bytes()).get("layout")
+            metadata = json.loads(path.read_bytes())
+            layout, version = metadata.get("layout"), metadata.get("jaxlm")
         except (OSError, ValueError, AttributeError, RecursionError):
             continue
         if layout != LAYOUT:
+            writer = f"jaxlm {version}" if version else "an earlier version of jaxlm"
             raise UserError(
-                f"{folder.parent} was written by an earlier version of jaxlm, whose checkpoints and random numbers "
-                "differ; export it with that version (jaxlm export RUN OUT), and go on from the exported folder with "
-                "--init-from."
+                f"{folder.parent} was written by {writer}, whose checkpoints and random numbers differ from those of "
+                f"{__version__}; export it with that version (jaxlm export RUN OUT), and go on from the exported "
+                "folder with --init-from."
             )
 
 
 def _item(state: TrainState) -> dict[str, Any]:
-    """Return what is saved of a state: the recurrence memory only where there is one."""
-    return {name: value for name, value in state._asdict().items() if name != "memory" or jax.tree.leaves(value)}
+    """Return what is saved of a state: recurrence memory and average only where there are any."""
+    optional = ("memory", "average")
+    return {name: value for name, value in state._asdict().items() if name not in optional or jax.tree.leaves(value)}
 
 
 def _abstract(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

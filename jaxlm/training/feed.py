@@ -1,109 +1,114 @@
-"""Batches of a run: of its training steps, optionally with shorter rows first, and of its evaluations."""
+"""Batches of a run: of its training steps, phase by phase, and of its evaluations."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.config.experiment import TrainConfig
-from jaxlm.data.base import Source
+from jaxlm.config.experiment import Experiment, Phase
+from jaxlm.data.base import RowFormat, Source
 from jaxlm.data.batches import Batches
-from jaxlm.objectives.base import Objective
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 
 
 class Stage(NamedTuple):
-    """Steps with one batch shape: those after `after`, up to `last`, which is None for the final stage."""
+    """A phase of a run and its batches, which are numbered from 0."""
 
-    after: int
-    last: int | None
-    length: int
+    phase: Phase
+    row_format: RowFormat
     batches: Batches
 
 
-def stages_of(source: Source, objective: Objective, t: TrainConfig, length: int) -> list[Stage]:
-    """Return the stage of short rows, if `train.short_steps` is set, and that of full rows."""
-    full = source.batches("train", t.batch_size, objective.row_format(length), t.seed)
-    stages = [Stage(t.short_steps, None, length, full)]
-    if t.short_steps:
-        rows = t.batch_size * length // t.short_length
-        short = source.batches("train", rows, objective.row_format(t.short_length), t.seed)
-        stages.insert(0, Stage(0, t.short_steps, t.short_length, short))
+def stages_of(source: Source, experiment: Experiment) -> list[Stage]:
+    """Return the stages of all phases. One goes on after the rows that earlier ones of the same format read."""
+    stages: list[Stage] = []
+    for phase in experiment.phases:
+        e = phase.experiment
+        row_format, rows = e.objective.row_format(e.data.length), e.train.batch_size
+        same = [stage for stage in stages if stage.row_format == row_format]
+        if same:
+            read = sum((stage.phase.last - stage.phase.after) * stage.batches.batch_size for stage in same)
+            batches = same[0].batches.after(read, rows)
+        else:
+            batches = source.batches("train", rows, row_format, e.train.seed)
+        stages.append(Stage(phase, row_format, batches))
     return stages
 
 
 def stage_after(stages: list[Stage], step: int) -> Stage:
     """Return the stage of the step after `step`."""
-    return next(s for s in stages if s.last is None or step < s.last)
+    return next(s for s in stages if s.phase.last is None or step < s.phase.last)
 
 
 class Feed:
     """Batches of a run on its devices. Each process reads its own rows; a batch is a function of the step."""
 
-    def __init__(self, source: Source, objective: Objective, train: TrainConfig, length: int, mesh: Mesh) -> None:
-        """Open the batches of `source`."""
-        self.source, self.length, self._train = source, length, train
-        self._stages = stages_of(source, objective, train, length)
-        self._held_out = source.batches("held_out", train.batch_size, objective.row_format(length), train.seed)
-        full = self._stages[-1]
-        self.tokens_per_step = full.batches.batch_size * full.batches.read_length(full.length)
+    def __init__(self, source: Source, experiment: Experiment, mesh: Mesh) -> None:
+        """Open the batches of `source`; the objective of `experiment` is bound."""
+        t, length = experiment.train, experiment.data.length
+        self.source, self.length, self._train = source, length, t
+        self._stages = stages_of(source, experiment)
+        self._held_out = source.batches("held_out", t.batch_size, experiment.objective.row_format(length), t.seed)
         self._sharding = batch_sharding(mesh)
-
-    def __str__(self) -> str:
-        """Return the shapes of the batches: "256 x 16 for 700 steps, then 32 x 128"."""
-        done = [s for s in self._stages if s.after < self._train.steps]
-        return ", then ".join(
-            f"{s.batches.batch_size} x {s.length}" + (f" for {s.last:,} steps" if s is not done[-1] else "")
-            for s in done
-        )
 
     def after(self, step: int) -> Iterator[Any]:
         """Yield the batches of the steps after `step`, without end; some are read ahead."""
         while True:
             stage = stage_after(self._stages, step)
             rows = self._rows(stage.batches)
-            with contextlib.closing(stage.batches.stream(step - stage.after, rows)) as stream:
-                count = None if stage.last is None else stage.last - step
+            with contextlib.closing(stage.batches.stream(step - stage.phase.after, rows)) as stream:
+                count = None if stage.phase.last is None else stage.phase.last - step
                 yield from self._placed(itertools.islice(stream, count), stage.batches, rows)
-            step = stage.last  # the last stage has no end
+            step = stage.phase.last  # the last stage has no end
 
     def shape(self, step: int) -> tuple[int, int]:
         """Return the length and the number of rows of the batch of `step`."""
         stage = stage_after(self._stages, step - 1)
-        return stage.batches.read_length(stage.length), stage.batches.batch_size
+        return stage.batches.read_length(stage.phase.experiment.data.length), stage.batches.batch_size
 
     def change_at(self, step: int) -> str | None:
-        """Return a sentence if the rows of `step` have another length than those before, else None."""
-        stage = stage_after(self._stages, step - 1)
-        if step == 1 or stage.after != step - 1:
+        """Return a sentence if a phase other than the first begins at `step`, else None."""
+        phase = stage_after(self._stages, step - 1).phase
+        if step == 1 or phase.after != step - 1:
             return None
-        return f"From step {step:,} on, rows have {stage.length} tokens; so the loss may jump."
+        return f"From step {step:,} on, batches are {phase}; so the loss may jump."
 
     @property
     def passes(self) -> float:
         """Number of passes over the text."""
+        return sum(rows / batches.num_rows for batches, rows in self.draws)
+
+    @property
+    def draws(self) -> list[tuple[Batches, int]]:
+        """Batches of each stage, and how many of their rows the run reads."""
         steps = self._train.steps
-        return sum(
-            max(0, min(s.last or steps, steps) - s.after) * s.batches.batch_size / s.batches.num_rows
+        return [
+            (s.batches, max(0, min(s.phase.last or steps, steps) - s.phase.after) * s.batches.batch_size)
             for s in self._stages
-        )
+        ]
 
     @property
     def has_held_out(self) -> bool:
         """Whether there is text to evaluate on."""
         return self._held_out.num_rows > 0
 
-    def held_out(self) -> Iterator[Any]:
-        """Return the batches of an evaluation, the same each time."""
-        t, rows = self._train, self._rows(self._held_out)
-        return self._placed(self._held_out.evaluation(t.batch_size, t.eval_batches, rows), self._held_out, rows)
+    @property
+    def held_out_shares(self) -> Mapping[str, float]:
+        """Share of each source of a mixture in the figures of an evaluation; one source has the name ""."""
+        return self._held_out.shares
+
+    def held_out(self, source: str = "") -> Iterator[Any]:
+        """Return the batches of an evaluation on a source, the same each time."""
+        t, batches = self._train, self._held_out.parts.get(source, self._held_out)
+        rows = self._rows(batches)
+        return self._placed(batches.evaluation(t.batch_size, t.eval_batches, rows), batches, rows)
 
     def texts(self, count: int) -> list[np.ndarray]:
         """Return the token ids of `count` rows of held-out text, or of the text to train on if none is held out."""

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
-from jaxlm.objectives.base import Term, Terms
+from jaxlm.objectives.base import Objective, Term, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock, watchdog
@@ -33,18 +33,18 @@ class NotFinite(UserError, FloatingPointError):
 
 def train(
     program: Program, state: TrainState, feed: Feed, checkpoints: Checkpoints, log: StepLog, metadata: dict[str, Any],
-    sample: Callable[[Params], list[str]] | None = None,
+    sample: Callable[[Objective, Params], list[str]] | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
     Args:
-        program: The jitted steps.
+        program: The jitted steps of all phases.
         state: State to start from.
         feed: Batches of the run.
         checkpoints: The run's checkpoints.
         log: Metrics of the steps.
         metadata: What every checkpoint records about the run.
-        sample: Function from parameters to the lines that `train.sample_every` asks for.
+        sample: Function from the objective and the parameters to the lines that `train.sample_every` asks for.
 
     Raises:
         NotFinite: The loss has diverged.
@@ -54,14 +54,15 @@ def train(
     after_step, folder, figures = int(state.step), checkpoints.folder.parent, {}
     history = evaluations(folder, t.criterion, up_to=after_step)
     if t.uses_best and after_step not in history:
-        _check_criterion(program, state, feed, log)
+        _check_criterion(program.at(after_step + 1), state, feed, log)
     with (
         _stop_signals() as stop, contextlib.closing(feed.after(after_step)) as batches,
         watchdog(log.clock, t.stall_seconds), profiled(t.profile_steps, folder, log.progress.note) as profile,
     ):
         for step in range(after_step + 1, t.steps + 1):
             profile(step, state)
-            state = run_step(program, state, batches, log, step)
+            current = program.at(step)
+            state = run_step(current, state, batches, log, step)
             if change := feed.change_at(step):  # after the line of the step before
                 log.progress.note(change)
             stop_signal = stop(step)
@@ -71,14 +72,14 @@ def train(
             if not (should_evaluate or should_sample or should_save):
                 continue
             log.read_pending()
-            figures = _evaluate(program, state, feed, log, step) if should_evaluate and feed.has_held_out else {}
+            figures = _evaluate(current, state, feed, log, step) if should_evaluate and feed.has_held_out else {}
             log.write(step, figures)
             if figures:
                 history[step] = figures[t.criterion]
                 log.progress.note(evaluation_line(step, figures, program, feed, history))
             if should_sample:
                 with log.clock.during("evaluation"):
-                    log.write_samples(step, sample(state.params))
+                    log.write_samples(step, sample(current.evaluated, state.evaluated_params))
             if should_save:
                 _save(checkpoints, state, log, step, metadata, history)
             if is_out_of_patience(history, t) and step < t.steps:
@@ -123,14 +124,15 @@ def _save(
 def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: StepLog, step: int) -> TrainState:
     """Start `step` and return its state, before the device has computed it.
 
-    The first step of each shape is compiled, and this waits for its end, so that its time counts as compilation.
+    The first step of each phase and shape is compiled, and this waits for its end, so that its time counts as
+    compilation.
     """
     clock = log.clock
     clock.switch("lost" if step <= clock.lost_until else "step")
     batch = log.next_batch(batches)
-    shapes = tuple(array.shape for array in jax.tree.leaves(batch))
-    if shapes not in log.compiled_shapes:
-        log.compiled_shapes.add(shapes)
+    compiled = (id(program), *(array.shape for array in jax.tree.leaves(batch)))
+    if compiled not in log.compiled_steps:
+        log.compiled_steps.add(compiled)
         with clock.during("compilation"):
             state, terms = jax.block_until_ready(program.train_step(state, batch, program.constants))
     else:
@@ -159,18 +161,26 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     """Return the figures of the held-out data.
 
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
-    `train.best_by` does not name a loss, the metrics of a task.
+    `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
+    their shares, and "loss_NAME" is that of each source.
 
     Raises:
         UserError: `train.best_by` is none of the figures.
     """
-    totals, memory, name = Totals(), program.initial_memory(), program.train.best_by
-    for index, batch in enumerate(feed.held_out()):
-        terms, memory = program.eval_step(state.params, batch, np.int32(index), program.constants, memory)
-        totals.add(terms)
-    figures = {"loss": totals.loss()} | totals.means()
+    name, parts = program.train.best_by, {}
+    for source in feed.held_out_shares:
+        totals, memory = Totals(), program.initial_memory()
+        for index, batch in enumerate(feed.held_out(source)):
+            terms, memory = program.eval_step(state.evaluated_params, batch, np.int32(index), program.constants, memory)
+            totals.add(terms)
+        parts[source] = {"loss": totals.loss()} | totals.means()
+    figures = {}
+    for figure in dict.fromkeys(figure for part in parts.values() for figure in part):
+        found = [(feed.held_out_shares[source], part[figure]) for source, part in parts.items() if figure in part]
+        figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
+    figures |= {f"loss_{source}": part["loss"] for source, part in parts.items() if source}
     if program.objective.is_task and name and not name.endswith("loss"):
-        params = program.local_params(state.params)
+        params = program.local_params(state.evaluated_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
         raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")
@@ -201,7 +211,7 @@ def evaluation_line(
 
 
 class StepLog:
-    """What the host knows of the steps: metrics, wall time, skipped steps and compiled shapes.
+    """What the host knows of the steps: metrics, wall time, skipped steps and compiled steps.
 
     Metrics are averaged and written every `train.log_every` steps and with every evaluation. They are read one step
     late, so that the device always has the next step to work on.
@@ -230,8 +240,8 @@ class StepLog:
         self._num_updates = 0
         """Updates before the newest step that was read; a skipped step is none."""
         self._pending: tuple[int, Terms] | None = None
-        self.compiled_shapes: set[tuple[tuple[int, ...], ...]] = set()
-        """Shapes of the batches so far; the step is compiled for each."""
+        self.compiled_steps: set[tuple[Any, ...]] = set()
+        """Programs and shapes of the batches so far; the step is compiled for each."""
         self._clock_seconds, self._clock_step = clock.training_seconds(), after_step
 
     def add(self, step: int, terms: Terms) -> None:
@@ -257,7 +267,7 @@ class StepLog:
 
     def write(self, step: int, evaluation: dict[str, float]) -> None:
         """Write one line of metrics, if one is due after `step`."""
-        t = self._program.train
+        t, program = self._program.train, self._program.at(step)
         due = step % t.log_every == 0 or step in (1, t.steps) or bool(evaluation)
         if not due and step != self._after_step + 1:
             return
@@ -266,9 +276,10 @@ class StepLog:
         self._clock_seconds, self._clock_step = now, step
         means = self.totals.means() if due else self.totals.peek()
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
-        means["learning_rate"] = _on_host(self._program.schedule, self._num_updates)
-        means["tokens_per_second"] = speed * self._feed.tokens_per_step
-        flops = self._program.step_flops(*self._feed.shape(step))
+        length, rows = self._feed.shape(step)
+        means["learning_rate"] = _on_host(program.schedule, self._num_updates)
+        means["tokens_per_second"] = speed * rows * length
+        flops = program.step_flops(length, rows)
         if self._peak and flops:
             means["mfu"] = speed * flops / self._peak
         if self.writer and due:

@@ -165,8 +165,8 @@ def evaluations(folder: epath.Path, name: str, up_to: int | None = None) -> dict
 
 
 def best_step(history: Mapping[int, float], name: str) -> int:
-    """Return the first step with the best figure `name`: the lowest loss, or the highest of any other metric."""
-    return (min if name.endswith("loss") else max)(history, key=history.__getitem__)
+    """Return the first step with the best figure `name`: the lowest loss or bits per byte, else the highest."""
+    return (min if name.endswith(("loss", "bits_per_byte")) else max)(history, key=history.__getitem__)
 
 
 def is_out_of_patience(history: Mapping[int, float], t: TrainConfig) -> bool:

@@ -18,8 +18,8 @@ DECAYED = ("kernel", "embedding", "query_start", "segment", "content_bias", "pos
 """Names of the parameters with weight decay: matrices, and the vectors that XLNet's own code decays too."""
 
 
-def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the 0-based step.
+def make_schedule(config: OptimizerConfig, steps: int, after: int = 0) -> optax.Schedule:
+    """Return the learning rate as a function of the 0-based step; the schedule has `steps`, and begins after `after`.
 
     The linear, cosine, wsd and constant schedules rise from 0 to the peak over `warmup_steps`; linear and cosine then
     decay to final_share · peak at `steps`. (BERT's and ELECTRA's own code counts the linear decay from step 0, which is
@@ -27,6 +27,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     `decay_shape` says (Hägele et al. 2024, section 3). inverse-sqrt is peak · sqrt(warmup / max(step, warmup)), T5's
     schedule (Raffel et al. 2019, section 3.1.2), which holds the peak during the warm-up.
     """
+    if after:
+        own = make_schedule(config, steps)
+        return lambda step: own(jnp.maximum(step - after, 0))  # skipped steps are no updates
     peak, warmup = config.learning_rate, config.warmup_steps
     final = peak * config.final_share
     if config.schedule == "inverse-sqrt":
@@ -50,7 +53,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 def make_optimizer(
     config: OptimizerConfig, steps: int, input_params: Collection[str] = (), frozen_params: Sequence[str] = (),
-    decay_above_layers: int = 2,
+    decay_above_layers: int = 2, after: int = 0,
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, then the update.
 
@@ -69,6 +72,7 @@ def make_optimizer(
         input_params: Names of the parameters below the first layer, for layer decay.
         decay_above_layers: Power of the layer decay at the last layer.
         frozen_params: Patterns of the parameters without updates or optimizer state (see `matches_patterns`).
+        after: Number of updates before the schedule.
     """
     if config.name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
@@ -94,7 +98,7 @@ def make_optimizer(
             update = optax.chain(update, optax.masked(per_layer(optax.scale_by_trust_ratio()), weight_decay_mask))
     clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     depth = [scale_by_depth(config.layer_decay, input_params, decay_above_layers)] if config.layer_decay != 1.0 else []
-    rate = optax.scale_by_learning_rate(make_schedule(config, steps))
+    rate = optax.scale_by_learning_rate(make_schedule(config, steps, after))
     if not frozen_params:
         return optax.chain(*clip, optax.chain(update, *depth) if depth else update, rate)
     parts = {"trained": optax.chain(*clip, update, rate), "frozen": optax.set_to_zero()}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, use_abstract_mesh
 
-from jaxlm.config.experiment import OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import OptimizerConfig, Phase, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Batch, Constants, Example, Memory, Objective, Term, Terms, total_loss
@@ -36,6 +37,13 @@ class TrainState(NamedTuple):
     opt_state: Any
     memory: Memory = ()
     """Recurrence memory that a model carries from batch to batch of a stream; () for stateless models."""
+    average: Params | tuple[()] = ()
+    """Moving average of the parameters (see `OptimizerConfig.average`); () without one."""
+
+    @property
+    def evaluated_params(self) -> Params:
+        """The parameters that evaluation and later commands read."""
+        return self.average or self.params
 
 
 class Program:
@@ -43,7 +51,7 @@ class Program:
 
     def __init__(
         self, objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-        constants: Constants = (),
+        constants: Constants = (), phases: Sequence[Phase] = (), schedule_span: tuple[int, int] | None = None,
     ) -> None:
         """Build the jitted steps.
 
@@ -53,18 +61,25 @@ class Program:
             optimizer: The optimizer and its schedule.
             mesh: Devices of the program.
             constants: Arrays that the loss reads and that are not updated (see `Objective.load_constants`), or shapes.
+            phases: Phases of the run, whose programs `at` returns.
+            schedule_span: Number of updates before the schedule, and of its steps; by default it has all `train.steps`.
 
         Raises:
             UserError: The batch does not divide over the mesh, or a pattern of `optimizer.freeze` matches nothing.
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
-        self.schedule = make_schedule(optimizer, train.steps)
+        self.evaluated, self._phases = objective, phases
+        self._programs: dict[int, Program] = {}
+        after, steps = schedule_span or (0, train.steps)
+        optimizer = optimizer.with_warmup(steps)
+        self.schedule = make_schedule(optimizer, steps, after)
         self.frozen_params = (*objective.frozen_params, *optimizer.freeze)
+        self.average = optimizer.average
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
         model = objective.model
         self.optimizer = make_optimizer(
-            optimizer, train.steps, model.input_params, self.frozen_params, model.decay_above_layers
+            optimizer, steps, model.input_params, self.frozen_params, model.decay_above_layers, after
         )
         self.shapes: TrainState = jax.eval_shape(lambda key: self._init_state(objective.init(key)), jax.random.key(0))
         _check_patterns(optimizer.freeze, self.shapes.params)
@@ -77,6 +92,34 @@ class Program:
         self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step = make_train_step(self)
         self.eval_step = make_eval_step(self)
+
+    def at(self, step: int) -> Program:
+        """Return the program of a step, counted from 1, on the same state; each phase's is built at its first step.
+
+        It evaluates what this program does, with the model of its phase.
+
+        Raises:
+            UserError: The phase's batch does not divide over the mesh, or it changes the shapes of the state.
+        """
+        phase = next((p for p in self._phases if p.last is None or step <= p.last), None)
+        if phase and phase.changes and phase.number not in self._programs:
+            with phase.named():
+                self._programs[phase.number] = self._of_phase(phase)
+        return self._programs.get(phase.number, self) if phase else self
+
+    def _of_phase(self, phase: Phase) -> Program:
+        e = phase.experiment
+        check_batch(e.train.batch_size, e.train.accumulate, self.mesh, e.objective.row_group)
+        if not phase.sets("objective.", "optimizer.", "train.accumulate"):
+            return self  # jit compiles its step for every shape
+        program = Program(e.objective, e.train, e.optimizer, self.mesh, self.constants, (), phase.schedule_span())
+        if jax.tree.flatten(program.shapes) != jax.tree.flatten(self.shapes):
+            raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of "
+                            "them, which a phase cannot; begin another run with --init-from.")
+        program.evaluated = dataclasses.replace(self.objective, model=e.objective.model)
+        if not phase.sets("objective.model."):
+            program.eval_step = self.eval_step
+        return program
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
@@ -97,7 +140,8 @@ class Program:
 
     def _init_state(self, params: Params) -> TrainState:
         memory = self.objective.initial_memory(self.train.batch_size)
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
+        state = TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
+        return state._replace(average=params) if self.average else state
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
@@ -173,7 +217,11 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
             "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": Term.of(real, jnp.ones(real.shape)),
         }
-        new = TrainState(state.step + 1, params, opt_state, memory)
+        average = ()
+        if program.average:
+            decay = jnp.minimum(program.average, (1 + state.step) / (10 + state.step))
+            average = optax.incremental_update(params, state.average, 1 - decay)
+        new = TrainState(state.step + 1, params, opt_state, memory, average)
         # The host counts the skipped steps (see `StepLog`). optax.apply_if_finite has its counts in the optimizer's
         # state, so that no run could be resumed with another limit.
         if t.skip_nonfinite:
@@ -267,7 +315,7 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
     def eval_step(
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
-        objective = program.objective.with_constants(constants)
+        objective = program.evaluated.with_constants(constants)
         key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):

@@ -18,6 +18,7 @@ from pathlib import Path
 from jaxlm.analysis import curves
 from jaxlm.parallel import hosts
 from jaxlm.runs import lease
+from jaxlm.training import checkpoints
 from tests.chaos.proxy import Proxy
 from tests.training import support
 from tests.training.servers import free_port
@@ -39,6 +40,7 @@ FLAGS = ("--train.steps", STEPS, "--train.checkpoint-every", 4, "--train.eval-ev
 def _command(arguments: list[str], environment: dict[str, str], log: str) -> None:
     lease.SECONDS = LEASE
     hosts.LEAVE_SECONDS = 10.0
+    checkpoints.SAVE_SECONDS = 40
     curves.draw_curves = lambda *_: None  # takes as long as the steps
     faulthandler.register(signal.SIGUSR1)  # the stacks of a hang
     support._command(arguments, environment, log)

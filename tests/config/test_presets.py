@@ -1,5 +1,6 @@
 """Every preset: it loads, its docstring's parameter count is true, and recipes are as published."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxlm.config.flags import override
-from jaxlm.config.presets import load_preset
+from jaxlm.config.json import to_json
+from jaxlm.config.presets import load_preset, preset_files
 from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.errors import UserError
 from jaxlm.objectives.base import PretrainedModel
@@ -70,6 +72,10 @@ RECIPES = {
     },
     "reformer_enwik8": (REFORMER, 100_000, 8, 65_536),
     "reformer_enwik8_768": (REFORMER, 100_000, 8, 65_536),
+    "masked_diffusion_base": (
+        BERT | dict(learning_rate=3e-4, warmup_steps=2_500, schedule="constant", eps=1e-8, bias_correction=True,
+                    weight_decay=0.0), 1_000_000, 512, 1024
+    ),
     "gpt2": (GPT2 | dict(learning_rate=6e-4), 600_000, 512, 1024),
     "gpt2_medium": (GPT2, 600_000, 512, 1024),
     "gpt2_large": (GPT2, 600_000, 512, 1024),
@@ -90,7 +96,7 @@ def test_published_recipes(name):
     optimizer, steps, batch, length = RECIPES[name]
     assert {field: getattr(experiment.optimizer, field) for field in optimizer} == optimizer
     train = experiment.train
-    assert (train.steps, train.batch_size, experiment.data.length, train.short_steps) == (steps, batch, length, 0)
+    assert (train.steps, train.batch_size, experiment.data.length, train.phases) == (steps, batch, length, "")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,7 @@ def test_a_tiny_preset_trains_in_bfloat16(name, tmp_path):
 
 
 def test_only_a_name_that_ends_in_py_is_executed(tmp_path, monkeypatch):
-    """A run folder's name never stands for a Python file beside it, nor a bare name for one in configs/."""
+    """A run folder's name never stands for a Python file beside it, nor a bare name for one in the user's configs/."""
     (tmp_path / "configs").mkdir()
     for path in (tmp_path / "run.py", tmp_path / "configs" / "run.py", tmp_path / "run"):
         path.write_text("raise SystemExit('executed')")
@@ -162,3 +168,23 @@ def test_only_a_name_that_ends_in_py_is_executed(tmp_path, monkeypatch):
             load_preset(name)
     with pytest.raises(UserError, match=r"did you mean configs/run\.py"):
         load_preset("configs/run")
+
+
+def test_presets_are_found_by_name_in_any_folder(tmp_path, monkeypatch):
+    by_file = {path.stem: load_preset(str(path)) for path in (*CONFIGS.glob("*.py"), *CONFIGS.glob("tasks/*.py"))}
+    monkeypatch.chdir(tmp_path)
+    assert len(by_file) > 100 and preset_files().keys() == by_file.keys()
+    assert {name: load_preset(name) for name in ("bert_base", "sst2")} == {
+        name: by_file[name] for name in ("bert_base", "sst2")
+    }
+    (tmp_path / "gpt2").mkdir()
+    assert load_preset("gpt2") == by_file["gpt2"]
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(to_json(by_file["bert_tiny"])))
+    assert load_preset("gpt2") == by_file["bert_tiny"]  # a run folder
+    (tmp_path / "bert_base.py").write_text((CONFIGS / "gpt1.py").read_text())
+    assert load_preset("bert_base") == by_file["bert_base"] and load_preset("bert_base.py") == by_file["gpt1"]
+    for name, words in (("bert_bse", r"did you mean bert_base"), ("sst_2", r"did you mean sst2"),
+                        (f"{CONFIGS}/t5_bas.py", rf"did you mean {CONFIGS}/t5_base\.py"),
+                        ("???", r"the presets are the files in .*presets\.")):
+        with pytest.raises(UserError, match=words):
+            load_preset(name)

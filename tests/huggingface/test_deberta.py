@@ -283,7 +283,7 @@ def test_a_published_discriminator(tmp_path):
 def test_a_published_discriminator_continues(tmp_path, capsys):
     published(tmp_path / "hf")
     flags = ["--data.source", str(tmp_path / "text.txt"), "--data.length", "40", "--data.held-out", "0.1",
-             "--train.steps", "2", "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none"]
+             "--train.steps", "2", "--train.phases", "", "--train.batch-size", "4", "--train.tracker", "none"]
     run = tmp_path / "run"
     assert main(["pretrain", "configs/deberta_v3_tiny.py", "--init-from", str(tmp_path / "hf"), "--run-dir", str(run),
                  *flags]) == 0

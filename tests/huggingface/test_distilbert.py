@@ -209,7 +209,7 @@ def test_a_published_model_is_continued_by_masked_lm(tmp_path, vocab_file, capsy
     (tmp_path / "text.txt").write_text("\n\n".join(f"The {a} cat sat on the {b} mat." for a in VOCAB for b in "abc"))
     preset, run = str(Path(__file__).parents[2] / "configs" / "bert_tiny.py"), str(tmp_path / "run")
     flags = ["--init-from", str(source), "--run-dir", run, "--data.source", str(tmp_path / "text.txt"), "--data.length",
-             "16", "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none"]
+             "16", "--train.phases", "", "--train.batch-size", "4", "--train.tracker", "none"]
     assert main(["pretrain", preset, *flags, "--train.steps", "2", "--optimizer.warmup-steps", "0"]) == 0
     assert "randomly initialized" not in capsys.readouterr().out
     loaded = load_model(run)

@@ -372,7 +372,7 @@ def test_continued_pretraining_of_an_mt5(tmp_path):
     assert main([
         "pretrain", str(preset), "--init-from", str(tmp_path / "hf"), "--run-dir", str(run), "--data.source",
         str(tmp_path / "text.txt"), "--data.length", "32", "--data.held-out", "0.2", "--optimizer.warmup-steps", "1",
-        "--train.steps", "2", "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none",
+        "--train.steps", "2", "--train.phases", "", "--train.batch-size", "4", "--train.tracker", "none",
     ]) == 0
     assert main(["export", str(run), str(out)]) == 0
     model, report = transformers.MT5ForConditionalGeneration.from_pretrained(out, output_loading_info=True)

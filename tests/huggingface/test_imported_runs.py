@@ -40,7 +40,7 @@ def test_spare_rows_and_few_positions(padded_bert, text, capsys, monkeypatch):
     bound, bind = [], MaskedLM.bind
     with monkeypatch.context() as patch:
         patch.setattr(MaskedLM, "bind", lambda *arguments: bound.append(bind(*arguments)) or bound[-1])
-        flags = ["--data.source", str(text), "--data.length", "40", "--train.short-steps", "0"]
+        flags = ["--data.source", str(text), "--data.length", "40", "--train.phases", ""]
         assert main(["show", "configs/bert_tiny.py", "--init-from", str(folder), *flags]) == 0
     assert bound[-1].model.vocab_size == ROWS and capsys.readouterr()
     answers = []

@@ -31,6 +31,7 @@ from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.objectives.base import total_loss
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.training.optimizers import make_schedule
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import TorchAdamW, batch, load_into, read_json, real, torch_outputs
@@ -161,7 +162,8 @@ def test_keys_of_older_files(name, tmp_path, their_tokenizer):
 @pytest.mark.parametrize(("key", "value"), [
     ("layer_types", ["full_attention"] * 2 + ["sliding_attention"] * 5), ("norm_bias", True), ("mlp_dropout", 0.1),
     ("rope_parameters", {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
-    ("hidden_activation", "silu"), ("tie_word_embeddings", False),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 1e4}), ("hidden_activation", "silu"),
+    ("tie_word_embeddings", False),
 ])
 def test_unsupported_configurations_are_refused(key, value, tmp_path, their_tokenizer):
     _, folder = save("encoder", tmp_path / "hf", their_tokenizer)
@@ -372,12 +374,66 @@ def test_published_sizes(name):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == COUNTS[name]
     o, objective = experiment.optimizer, experiment.objective
     assert (o.b1, o.b2, o.eps, o.clip_norm) == (0.9, 0.98, 1e-6, 0.0)
-    assert experiment.data.length == 1024
     if "decoder" not in name:
-        assert (objective.mask_rate, objective.mask_share, objective.random_share) == (0.3, 0.8, 0.1)
+        assert (objective.mask_rate, objective.mask_share, objective.random_share) == (0.15, 0.8, 0.1)
         assert objective.pair_task is None
     thetas = (160_000.0, 10_000.0 if name.startswith("modernbert") else 160_000.0)
     assert (objective.model.global_theta, objective.model.local_theta) == thetas
+
+
+# Billions of tokens by length and masking rate (of decoders none), and peaks, with the decay a step at them. From the
+# yamls of AnswerDotAI/ModernBERT and JHU-CLSP/ettin-encoder-vs-decoder.
+BASE, LARGE = (4239, 768, 4608), (396, 448, 4928)
+TOKENS = {"modernbert": [1719, 250, 50], "ettin": [1700, 250, 50], "1b": [1700, 83.333, 16.667]}
+PEAKS = {
+    "modernbert_base": [(8e-4, 1e-5), (3e-4, 1e-5)], "modernbert_large": [(5e-4, 1e-5), (5e-5, 1e-6)],
+    "17m": [(3e-3, 3e-4), (1.5e-3, 3e-4)], "32m": [(3e-3, 3e-4), (1.5e-3, 3e-4)], "68m": [(3e-3, 3e-4), (1.5e-3, 3e-4)],
+    "150m": [(8e-4, 1e-5), (4e-4, 1e-5)], "400m": [(5e-4, 1e-5), (2.5e-4, 1e-5)], "1b": [(5e-4, 5e-5), (2.5e-4, 5e-5)],
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_published_phases(name):
+    experiment = load_preset(str(CONFIGS / f"{name}.py"))
+    experiment.validate()
+    *first, second, third = experiment.phases
+    is_ettin, size = name.startswith("ettin"), name.rpartition("_")[2]
+    tokens = [
+        sum(((p.last or experiment.train.steps) - p.after) * p.experiment.train.batch_size * p.experiment.data.length
+            for p in part) / 1e9 for part in (first, [second], [third])
+    ]
+    key = size if size in TOKENS else name.partition("_")[0]
+    assert tokens == pytest.approx(TOKENS[key], rel=1e-3)
+    assert {p.experiment.data.length for p in first} == {1024} and third.experiment == dataclasses.replace(
+        experiment, optimizer=third.experiment.optimizer, train=third.experiment.train,
+        objective=third.experiment.objective if not is_ettin else experiment.objective,
+    )
+    theta = [p.experiment.objective.model.global_theta for p in (*first, second, third)]
+    assert theta == [10_000] * len(first) + [160_000, 160_000]
+    assert {p.experiment.objective.model.local_theta for p in first} == {10_000}
+    if "decoder" not in name:
+        masks = [p.experiment.objective.mask_rate for p in (*first, second, third)]
+        assert masks == [0.3] * (len(first) + 1) + [0.15 if is_ettin else 0.3]
+    optimizers = (experiment.optimizer, third.experiment.optimizer)
+    peaks = [(o.learning_rate, o.learning_rate * o.weight_decay) for o in optimizers]
+    assert np.allclose(peaks, PEAKS[size if is_ettin else name], rtol=2e-3)
+    rates = []  # at the beginning and at the end of the last two phases
+    for phase in (second, third):
+        after, steps = phase.schedule_span()
+        rate = make_schedule(phase.experiment.optimizer, steps, after)
+        rates += [float(rate(after)), float(rate(after + steps))]
+    high, low = (peak[0] for peak in PEAKS[size if is_ettin else name])
+    expected = [high, high / 2, low, low * 0.04] if is_ettin else [low, low, low, low * 0.001]
+    assert rates == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_ramp_of_the_batch_has_equal_steps():
+    for name, (steps, rows, most) in (("modernbert_base", BASE), ("modernbert_large", LARGE)):
+        phases = load_preset(str(CONFIGS / f"{name}.py")).phases
+        ramp = [(p.last - p.after, p.experiment.train.batch_size) for p in phases[:-1] if p.last - p.after == steps]
+        assert ramp == [(steps, number * rows) for number in range(1, most // rows)]
+        tokens = sum(count * size for count, size in ramp) * 1024
+        assert tokens == pytest.approx(50e9 if name == "modernbert_base" else 10e9, rel=1e-3)
 
 
 # GFLOP of a row's forward pass with 30 % of the tokens predicted, from the formula L·n·(8h² + 6hf) + 4h·pairs +

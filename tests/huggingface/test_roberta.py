@@ -189,7 +189,7 @@ def test_a_run_is_trained_exported_and_imported(tokenizer, tmp_path, capsys):
     preset = str(Path(__file__).parents[2] / "configs" / "roberta_tiny.py")
     assert main([
         "pretrain", preset, "--run-dir", str(run), "--data.source", str(text), "--data.tokenizer",
-        str(tmp_path / "tokenizer"), "--data.length", "32", "--train.steps", "2", "--train.short-steps", "1",
+        str(tmp_path / "tokenizer"), "--data.length", "32", "--train.steps", "2", "--train.phases", "1x16,1",
         "--train.batch-size", "4", "--train.tracker", "none", "--objective.model.hidden-size", "32",
     ]) == 0
     assert main(["export", str(run), str(out)]) == 0

@@ -29,6 +29,7 @@ from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.base import total_loss
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.distillation import DistilledClassification
@@ -219,6 +220,52 @@ def test_a_numeric_target_is_a_regression(tokenizer, tmp_path):
     assert import_folder(out).objective.target == "number"
 
 
+@pytest.mark.parametrize("model", [Bert, Gpt2])
+def test_several_labels_are_their_multi_label_classification(model, tokenizer, tmp_path):
+    """Logits, loss and gradients of rows of several labels, of one and of none; the threshold stays with the model."""
+    plain = dataclasses.replace(MODELS[model], dropout=0.0, attention_dropout=0.0)
+    task = Classification(model=plain, target="labels", labels=("1", "fair", "good"), threshold=0.25,
+                          classifier_dropout=0.0).bind(tokenizer.vocabulary, LENGTH)
+    rows = [row._replace(values=row.values | {"label": label})
+            for row, label in zip(records(Classification), (["good", "1"], ["fair"], []), strict=True)]
+    source = LabelledSource(tokenizer, {"held_out": rows}, False)
+    (batch,) = source.batches("held_out", 3, task.row_format(LENGTH), 0).evaluation(3, 1)
+    params = random_params(task, 0)
+    out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
+    config = transformers.AutoConfig.from_pretrained(out)
+    assert (config.problem_type, config.label2id) == ("multi_label_classification", {"1": 0, "fair": 1, "good": 2})
+    assert "| Predicted labels | those with a sigmoid above 0.25 |" in (out / "README.md").read_text()
+
+    theirs = auto_class(Classification).from_pretrained(out).eval()  # no dropout
+    inputs = {name: torch.tensor(array).long() for name, array in their_inputs(task, out, batch).items()}
+    wanted = [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    found = theirs(**inputs, labels=torch.tensor([wanted[row] for row in batch["row"]]))
+    found.loss.backward()
+    logits = ours_of(task, params, batch)
+    assert np.abs(logits).max() > 0.05 and np.abs(logits - found.logits.detach().numpy()).max() < 1e-5
+    step = jax.jit(jax.value_and_grad(lambda p, b: total_loss(task.loss(p, b, jax.random.key(0), False))))
+    loss, grads = step(params, batch)
+    assert float(loss) == pytest.approx(found.loss.item(), abs=1e-5)
+    (table,) = (each.table for each in family_of(task).models(task))
+    named, seen = dict(theirs.named_parameters()), 0
+    for name, grad in table.to_transformers(jax.device_get(grads)):
+        other = named[name].grad
+        np.testing.assert_allclose(grad, np.zeros(grad.shape) if other is None else other.numpy(), atol=1e-5)
+        seen += float(np.abs(grad).max()) > 1e-4
+    assert seen > 20
+
+    imported = import_folder(out).objective
+    assert (imported.target, imported.labels, imported.threshold) == ("labels", task.labels, 0.25)
+    scores = 1 / (1 + np.exp(-logits.astype(float)))
+    answers = [task.answer(rows[row], [(None, {"logits": logits[at]})]) for at, row in enumerate(batch["row"])]
+    assert [answer.prediction for answer in answers] == [
+        [name for name, score in zip(task.labels, row, strict=True) if score > 0.25] for row in scores
+    ]
+    one = dataclasses.replace(task, labels=("x",))  # which without a problem type would be a number
+    single = export_folder(tmp_path / "one", one, random_params(one, 0), tokenizer, ModelCard())
+    assert import_folder(single).objective.labels == ("x",)
+
+
 @pytest.mark.parametrize("model", [T5(hidden_size=16, num_layers=1, num_heads=2, head_dim=8, intermediate_size=24),
                                    MODELS[Gpt2]], ids=["t5", "gpt2"])
 def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_path):
@@ -269,7 +316,7 @@ def test_the_answer_kinds_of_coqa_are_left_out(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
+    ({"problem_type": "token_classification"}, "problem_type is 'token_classification'"),
     ({"summary_activation": "relu"}, "summary_activation is 'relu'"),
 ])
 def test_other_heads_are_refused(changes, message, tokenizer, tmp_path):

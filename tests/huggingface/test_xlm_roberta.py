@@ -163,7 +163,7 @@ def test_continued_pretraining_of_a_published_model(folder, peer, tmp_path, caps
     assert main([
         "pretrain", str(preset), "--init-from", str(folder), "--run-dir", str(run), "--data.source", str(text),
         "--data.length", "32", "--data.held-out", "0.2", "--optimizer.warmup-steps", "1", "--train.steps", "2",
-        "--train.short-steps", "0", "--train.batch-size", "4", "--train.tracker", "none",
+        "--train.phases", "", "--train.batch-size", "4", "--train.tracker", "none",
     ]) == 0
     model = load_config(run / "config.json").objective.model
     assert (type(model), model.hidden_size, model.vocab_size) == (XlmRoberta, 32, len(peer))

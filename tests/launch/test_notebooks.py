@@ -13,7 +13,7 @@ from tests.launch.test_tpu_pod import LAUNCH
 from tests.training.support import write_text
 
 DATA = Path(os.environ.get("JAXLM_DATA", ""))
-SMALL = "--data.length 32 --train.batch-size 8 --train.short-steps 0 --train.eval-every 2 --train.log-every 1"
+SMALL = "--data.length 32 --train.batch-size 8 --train.phases= --train.eval-every 2 --train.log-every 1"
 
 
 @pytest.mark.parametrize("name", ["pretrain", "continue", "finetune"])

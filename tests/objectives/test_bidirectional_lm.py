@@ -68,6 +68,21 @@ def test_windows_of_a_stream_give_the_states_and_losses_of_one_long_window():
     assert long["lm_loss"].weight == ROWS * 3 * LENGTH
 
 
+def test_bits_per_byte_are_those_of_both_directions():
+    """Id i stands for i bytes here, and the held-out text has twice as many as its tokens."""
+    vocabulary = dataclasses.replace(V, num_bytes=np.arange(150))
+    counts = np.where(np.arange(150) > 1, 7, 0)
+    statistics = Statistics(COUNTS, 0.0, 0.0, counts, 2 * int(counts @ np.arange(150)))
+    objective = dataclasses.replace(OBJECTIVE, vocabulary=vocabulary, statistics=statistics)
+    tokens, memory = stream(LENGTH, 1)[0], OBJECTIVE.initial_memory(ROWS)
+    example = objective.corrupt(jax.random.key(0), TokenBatch(tokens, jnp.ones_like(tokens)))
+    terms, _ = objective.stream_loss(params(), example, memory, jax.random.key(0), False)
+    targets = [row[1:] if number % 2 == 0 else row[:-1] for number, row in enumerate(tokens)]  # odd rows read backward
+    assert float(terms["bits_per_byte"].weight) == 2 * np.sum(targets)
+    assert float(terms["bits_per_byte"].total) == pytest.approx(float(terms["lm_loss"].total) / np.log(2), rel=1e-6)
+    assert "bits_per_byte" not in objective.stream_loss(params(), example, memory, jax.random.key(0), True)[0]
+
+
 def test_each_direction_knows_only_what_it_has_read():
     tokens = stream(LENGTH, 1)[0]
     memory = OBJECTIVE.initial_memory(ROWS)

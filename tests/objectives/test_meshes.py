@@ -40,6 +40,7 @@ from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
+from jaxlm.objectives.masked_diffusion import MaskedDiffusion
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
@@ -72,6 +73,10 @@ TRAINED: dict[str, Objective] = {
     "modernbert": MaskedLM(
         model=ModernBert(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8), mask_rate=0.3,
         input_format="packed",
+    ),
+    # Times are spread over all rows of the batch.
+    "diffusion": MaskedDiffusion(
+        model=ModernBert(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)
     ),
     "ettin": CausalLM(model=ModernBertDecoder(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)),
     # Queries of the mask decoder are at the masked positions; the word embedding is a sum.

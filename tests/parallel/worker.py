@@ -4,6 +4,7 @@ JSON, what the tests look at. The same random choices must come out everywhere."
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -136,11 +137,11 @@ def resumed(preset: str, folder: Path) -> dict:
 
 def fed(preset: str, name: str) -> dict:
     """Two steps of short rows and two of long ones: the batches, and the shapes of each device's part of them."""
-    experiment = resolve(preset, ["--train.short-steps", "2", "--train.short-length", "16"]).experiment
+    experiment = resolve(preset, ["--train.phases", "2x16,2"]).experiment
     tokenizer = experiment.data.prepare_tokenizer(lambda text: None)
     store = experiment.data.open(tokenizer, lambda text: None)
     objective = experiment.objective.bind(tokenizer.vocabulary, experiment.data.length)
-    own = feed.Feed(store, objective, experiment.train, experiment.data.length, mesh_of(name))
+    own = feed.Feed(store, dataclasses.replace(experiment, objective=objective), mesh_of(name))
     with contextlib.closing(own.after(0)) as source:
         batches = [batch._asdict() for batch in itertools.islice(source, 4)]
     return {"digests": [digest(batch) for batch in batches], "parts": [shards(batch)["tokens"] for batch in batches]}

@@ -198,6 +198,7 @@ WRONG_TEACHERS = {
     "not fine-tuned on the labels": dict(labels=("a", "b")),
     "12 positions (the student 24); choose another teacher": dict(model=Bert(**SIZES, max_positions=12)),
     "rows with a pair in both orders": dict(both_orders=True),
+    "several labels per row": dict(target="labels"),
     "other special tokens around its texts": dict(model=Roberta(**SIZES, **POSITIONS)),
     "another vocabulary": dict(vocabulary=Vocabulary.stand_in(170)),
 }
@@ -212,6 +213,11 @@ def test_an_unsuitable_teacher_is_refused(message):
     with pytest.raises(UserError, match=re.escape(message)):
         wrong = dataclasses.replace(teacher, **WRONG_TEACHERS[message])
         student.with_constants(student.load_constants(lambda path: PretrainedModel(wrong, {})))
+
+
+def test_several_labels_are_not_distilled():
+    with pytest.raises(UserError, match="and target class or number"):
+        DistilledClassification(target="labels")
 
 
 def test_the_rows_of_a_distilbert_have_segments_for_a_bert():

@@ -6,6 +6,7 @@ The scripts are evaluate-v2.0.py of SQuAD 2.0 and evaluate-v1.0.py of CoQA; on 3
 import importlib.util
 import random
 
+import numpy as np
 import pytest
 import sacrebleu
 import sklearn.metrics
@@ -48,11 +49,57 @@ def test_figures_of_each_class_as_scikit_learn():
     assert written["confusion"] == [[1, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("count", [1, 5, 60])
+def test_sets_of_labels_as_scikit_learn(count):
+    """One label is never predicted, one never gold, one neither, and training had not seen the last one."""
+    draw = random.Random(count)
+    labels, names = ("c", "a", "b", "gold", "own", "none"), ["c", "a", "b", "gold", "own", "none", "new"]
+    sets = {"gold": ["c", "a", "b", "gold", "new"], "own": ["c", "a", "b", "own"]}
+    gold, own = (
+        [[name for name in sets[side] if draw.random() < 0.4] for _ in range(count)] for side in ("gold", "own")
+    )
+    gold[0] = [*gold[0], "new"] if "new" not in gold[0] else gold[0]
+    tables = [[[name in row for name in names] for row in rows] for rows in (gold, own)]
+    found = metrics.multi_label_metrics(own, gold, labels)
+    assert next(iter(found)) == "micro_f1"
+    for average in ("micro", "macro"):
+        wanted = sklearn.metrics.precision_recall_fscore_support(*tables, average=average, zero_division=0)
+        figures = [found[f"{average}_{figure}"] for figure in ("precision", "recall", "f1")]
+        assert figures == pytest.approx(wanted[:3])
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(*tables))
+    wanted = sklearn.metrics.precision_recall_fscore_support(*tables, average=None, zero_division=0)
+    classes = metrics.multi_label_details(own, gold, labels)["classes"]
+    assert list(classes) == names
+    for name, *figures in zip(names, *wanted, strict=True):
+        assert list(classes[name].values()) == pytest.approx(figures, abs=1e-6)
+
+
+def test_the_best_threshold_is_the_best_of_all():
+    """Every threshold that changes the predictions is tried; equal scores stay together."""
+    draw = np.random.default_rng(0)
+    for rows, digits in ((1, 1), (3, 1), (8, 1), (8, 2), (20, 6)):
+        scores, golds = draw.random((rows, 4)).round(digits), draw.random((rows, 4)) < 0.3
+        found = metrics.best_threshold(scores, golds)
+
+        def f1(threshold, scores=scores, golds=golds):
+            return sklearn.metrics.f1_score(golds, scores > threshold, average="micro", zero_division=0)
+
+        values = np.unique([0.0, *scores.ravel(), 1.0])
+        tried = [0.5, *((values[1:] + values[:-1]) / 2)]
+        assert f1(found) == pytest.approx(max(map(f1, tried)))
+        assert abs(found - 0.5) <= min(abs(t - 0.5) for t in tried if f1(t) > f1(found) - 1e-9) + 1e-9
+    assert metrics.best_threshold(np.array([[0.9, 0.2]]), np.array([[True, False]])) == 0.5
+    assert metrics.best_threshold(np.array([[0.9, 0.2], [0.4, 0.3]]), np.array([[1, 0], [1, 0]]) > 0) == 0.35
+    assert metrics.best_threshold(np.array([[0.9, 0.2]]), np.array([[False, False]])) == 0.5
+
+
 def test_no_rows_have_no_figures_but_zeros():
     for labels in ((), ("a", "b"), ("a", "b", "c")):
         assert metrics.class_metrics([], [], labels) == {"accuracy": 0.0, "f1": 0.0, "matthews": 0.0}
     details = metrics.class_details([], [], ("a", "b"))
     assert details["confusion"] == [[0, 0], [0, 0]] and details["classes"]["b"]["f1"] == 0.0
+    assert set(metrics.multi_label_metrics([], [], ("a",)).values()) == {0.0}
+    assert metrics.multi_label_details([], [], ("a",))["classes"]["a"]["f1"] == 0.0
     assert metrics.relation_metrics([], [], "NA") == {
         "accuracy": 0.0, "macro_precision": 0.0, "macro_recall": 0.0, "macro_f1": 0.0, "micro_precision": 1.0,
         "micro_recall": 0.0, "micro_f1": 0.0,

@@ -35,7 +35,7 @@ def restore_or_init_state(*arguments):
 peaks = []
 steps, pretrain.train = pretrain.train, train
 state, pretrain.restore_or_init_state = pretrain.restore_or_init_state, restore_or_init_state
-sys.exit(main(["pretrain", "configs/bert_tiny.py", "--train.steps", "2", "--train.short-steps", "0",
+sys.exit(main(["pretrain", "configs/bert_tiny.py", "--train.steps", "2", "--train.phases", "",
                "--train.tracker", "none", *sys.argv[1:]]))
 """
 MEGABYTES = 1e6

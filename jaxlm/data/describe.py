@@ -1,0 +1,74 @@
+"""Report of a text: lengths, scripts, characters that the vocabulary lacks, held-out text that is trained on."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from jaxlm.data.store import Store
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+_SHOWN = 12
+_RUN = 13  # tokens, as in the study of GPT-3 (Brown et al. 2020, appendix C)
+_LEAST = 0.8  # share of a document's runs
+_HELD_OUT = 1 << 22  # held-out tokens that are looked for, some 200 MB of memory
+_AT_ONCE = 1 << 20
+_ODD = np.random.SeedSequence(0).generate_state(_RUN, np.uint64) | 1
+
+
+def describe_text(store: Store, tokenizer: Tokenizer, sample: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of the report.
+
+    Args:
+        store: token store of the text; the lengths are those of its documents to train on.
+        tokenizer: tokenizer of the store.
+        sample: text whose characters are counted.
+    """
+    lengths = np.diff(store.train.offsets.read(0, store.train.documents + 1))
+    sizes = (f"{np.percentile(lengths, share):,.0f} ({share} %)" for share in (10, 50, 90, 100))
+    yield f"Tokens of {len(lengths):,} documents, at most: {', '.join(sizes)}"
+    counts = collections.Counter(itertools.chain.from_iterable(sample))
+    scripts: collections.Counter[str] = collections.Counter()
+    for character, count in counts.items():
+        if character.isalpha():  # the first word of a letter's name is its script, such as LATIN or HANGUL
+            scripts[unicodedata.name(character, "unnamed").split()[0].capitalize()] += count
+    found = (f"{name} {count / scripts.total():.2%}" for name, count in scripts.most_common(_SHOWN))
+    yield f"Scripts of {scripts.total():,} letters: {', '.join(found)}"
+    # In WordPiece, a character may be there within words alone.
+    characters = [character for character in counts if not character.isspace()]
+    encoded = zip(*(tokenizer.encode_arrays([before + c for c in characters]) for before in ("", "a")), strict=True)
+    unk = tokenizer.vocabulary.unk
+    lacking = {c: counts[c] for c, pair in zip(characters, encoded, strict=True) if all(unk in ids for ids in pair)}
+    share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
+    such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
+    found, of = count_contained(store)
+    yield f"The training text has {_LEAST:.0%} of the runs of {_RUN} tokens of {found:,} of {of:,} held-out documents"
+    yield f"The vocabulary lacks {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text{such}"
+
+
+def count_contained(store: Store) -> tuple[int, int]:
+    """Return how many held-out documents have `_LEAST` of their runs in the training text, and how many have a run."""
+    held_out, train = store.held_out, store.train
+    offsets = held_out.offsets.read(0, held_out.documents + 1)
+    offsets = offsets[: max(2, np.searchsorted(offsets, _HELD_OUT))]
+    runs = _runs(held_out.tokens.read(0, int(offsets[-1])))
+    document = np.searchsorted(offsets, np.arange(len(runs)), side="right") - 1
+    is_inside = np.arange(len(runs)) + _RUN <= np.append(offsets, 0)[document + 1]
+    wanted, place = np.unique(runs[is_inside], return_inverse=True)
+    is_found = np.zeros(len(wanted), bool)
+    for start in range(0, train.num_tokens - _RUN + 1 if len(wanted) else 0, _AT_ONCE):
+        runs = _runs(train.tokens.read(start, min(start + _AT_ONCE + _RUN - 1, train.num_tokens)))
+        near = np.minimum(np.searchsorted(wanted, runs), len(wanted) - 1)
+        is_found[near[wanted[near] == runs]] = True
+    sizes, found = (np.bincount(document[is_inside], weights) for weights in (None, is_found[place]))
+    return int(((sizes > 0) & (found >= _LEAST * sizes)).sum()), int((sizes > 0).sum())
+
+
+def _runs(tokens: np.ndarray) -> np.ndarray:
+    """Return the hash of each run of `_RUN` tokens: uint64 [tokens - _RUN + 1]."""
+    ids, size = tokens.astype(np.uint64), max(0, len(tokens) - _RUN + 1)
+    return sum((ids[first : first + size] * factor for first, factor in enumerate(_ODD)), np.zeros(size, np.uint64))

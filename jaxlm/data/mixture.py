@@ -1,0 +1,241 @@
+"""Mixtures of sources in fixed shares: each row is a function of the seed and of its place.
+
+The endless sequence of rows is cut into blocks of `BLOCK` slots. A permutation of each block gives source j exactly
+c_j of its slots, the largest-remainder rounding of its share of the rows. Slot s of block b reads row
+b · c_j + (number of earlier slots of the block with the same source) of the shuffled epochs of source j. So a source
+gives every row once per epoch, and the rows of any step take O(BLOCK) to find.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from jaxlm.data.base import RowFormat, Statistics, entropy
+from jaxlm.data.batches import Batches
+from jaxlm.data.corpus import split_source
+from jaxlm.data.permutation import permute
+from jaxlm.data.readers import KINDS
+from jaxlm.data.store import Store
+from jaxlm.data.windows import NUMBERS
+from jaxlm.errors import UserError
+from jaxlm.types import TokenBatch
+
+BLOCK = 1 << 14
+MOST_EPOCHS = 4
+"""Epochs up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023, section 5)."""
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+# What a source's name leaves out: everything from a wildcard on, and suffixes.
+_UNNAMED = re.compile(rf"(/?[^/]*[*?\[].*|({'|'.join(map(re.escape, KINDS))})?(\.gz|\.xz|\.zst)?)$", re.IGNORECASE)
+
+
+def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str, float]]:
+    """Return the sources of a mixture with their weights, by their names in metrics.
+
+    A weight follows the last `@` of an item, if a number does, unless a file has the whole name. Text that is no
+    mixture has the name "" and the weight 1. Weights that a temperature is to decide are 0.
+
+    Raises:
+        UserError: A weight is not above 0; only some sources have one, or a temperature as well; or a temperature meets
+            a single source.
+    """
+    items = [_divide_weight(item) for item in split_source(source)]
+    kinds = {weight is None for _, weight in items}
+    if len(kinds) > 1 or (temperature and (False in kinds or len(items) == 1)):
+        hint = f"with --data.temperature (now {temperature:g}) none"
+        raise UserError(f"--data.source {source!r}: give each of two or more sources a weight, as a.txt@0.7; {hint}.")
+    if len(items) == 1 or (not temperature and True in kinds):
+        return {"": (source if True in kinds else items[0][0], 1.0)}
+    paths = [_UNNAMED.sub("", item.rstrip("/")) or "source" for item, _ in items]
+    names = [re.split("[/:]", path)[-1] for path in paths]
+    if len(set(names)) < len(names):
+        names = [re.sub(r"\W+", "_", path).strip("_") for path in paths]
+    if len(set(names)) < len(names):
+        raise UserError(f"--data.source {source!r} names a source twice; add its weights, or rename a file.")
+    return {name: (item, weight or 0.0) for name, (item, weight) in zip(names, items, strict=True)}
+
+
+def _divide_weight(item: str) -> tuple[str, float | None]:
+    name, _, number = item.rpartition("@")
+    if not name or not _NUMBER.fullmatch(number) or epath.Path(item).exists():
+        return item, None
+    if not 0 < float(number) < math.inf:
+        raise UserError(f"The weight of {name} in --data.source is {number}; give a number above 0.")
+    return name, float(number)
+
+
+def shares_of(weights: Sequence[float], sizes: Sequence[int], temperature: float) -> np.ndarray:
+    """Return the share of each source: of its weight, or of n^(1/T) for its size n and a temperature T.
+
+    XLM-R (Conneau et al. 2020, equation 1) and mT5 have 1/T = 0.3.
+    """
+    values = np.asarray(sizes, np.float64) ** (1 / temperature) if temperature else np.asarray(weights, np.float64)
+    # Rounded, so that they do not depend on a machine's power function.
+    return np.round(values / values.sum(), 12)
+
+
+def quotas(shares: np.ndarray, size: int) -> np.ndarray:
+    """Return the largest-remainder rounding of `shares` of `size`: int64 [sources] with the sum `size`."""
+    exact = shares / shares.sum() * size
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: size - counts.sum()]] += 1
+    return counts
+
+
+@functools.lru_cache(maxsize=8)
+def _block(counts: tuple[int, ...], seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the source of each slot of a block, and how many earlier slots have the same source: int64 [BLOCK]."""
+    ends = np.cumsum(counts)
+    labels = np.searchsorted(ends, permute(np.arange(BLOCK), BLOCK, seed, number), side="right")
+    ranks = np.empty(BLOCK, np.int64)
+    ranks[np.argsort(labels, kind="stable")] = np.arange(BLOCK) - np.repeat(ends - counts, counts)
+    return labels, ranks
+
+
+class _MixedRows:
+    """Rows of several sources, numbered one source after the other; see `jaxlm.data.batches.Rows`.
+
+    Attributes:
+        starts: number of the first row of each source.
+    """
+
+    def __init__(self, sources: Sequence[Any], documents: Sequence[int]) -> None:
+        """Number the rows of `sources`; `documents` are added to the document numbers of each."""
+        self._sources, self._documents, self.length = sources, documents, sources[0].length
+        self.starts = np.cumsum([0, *(rows.count for rows in sources)])
+        self.count = int(self.starts[-1])
+
+    def read(self, index: np.ndarray) -> TokenBatch:
+        """Read the rows `index`, int [batch], where -1 stands for an empty row."""
+        label, found = np.maximum(np.searchsorted(self.starts, index, side="right") - 1, 0), []
+        for source in np.unique(label):
+            chosen = index[label == source]
+            batch = self._sources[source].read(np.where(chosen < 0, -1, chosen - self.starts[source]))
+            moved = (batch.segment_ids - 1 + self._documents[source]) % NUMBERS + 1
+            found.append(batch._replace(segment_ids=np.where(batch.segment_ids > 0, moved, 0).astype(np.int32)))
+        back, fields = np.argsort(np.argsort(label, kind="stable")), zip(*found, strict=True)
+        return TokenBatch(*(None if each[0] is None else np.concatenate(each)[back] for each in fields))
+
+
+class MixedBatches(Batches):
+    """Shuffled batches of a mixture.
+
+    Attributes:
+        parts: batches of each source.
+        mean_lengths: mean number of tokens of a row of each source.
+        shares: share in the tokens of each source that has rows.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Batches], shares: Mapping[str, float], documents: Sequence[int], seed: int
+    ) -> None:
+        """Store the arguments; `documents` are those of `_MixedRows`."""
+        batches = list(parts.values())
+        super().__init__(_MixedRows([part._rows for part in batches], documents), batches[0].batch_size, seed)
+        self.parts, self.mean_lengths = parts, {name: max(1.0, p._rows.mean_length) for name, p in parts.items()}
+        found = {name: shares[name] for name, part in parts.items() if part.num_rows}
+        self.shares = {name: share / sum(found.values()) for name, share in found.items()}
+
+    @functools.cached_property
+    def quotas(self) -> tuple[int, ...]:
+        """Rows of each source in a block.
+
+        Raises:
+            UserError: a source has too small a share to get one.
+        """
+        counts = quotas(np.array([self.shares.get(name, 0) / each for name, each in self.mean_lengths.items()]), BLOCK)
+        if not counts.all():
+            name = list(self.parts)[np.argmin(counts)]
+            raise UserError(f"{name} would get less than one of {BLOCK:,} rows; raise its weight, or leave it out.")
+        return tuple(counts.tolist())
+
+    def drawn(self, rows: int) -> dict[str, int]:
+        """Return how many of the first `rows` rows of these batches are of each source."""
+        def before(place: int) -> np.ndarray:
+            blocks, rest = divmod(place, BLOCK)
+            more = np.bincount(_block(self.quotas, self._seed, blocks)[0][:rest], minlength=len(self.quotas))
+            return blocks * np.array(self.quotas) + more
+
+        counts = before(self._first + rows) - before(self._first)
+        return dict(zip(self.parts, counts.tolist(), strict=True))
+
+    def _shuffled(self, place: np.ndarray) -> np.ndarray:
+        counts, (block, slot) = np.array(self.quotas), np.divmod(place, BLOCK)
+        label, number, index = np.zeros((3, *place.shape), np.int64)
+        for each in np.unique(block):
+            here = block == each
+            label[here], rank = (facts[slot[here]] for facts in _block(self.quotas, self._seed, int(each)))
+            number[here] = each * counts[label[here]] + rank
+        for source, part in enumerate(self.parts.values()):
+            chosen = label == source
+            index[chosen] = self._rows.starts[source] + part._shuffled(number[chosen])
+        return index
+
+
+class Mixture:
+    """Token stores of several sources, read in fixed shares; see `jaxlm.data.base.Source`."""
+
+    def __init__(self, stores: Mapping[str, Store], weights: Sequence[float], temperature: float) -> None:
+        """Compute the shares of `stores` in the tokens; see `shares_of`."""
+        self.stores = stores
+        shares = shares_of(weights, [store.train.num_tokens for store in stores.values()], temperature)
+        self.shares = dict(zip(stores, shares.tolist(), strict=True))
+        facts = [[name, store.fingerprint, self.shares[name]] for name, store in stores.items()]
+        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @property
+    def summary(self) -> str:
+        """Shares and sizes of the sources."""
+        each = (f"{name} {self.shares[name]:.1%}: {store.summary}" for name, store in self.stores.items())
+        return "Mixture of " + "; ".join(each)
+
+    @functools.cached_property
+    def statistics(self) -> Statistics:
+        """Token statistics of the mixture, whose training counts are rounded up."""
+        total = sum(store.train.num_tokens for store in self.stores.values())
+        longest = max(self.shares[name] * store.statistics.longest_document for name, store in self.stores.items())
+        counts = np.ceil(self._frequencies("train") * total).astype(np.int64)
+        return Statistics(counts, entropy(self._frequencies("held_out")), longest)
+
+    def _frequencies(self, split: str) -> np.ndarray:
+        """Return the frequency of each id in the mixture's rows of a split: float64 [vocabulary]."""
+        counts = [(self.shares[name], store.counts(split)) for name, store in self.stores.items()]
+        found = sum(share for share, each in counts if each.any())
+        return sum(share / max(found, 1e-12) * each / max(1, each.sum()) for share, each in counts)
+
+    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+        """Return batches of windows; see `jaxlm.data.base.Source` and `Store.batches`."""
+        seeds = np.random.SeedSequence(seed).generate_state(len(self.stores)).tolist()
+        opened = zip(self.stores.items(), seeds, strict=True)
+        parts = {name: store.batches(split, rows, row_format, own) for (name, store), own in opened}
+        # The rows of this packing have the numbers of their documents, which tell documents apart.
+        sizes = [getattr(store, split).documents for store in self.stores.values()]
+        documents = np.cumsum([0, *sizes]) * (row_format.packing == "document")
+        return MixedBatches(parts, self.shares, documents, seed)
+
+
+def describe_draws(draws: Iterable[tuple[Batches, int]]) -> list[str]:
+    """Return what a run draws of each source of a mixture, with a warning for many epochs; nothing for one source.
+
+    Args:
+        draws: batches, and how many of their rows are read.
+    """
+    tokens, epochs = collections.Counter(), collections.Counter()
+    for batches, rows in draws:
+        for name, drawn in (batches.drawn(rows) if isinstance(batches, MixedBatches) else {}).items():
+            tokens[name] += drawn * batches.mean_lengths[name]
+            epochs[name] += drawn / batches.parts[name].num_rows
+    warning = f"; beyond {MOST_EPOCHS} repeated text teaches little (Muennighoff et al. 2023): lower its weight"
+    return [
+        f"Drawn of {name}: {tokens[name] / tokens.total():.2%} of the tokens, {count:,.2f} epochs"
+        + warning * (count > MOST_EPOCHS) for name, count in epochs.items()
+    ]

@@ -1,0 +1,82 @@
+"""Models of several steps: the moving average, the mean of checkpoints, and the decay of another run's rate."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxlm.cli import main
+from jaxlm.runs.load import load_run
+from jaxlm.training.checkpoints import Checkpoints
+from tests.training.support import assert_same_arrays, metadata, metrics, stopped_after
+from tests.training.test_run import refused
+
+STABLE = ("--optimizer.schedule", "wsd", "--optimizer.decay-share", "0", "--optimizer.warmup-steps", "2",
+          "--train.checkpoint-every", "2", "--train.eval-every", "0", "--train.keep-checkpoints", "9")
+
+
+@pytest.fixture(scope="module")
+def averaged(preset, tmp_path_factory):
+    """A run of 8 steps at one rate, with a moving average and checkpoints at 2, 4, 6 and 8."""
+    run = tmp_path_factory.mktemp("averaged") / "run"
+    arguments = ["pretrain", str(preset), *STABLE, "--train.steps", "8", "--optimizer.average", "0.4"]
+    assert stopped_after(4, [*arguments, "--run-dir", str(run)]) != 0
+    assert main([*arguments, "--run-dir", str(run)]) == 0
+    whole = run.parent / "whole"
+    assert main([*arguments, "--run-dir", str(whole), "--train.checkpoint-every", "1"]) == 0
+    assert metadata(run, 8)["checksums"] == metadata(whole, 8)["checksums"]
+    assert metrics(run)[-1] == metrics(whole)[-1]
+    return whole
+
+
+def params_of(run, step: int, average: bool = False):
+    """The parameters or their average in a checkpoint."""
+    objective = load_run(run).objective
+    checkpoints = Checkpoints(run / "checkpoints", read_only=True)
+    shapes = jax.eval_shape(objective.init, jax.random.key(0))
+    return jax.device_get(checkpoints.restore_params(shapes, step=step, average=average)[0])
+
+
+def test_moving_average(averaged):
+    expected = params_of(averaged, 1, average=True)
+    for step in range(2, 9):
+        decay = min(0.4, step / (9 + step))  # (1 + n) / (10 + n) after n = step - 1 updates
+        params = params_of(averaged, step)
+        expected = jax.tree.map(lambda mean, new, d=decay: d * mean + (1 - d) * new, expected, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), load_run(averaged).params, expected)
+    gap = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, params)
+    assert gap["embeddings"]["word"]["embedding"] > 1e-3  # it isn't the last step's
+
+
+def test_mean_of_checkpoints(averaged, capsys):
+    steps = [params_of(averaged, step, average=True) for step in (6, 7, 8)]
+    mean = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0).astype(np.float32), *steps)
+    for name in ("last3", "6,7,8"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9),
+            load_run(f"{averaged}@{name}").params, mean,
+        )
+    assert_same_arrays(load_run(f"{averaged}@7").params, steps[1])
+    assert load_run(f"{averaged}@6,7").step == 7
+    assert "no checkpoint of step 99; it keeps 1, 2" in refused(capsys, "export", f"{averaged}@1,99", "out")
+    assert "no checkpoint of 12 steps" in refused(capsys, "fill-mask", f"{averaged}@last12", "a [MASK]")
+
+
+def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
+    common = ["pretrain", str(preset), *STABLE, "--optimizer.average", "0.4"]
+    branch, whole = tmp_path / "branch", tmp_path / "whole"
+    start = [*common, "--init-from", f"{averaged}@4", "--train.decay-steps", "3", "--run-dir", str(branch)]
+    assert stopped_after(6, start) != 0
+    assert f"Going on from step 4 of {averaged}@4" in capsys.readouterr().out
+    assert main(["pretrain", str(branch)]) == 0
+    share = ["--optimizer.decay-share", repr(3 / 7), "--train.steps", "7"]
+    assert main([*common, *share, "--run-dir", str(whole)]) == 0
+    assert metadata(branch, 7)["checksums"] == metadata(whole, 7)["checksums"]
+    assert metrics(branch)[-1]["learning_rate"] == pytest.approx(1e-2 / 3)
+
+    flags = ["--train.decay-steps", "3", "--run-dir", str(tmp_path / "other")]
+    assert "give --init-from RUN or RUN@STEP" in refused(capsys, *common, *flags)
+    assert "give --init-from RUN" in refused(capsys, *common, *flags, "--init-from", f"{averaged}@last2")
+    flags += ["--init-from", str(averaged), "--optimizer.name", "lion"]
+    assert "--optimizer.name adamw" in refused(capsys, *common, *flags)

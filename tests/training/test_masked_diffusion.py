@@ -1,0 +1,70 @@
+"""A run of masked diffusion: pretraining, resumption, its samples from the command line, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxlm.cli import main
+from tests.training.support import PRESET, metadata, metrics, stopped_after, write_text
+
+
+@pytest.fixture(scope="module")
+def diffusion(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("diffusion")
+    text = PRESET.format(text=str(write_text(folder / "text.txt")))
+    text = text.replace("masked_lm", "masked_diffusion").replace("MaskedLM", "MaskedDiffusion")
+    path = folder / "tiny.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(diffusion) -> Path:
+    folder = diffusion.parent / "run"
+    assert main(["pretrain", str(diffusion), "--run-dir", str(folder), "--train.eval-every", "6"]) == 0
+    return folder
+
+
+def test_it_learns_and_a_stop_changes_nothing(run, diffusion, tmp_path):
+    held_out = [line["eval_diffusion_loss"] for line in metrics(run) if "eval_diffusion_loss" in line]
+    assert len(held_out) == 2 and 4.0 < held_out[1] < held_out[0] < 7.0
+    command = ["pretrain", str(diffusion), "--run-dir", str(tmp_path / "other"), "--train.eval-every", "6"]
+    assert stopped_after(7, command) == 143
+    assert main(command) == 0
+    assert metadata(tmp_path / "other", 12)["checksums"] == metadata(run, 12)["checksums"]
+    assert [line["eval_diffusion_loss"] for line in metrics(tmp_path / "other") if "eval_diffusion_loss" in line] == (
+        held_out
+    )
+
+
+def test_text_from_the_command_line(run, capsys):
+    def printed(*arguments: str) -> str:
+        assert main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    options = ("--max-new-tokens", "5", "--steps", "4", "--logprobs")
+    continued = printed("generate", str(run), "ba de", *options)
+    assert continued.startswith("ba de") and continued.splitlines()[-1].endswith("together, 5 tokens")
+    assert continued == printed("generate", str(run), "ba de", *options)
+    assert continued != printed("generate", str(run), "ba de", *options, "--seed", "1")
+    filled = printed("generate", str(run), "ba [MASK] de", *options)
+    assert re.match(r"ba.*de\n", filled) and "[MASK]" not in filled
+    assert filled.splitlines()[-1].endswith("together, 1 tokens")
+    assert printed("generate", str(run), "ba [MASK]", "ba [MASK] de").count("prompt ") == 2
+    assert "[MASK]" not in printed("fill-mask", str(run), "ba [MASK] de").partition("\n")[2]
+    assert re.search(r"tokens masked with probability 0\.\d+, weight", printed("show", str(run)))
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--stop", "x"], "only masked diffusion is sampled in steps, without beams and stop strings"),
+    (["--beams", "2"], "only masked diffusion is sampled in steps, without beams and stop strings"),
+    (["--steps", "0"], "steps is 0; it must be in"),
+    (["--max-new-tokens", "40"], "tokens with special tokens, but the model takes 32"),
+])
+def test_refusals(run, capsys, arguments, words):
+    assert main(["generate", str(run), "ba", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
