@@ -17,8 +17,7 @@ from jaxlm.paths import local_folder
 def main(arguments: list[str]) -> None:
     """Run the command."""
     if arguments[:1] == ["extend"]:
-        _extend(arguments[1:])
-        return
+        return _extend(arguments[1:])
     parser = Parser("jaxlm tokenizer", __doc__)
     parser.add_argument("action", choices=["train"], help="these options; `extend --help` lists those of extend")
     parser.add_argument("source", help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")

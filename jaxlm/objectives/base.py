@@ -109,9 +109,8 @@ class PretrainedModel:
         rows = new.rows(model.vocab_size, max(model.vocab_multiple, 1 if model.vocab_size % 64 else 64))
         unused = [(i if i < model.vocab_size else max(old.pad, 0),) for i in range(new.size, rows)]
         params = with_mean_rows(self.params, model.vocab_size, old.size, [*extension.pieces, *unused])
-        model = dataclasses.replace(model, vocab_size=rows)
-        objective = dataclasses.replace(self.objective, model=model, vocabulary=new)
-        return dataclasses.replace(self, objective=objective, params=params, tokenizer=extension.tokenizer)
+        larger = dataclasses.replace(self.objective, model=dataclasses.replace(model, vocab_size=rows), vocabulary=new)
+        return dataclasses.replace(self, objective=larger, params=params, tokenizer=extension.tokenizer)
 
 
 class Line(NamedTuple):
