@@ -75,7 +75,9 @@ class MaskedDiffusion(Objective):
         return self._without_mask(super().merge_pretrained(params, source))
 
     def _without_mask(self, params: Params) -> Params:
-        """Return the parameters of a model that does not predict [MASK]."""
+        """Return the parameters of a model that does not predict [MASK], once its id is known."""
+        if self.vocabulary is None:
+            return params
         bias = jnp.asarray(params["mlm_head"]["bias"]).at[self.vocabulary.mask].set(MASK_BIAS)
         return params | {"mlm_head": params["mlm_head"] | {"bias": bias}}
 
