@@ -111,7 +111,10 @@ def test_an_evaluation_begins_with_none(monkeypatch):
     state, _ = own.train_step(own.init_state(own.init_params(0)), batch(0), ())
 
     class Feed:
-        def held_out(self):
+        def __init__(self):
+            self.held_out_shares = {"": 1.0}
+
+        def held_out(self, source):
             return iter([batch(5), batch(6)])
 
     found = evaluate(own, state, Feed())

@@ -169,7 +169,10 @@ def test_an_evaluation_of_several_batches_is_that_of_one():
     few = TokenBatch(*(np.where(np.arange(ROWS)[:, None] < 1, x, 0) for x in few[:2]))
 
     class Batches:
-        def held_out(self):
+        def __init__(self):
+            self.held_out_shares = {"": 1.0}
+
+        def held_out(self, source):
             return iter((full, short, few))
 
     found = evaluate(program, state, Batches())
