@@ -31,7 +31,7 @@ def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] 
     lines = read_metrics(folder)
     names = dict.fromkeys(name.removeprefix("eval_") for line in lines for name in line)
     metrics = ("loss", "accuracy", "precision", "recall", "f1", "exact_match", "matthews", "pearson", "spearman")
-    names = [name for name in names if name.endswith(metrics) or name.startswith("loss_")]
+    names = [name for name in names if name.endswith(metrics)]
     if not names:
         return None
     entropy = RunFolder.read(folder).metadata.get("unigram_entropy")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
-from jaxlm.hub import PREFIX, pin
+from jaxlm.hub import pin
 from jaxlm.paths import any_path, in_bucket, run_path
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
         print(parser.format_help())  # the fields follow
     if options.init_from:  # its parameters are loaded on a device
         start_jax()
-        if options.init_from.startswith(PREFIX):
-            _pin_init_from(options)
+        _pin_init_from(options)
     from jaxlm.runs.resolve import resolve
 
     command = f"{parser.prog} {options.config}"

@@ -27,11 +27,13 @@ def main(arguments: list[str]) -> None:
 
     model, run = load_run(options.run), RunFolder.read(options.run)
     step, vocabulary, experiment, metadata = model.step, model.tokenizer.vocabulary, run.experiment, run.metadata
-    evaluated, evaluation = last_evaluation(run.path, up_to=step)
+    is_mean = len(run.named_steps) > 1  # no evaluation is of these parameters
+    evaluated, evaluation = (0, {}) if is_mean else last_evaluation(run.path, up_to=step)
     earlier = bool(evaluation) and evaluated != step
     card = ModelCard(
         rows={
             "Training steps": f"{step:,}",
+            "Parameters": f"mean of steps {', '.join(f'{each:,}' for each in run.named_steps)}" if is_mean else "",
             "Sequence length": experiment.data.length,
             "Batch size": experiment.train.batch_size,
             "Phases": experiment.describe_phases(step) if experiment.train.phases and step else "",

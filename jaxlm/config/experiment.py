@@ -92,7 +92,7 @@ class TrainConfig:
     set is the run's. A phase that sets a field of the optimizer has a learning-rate schedule of its own, over its own
     steps; all others share one over the whole run. Evaluation is at the run's length, batch and rates. Phases that have
     not begun may change when a run is resumed. Empty: none."""
-    decay_steps: int = field(0, resumable=True, range="[0, inf)")
+    decay_steps: int = field(0, range="[0, inf)")
     """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
     checkpoint of `--init-from RUN` or `RUN@STEP`, optimizer included. 0: a run of its own."""
     accumulate: int = field(1, range="[1, inf)")
@@ -244,6 +244,9 @@ class Experiment:
                                 "train.accumulate, and fields of objective and optimizer.")
             check_type(fields[name]._replace(value=value))
             own = with_value(own, name, value)
+        restarts = any(name.startswith("optimizer.") for name in changes)
+        if restarts and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
+            own = with_value(own, "optimizer.warmup_steps", None)  # a share of the phase's own steps
         own.data.validate()
         if "data.length" not in changes or "train.batch_size" in changes:
             return own

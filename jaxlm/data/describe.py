@@ -13,11 +13,11 @@ from jaxlm.data.store import Store
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 _SHOWN = 12
-_RUN = 13  # tokens, as in the study of GPT-3 (Brown et al. 2020, appendix C)
-_LEAST = 0.8  # share of a document's runs
-_HELD_OUT = 1 << 22  # held-out tokens that are looked for, some 200 MB of memory
+_NGRAM = 13  # tokens, as in the study of GPT-3 (Brown et al. 2020, appendix C)
+_MIN_SHARE = 0.8  # share of a document's runs
+_MAX_TOKENS = 1 << 22  # held-out tokens that are looked for, some 200 MB of memory
 _AT_ONCE = 1 << 20
-_ODD = np.random.SeedSequence(0).generate_state(_RUN, np.uint64) | 1
+_ODD = np.random.SeedSequence(0).generate_state(_NGRAM, np.uint64) | 1
 
 
 def describe_text(store: Store, tokenizer: Tokenizer, sample: Iterable[str]) -> Iterator[str]:
@@ -46,29 +46,29 @@ def describe_text(store: Store, tokenizer: Tokenizer, sample: Iterable[str]) -> 
     share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
     such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
     found, of = count_contained(store)
-    yield f"The training text has {_LEAST:.0%} of the runs of {_RUN} tokens of {found:,} of {of:,} held-out documents"
+    yield f"{found:,} of {of:,} held-out documents have {_MIN_SHARE:.0%} of their {_NGRAM}-grams in the training text"
     yield f"The vocabulary lacks {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text{such}"
 
 
 def count_contained(store: Store) -> tuple[int, int]:
-    """Return how many held-out documents have `_LEAST` of their runs in the training text, and how many have a run."""
+    """Return how many held-out documents have `_MIN_SHARE` of their n-grams in the training text, and how many any."""
     held_out, train = store.held_out, store.train
     offsets = held_out.offsets.read(0, held_out.documents + 1)
-    offsets = offsets[: max(2, np.searchsorted(offsets, _HELD_OUT))]
+    offsets = offsets[: max(2, np.searchsorted(offsets, _MAX_TOKENS))]
     runs = _runs(held_out.tokens.read(0, int(offsets[-1])))
     document = np.searchsorted(offsets, np.arange(len(runs)), side="right") - 1
-    is_inside = np.arange(len(runs)) + _RUN <= np.append(offsets, 0)[document + 1]
+    is_inside = np.arange(len(runs)) + _NGRAM <= np.append(offsets, 0)[document + 1]
     wanted, place = np.unique(runs[is_inside], return_inverse=True)
     is_found = np.zeros(len(wanted), bool)
-    for start in range(0, train.num_tokens - _RUN + 1 if len(wanted) else 0, _AT_ONCE):
-        runs = _runs(train.tokens.read(start, min(start + _AT_ONCE + _RUN - 1, train.num_tokens)))
+    for start in range(0, train.num_tokens - _NGRAM + 1 if len(wanted) else 0, _AT_ONCE):
+        runs = _runs(train.tokens.read(start, min(start + _AT_ONCE + _NGRAM - 1, train.num_tokens)))
         near = np.minimum(np.searchsorted(wanted, runs), len(wanted) - 1)
         is_found[near[wanted[near] == runs]] = True
     sizes, found = (np.bincount(document[is_inside], weights) for weights in (None, is_found[place]))
-    return int(((sizes > 0) & (found >= _LEAST * sizes)).sum()), int((sizes > 0).sum())
+    return int(((sizes > 0) & (found >= _MIN_SHARE * sizes)).sum()), int((sizes > 0).sum())
 
 
 def _runs(tokens: np.ndarray) -> np.ndarray:
-    """Return the hash of each run of `_RUN` tokens: uint64 [tokens - _RUN + 1]."""
-    ids, size = tokens.astype(np.uint64), max(0, len(tokens) - _RUN + 1)
+    """Return the hash of each run of `_NGRAM` tokens: uint64 [tokens - _NGRAM + 1]."""
+    ids, size = tokens.astype(np.uint64), max(0, len(tokens) - _NGRAM + 1)
     return sum((ids[first : first + size] * factor for first, factor in enumerate(_ODD)), np.zeros(size, np.uint64))

@@ -28,7 +28,7 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     if not figures:
         return None
     t = RunFolder.read(session.run.path).experiment.train  # a finished run keeps its own, whatever the flags say
-    params = load_run(session.run.path).params if t.uses_best else program.local_params(state.evaluated_params)
+    params = load_run(session.run.path).params if t.uses_best else program.local_params(state.eval_params)
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))
     evaluation = Evaluation(task, params, session.rows, session.experiment.data, t.batch_size)

@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 import orbax.checkpoint as ocp
 from etils import epath
 
-from jaxlm import __version__
+from jaxlm import __version__, hub
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import to_json
 from jaxlm.config.presets import age, load_config
@@ -51,7 +51,7 @@ class RunFolder:
     """Contents of data.json, or of the newest checkpoint's copy if data.json is damaged, edited or missing."""
     experiment: Experiment | None
     """Configuration in config.json, before this start replaces it; None for a folder that is no run."""
-    chosen: tuple[int, ...] = ()
+    named_steps: tuple[int, ...] = ()
     """Steps that the path names: RUN@1000, RUN@1000,1100 or RUN@last3; () for a plain folder."""
 
     @classmethod
@@ -67,8 +67,8 @@ class RunFolder:
         config = path / "config.json"
         is_run = config.is_file() and (has_begun or (path / "checkpoints").is_dir())  # or else of a Transformers folder
         experiment = load_config(config) if is_run else None
-        chosen = _chosen(path, steps, named) if named else ()
-        return cls(path, tuple(steps), has_begun, _read_metadata(path, steps), experiment, chosen)
+        named_steps = _find_named_steps(path, steps, named) if named else ()
+        return cls(path, tuple(steps), has_begun, _read_metadata(path, steps), experiment, named_steps)
 
     @property
     def newest_step(self) -> int:
@@ -99,19 +99,20 @@ NO_RUN = RunFolder(epath.Path(), (), False, {}, None)
 def split_steps(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Split RUN@STEPS, which names checkpoints of a run, into both; "" for a path that names none."""
     run, _, steps = os.fspath(path).rpartition("@")
-    is_named = run and re.fullmatch(r"\d+(,\d+)*|last[1-9]\d*", steps) and not any_path(path).exists()
+    is_named = re.fullmatch(r"\d+(,\d+)*|last[1-9]\d*", steps) and not run.startswith(hub.PREFIX)
+    is_named = is_named and run and not any_path(path).exists()
     return (run, steps) if is_named else (os.fspath(path), "")
 
 
-def _chosen(path: epath.Path, steps: list[int], named: str) -> tuple[int, ...]:
+def _find_named_steps(path: epath.Path, steps: list[int], named: str) -> tuple[int, ...]:
     """Return the steps that the end of a path names, such as "1000,1100" or "last3"."""
     is_last = named.startswith("last")
     chosen = steps[-int(named[4:]):] if is_last else sorted({int(step) for step in named.split(",")})
     missing = [f"{step:,}" for step in chosen if step not in steps]
     if missing or (is_last and len(chosen) < int(named[4:])):
         raise UserError(
-            f"{path} has no checkpoint of {f'step {missing[0]}' if missing else f'{named[4:]} steps'}; it keeps "
-            f"{', '.join(f'{step:,}' for step in steps) or 'none'} (--train.keep-checkpoints)."
+            f"{path} has no {f'checkpoint of step {missing[0]}' if missing else f'{named[4:]} checkpoints'}; it keeps "
+            f"those of steps {', '.join(f'{step:,}' for step in steps) or 'none'} (--train.keep-checkpoints)."
         )
     return tuple(chosen)
 

@@ -38,7 +38,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     path = hub.pin(os.fspath(path))
     folder = any_path(split_steps(hub.local(path))[0])
     if not folder.is_dir():
-        raise UserError(f"{path} is not a folder; give a run folder or a Transformers folder.")
+        raise UserError(f"{path} is not a folder; give a run, RUN@STEP, RUN@last3 or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
         return load_run(path)
     inside = [*folder.glob("*/checkpoints"), *folder.glob("*/*/checkpoints")]  # of a sweep, of several seeds
@@ -75,9 +75,9 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         best = best_step(kept, t.criterion) if kept else None
         restore = functools.partial(checkpoints.restore_params, shapes, average=experiment.optimizer.average > 0)
-        params, step = restore(step=run.chosen[-1] if run.chosen else best)
-        if len(run.chosen) > 1:
-            params = _mean((restore(step=each)[0] for each in run.chosen), len(run.chosen))
+        params, step = restore(step=run.named_steps[-1] if run.named_steps else best)
+        if len(run.named_steps) > 1:
+            params = _mean((restore(step=each)[0] for each in run.named_steps), len(run.named_steps))
     finally:
         checkpoints.close()
     if step:  # a phase may have changed the model's function, such as the base of its rotary positions

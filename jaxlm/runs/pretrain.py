@@ -15,6 +15,7 @@ from jaxlm import hub
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
 from jaxlm.data.mixture import describe_draws
+from jaxlm.errors import UserError
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import Objective, PretrainedModel
@@ -214,11 +215,13 @@ def _state_of(program: Program, source: PretrainedModel, report: Report) -> Trai
     """Return the state of the checkpoint of another run, optimizer included."""
     checkpoints = Checkpoints(run_path(split_steps(source.path)[0]) / "checkpoints", read_only=True)
     try:
-        state, _ = checkpoints.restore(program.shapes, program.shardings, report, source.step)
+        restored = checkpoints.restore(program.shapes, program.shardings, report, source.step)
     finally:
         checkpoints.close()
+    if restored is None:
+        raise UserError(f"{source.path} no longer has step {source.step:,}; raise its --train.keep-checkpoints.")
     report(f"Going on from step {source.step:,} of {source.path}; the learning rate decays from here on")
-    return state
+    return restored[0]
 
 
 def unshared(params: Params, source: PretrainedModel) -> str:

@@ -6,6 +6,7 @@ What a task leaves open until its rows are read, `jaxlm.runs.session` fills in.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
-from jaxlm.fields import Setting, settings
+from jaxlm.fields import Setting, settings, with_value
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import any_path
 from jaxlm.runs.folder import NO_RUN, RunFolder
@@ -26,6 +27,7 @@ from jaxlm.tasks.base import Task
 from jaxlm.tasks.evaluate import Evaluation
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.training.optimizers import make_schedule
 
 
 def resolve(
@@ -65,7 +67,7 @@ def resolve(
             )
     if is_run or not experiment.objective.is_task:
         experiment = with_steps(experiment)
-    if experiment.train.decay_steps and not is_run:
+    if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
     experiment.validate()
     experiment = dataclasses.replace(experiment, objective=experiment.objective.with_loader(load_model))
@@ -74,21 +76,30 @@ def resolve(
 
 def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> Experiment:
     """Return the configuration of a run of `train.decay_steps` after the checkpoint of another run."""
-    t, step = experiment.train, pretrained.step if pretrained else 0
+    t, optimizer, step = experiment.train, experiment.optimizer, pretrained.step if pretrained else 0
     run = RunFolder.read(pretrained.path) if step else NO_RUN
-    if not step or len(run.chosen) > 1:
+    if not step or len(run.named_steps) > 1:
         raise UserError("train.decay_steps goes on from a checkpoint of a run; give --init-from RUN or RUN@STEP.")
-    if (theirs := run.experiment.optimizer.name) != experiment.optimizer.name:
-        raise UserError(f"{pretrained.path} was trained with --optimizer.name {theirs}; its decay needs the same one.")
-    if experiment.objective.is_task or any(phase.sets("optimizer.") for phase in experiment.phases):
+    phases = (*experiment.phases, *run.experiment.phases)
+    if experiment.objective.is_task or any(phase.sets("optimizer.") for phase in phases):
         raise UserError(
             "train.decay_steps is for pretraining with one schedule; leave it out, or give the decay as a last phase."
         )
-    steps = step + t.decay_steps
-    return dataclasses.replace(
-        experiment, train=dataclasses.replace(t, steps=steps),
-        optimizer=dataclasses.replace(experiment.optimizer, schedule="wsd", decay_share=t.decay_steps / steps),
-    )
+    theirs, free = run.experiment.optimizer, ("schedule", "decay_", "final_share", "warmup_")
+    for field in dataclasses.fields(theirs):
+        old, new = getattr(theirs, field.name), getattr(optimizer, field.name)
+        if old != new and not field.name.startswith(free):
+            raise UserError(f"{pretrained.path} was trained with optimizer.{field.name} {old}; its decay needs it too.")
+    rate = float(make_schedule(theirs, run.experiment.train.steps)(step))
+    if not math.isclose(rate, theirs.learning_rate, rel_tol=1e-3):
+        raise UserError(
+            f"the learning rate of {pretrained.path} is {rate:g} at step {step:,} and not at its peak of "
+            f"{theirs.learning_rate:g}; name an earlier checkpoint as RUN@STEP, of a run with optimizer.schedule wsd."
+        )
+    experiment = with_value(experiment, "train.steps", step + t.decay_steps)
+    decay = {"schedule": "wsd", "decay_share": t.decay_steps / (step + t.decay_steps)}
+    decay |= {"warmup_steps": theirs.warmup_steps, "warmup_share": theirs.warmup_share}
+    return dataclasses.replace(experiment, optimizer=dataclasses.replace(optimizer, **decay))
 
 
 def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as_text: bool) -> Objective:

@@ -27,6 +27,7 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     """
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
+    _check_decay(run, resolved.experiment)
     # What the vocabulary and a task's rows decide is not known yet; `write_run` checks it.
     if resolved.pretrained is None or (run.has_begun and not resolved.experiment.objective.is_task):
         _check_configuration(run, resolved.experiment)
@@ -74,6 +75,16 @@ def _check_source(run: RunFolder, resolved: Resolved) -> None:
         )
 
 
+def _check_decay(run: RunFolder, experiment: Experiment) -> None:
+    """Raise UserError for a decay that has begun, if the run that it branched off has gone on since."""
+    t, before = experiment.train, run.experiment and run.experiment.train
+    if run.saved_steps and t.decay_steps and t.steps != before.steps:
+        raise UserError(
+            f"{run.path} decays from step {before.steps - before.decay_steps:,} on, and --init-from is now at step "
+            f"{t.steps - t.decay_steps:,}; resume it with `jaxlm pretrain {run.path}`."
+        )
+
+
 def _refuse(run: RunFolder, changed: list[str]) -> None:
     if changed:
         more = "; …" if len(changed) > 4 else ""
@@ -87,6 +98,12 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
     """Return remarks on a number of steps that the user may not have meant."""
     t, optimizer, remarks = experiment.train, experiment.optimizer, []
     length, last = experiment.data.length, experiment.phase_at(t.steps).experiment.data.length
+    for phase in experiment.phases:
+        if phase.after >= t.steps:
+            remarks.append(
+                f"Phase {phase.number} of train.phases begins after step {phase.after:,}, and the run ends at step "
+                f"{t.steps:,}; if that is not meant, raise --train.steps"
+            )
     if last != length:
         remarks.append(
             f"The last steps read rows of {last} tokens, but evaluation, export and samples have --data.length "
@@ -106,6 +123,14 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
                     f"{old[1]:,}; {run.newest_step:,} are done, so that it jumps"
                 )
         return remarks
+    for phase in experiment.phases:
+        _, steps = phase.schedule_span()
+        warmup = phase.experiment.optimizer.with_warmup(steps).warmup_steps
+        if phase.after < t.steps and phase.sets("optimizer.") and warmup >= steps:
+            remarks.append(
+                f"The learning rate of phase {phase.number} rises over {warmup:,} steps and it has {steps:,}; if that "
+                "is not meant, set optimizer.warmup_steps in it"
+            )
     if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
         remarks.append(
             f"The learning rate rises over {optimizer.warmup_steps:,} steps and this run has {t.steps:,}; if that is "

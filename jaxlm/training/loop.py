@@ -79,7 +79,7 @@ def train(
                 log.progress.note(evaluation_line(step, figures, program, feed, history))
             if should_sample:
                 with log.clock.during("evaluation"):
-                    log.write_samples(step, sample(current.evaluated, state.evaluated_params))
+                    log.write_samples(step, sample(current.eval_objective, state.eval_params))
             if should_save:
                 _save(checkpoints, state, log, step, metadata, history)
             if is_out_of_patience(history, t) and step < t.steps:
@@ -162,7 +162,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
 
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
     `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
-    their shares, and "loss_NAME" is that of each source.
+    their shares, and "NAME_loss" is that of each source.
 
     Raises:
         UserError: `train.best_by` is none of the figures.
@@ -171,16 +171,16 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     for source in feed.held_out_shares:
         totals, memory = Totals(), program.initial_memory()
         for index, batch in enumerate(feed.held_out(source)):
-            terms, memory = program.eval_step(state.evaluated_params, batch, np.int32(index), program.constants, memory)
+            terms, memory = program.eval_step(state.eval_params, batch, np.int32(index), program.constants, memory)
             totals.add(terms)
         parts[source] = {"loss": totals.loss()} | totals.means()
     figures = {}
     for figure in dict.fromkeys(figure for part in parts.values() for figure in part):
         found = [(feed.held_out_shares[source], part[figure]) for source, part in parts.items() if figure in part]
         figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
-    figures |= {f"loss_{source}": part["loss"] for source, part in parts.items() if source}
+    figures |= {f"{source}_loss": part["loss"] for source, part in parts.items() if source}
     if program.objective.is_task and name and not name.endswith("loss"):
-        params = program.local_params(state.evaluated_params)
+        params = program.local_params(state.eval_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
         raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")

@@ -41,7 +41,7 @@ class TrainState(NamedTuple):
     """Moving average of the parameters (see `OptimizerConfig.average`); () without one."""
 
     @property
-    def evaluated_params(self) -> Params:
+    def eval_params(self) -> Params:
         """The parameters that evaluation and later commands read."""
         return self.average or self.params
 
@@ -69,7 +69,7 @@ class Program:
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
-        self.evaluated, self._phases = objective, phases
+        self.eval_objective, self._phases = objective, phases
         self._programs: dict[int, Program] = {}
         after, steps = schedule_span or (0, train.steps)
         optimizer = optimizer.with_warmup(steps)
@@ -116,7 +116,7 @@ class Program:
         if jax.tree.flatten(program.shapes) != jax.tree.flatten(self.shapes):
             raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of "
                             "them, which a phase cannot; begin another run with --init-from.")
-        program.evaluated = dataclasses.replace(self.objective, model=e.objective.model)
+        program.eval_objective = dataclasses.replace(self.objective, model=e.objective.model)
         if not phase.sets("objective.model."):
             program.eval_step = self.eval_step
         return program
@@ -315,7 +315,7 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
     def eval_step(
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
-        objective = program.evaluated.with_constants(constants)
+        objective = program.eval_objective.with_constants(constants)
         key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
         with use_abstract_mesh(mesh.abstract_mesh):

@@ -60,7 +60,7 @@ def test_what_decides_the_result_and_what_decides_the_weights():
     weights = set(flatten(BOUND.objective, Setting.decides_weights))
     assert weights == {"model", "model.layers", "model.rates", "model.size"}
     steps = {name for name in flatten(BOUND, Setting.decides_result) if name.startswith(("train.", "mesh"))}
-    kept = ("batch_size", "phases", "accumulate", "seed")
+    kept = ("batch_size", "phases", "decay_steps", "accumulate", "seed")
     assert steps == {f"train.{name}" for name in kept}
 
 

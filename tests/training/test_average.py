@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -59,8 +61,9 @@ def test_mean_of_checkpoints(averaged, capsys):
         )
     assert_same_arrays(load_run(f"{averaged}@7").params, steps[1])
     assert load_run(f"{averaged}@6,7").step == 7
-    assert "no checkpoint of step 99; it keeps 1, 2" in refused(capsys, "export", f"{averaged}@1,99", "out")
-    assert "no checkpoint of 12 steps" in refused(capsys, "fill-mask", f"{averaged}@last12", "a [MASK]")
+    said = refused(capsys, "export", f"{averaged}@1,99", "out")
+    assert "no checkpoint of step 99; it keeps those of steps 1, 2" in said
+    assert "has no 12 checkpoints; it keeps" in refused(capsys, "fill-mask", f"{averaged}@last12", "a [MASK]")
 
 
 def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
@@ -78,5 +81,14 @@ def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
     flags = ["--train.decay-steps", "3", "--run-dir", str(tmp_path / "other")]
     assert "give --init-from RUN or RUN@STEP" in refused(capsys, *common, *flags)
     assert "give --init-from RUN" in refused(capsys, *common, *flags, "--init-from", f"{averaged}@last2")
-    flags += ["--init-from", str(averaged), "--optimizer.name", "lion"]
-    assert "--optimizer.name adamw" in refused(capsys, *common, *flags)
+    flags += ["--init-from", str(averaged)]
+    for name, value in (("name", "lion"), ("average", "0"), ("learning-rate", "0.5")):
+        assert f"was trained with optimizer.{name.replace('-', '_')} " in refused(
+            capsys, *common, *flags, f"--optimizer.{name}", value)
+    assert "is 0.00333333 at step 6 and not at its peak" in refused(
+        capsys, *common, *flags[:-1], f"{branch}@6")
+    # The same command after the other run has gone on.
+    source = shutil.copytree(averaged, tmp_path / "source")
+    start = [*common, "--init-from", str(source), "--train.decay-steps", "2", "--run-dir", str(tmp_path / "later")]
+    assert main(start) == 0 and main(["pretrain", str(source), "--train.steps", "9"]) == 0
+    assert "decays from step 8 on, and --init-from is now at step 9" in refused(capsys, *start)

@@ -197,8 +197,8 @@ def test_a_phase_keeps_the_state_and_evaluates_as_the_run_does():
     assert first is program and program.at(6) is second is not third
     assert program.eval_step is second.eval_step is not third.eval_step
     assert [each.objective.mask_rate for each in (first, second, third)] == [0.15, 0.3, 0.4]
-    assert [each.evaluated.mask_rate for each in (first, second, third)] == [0.15] * 3
-    assert [each.evaluated.model.activation for each in (first, second, third)] == ["gelu", "gelu", "relu"]
+    assert [each.eval_objective.mask_rate for each in (first, second, third)] == [0.15] * 3
+    assert [each.eval_objective.model.activation for each in (first, second, third)] == ["gelu", "gelu", "relu"]
 
 
 def test_a_run_that_is_resumed_twice_is_the_run_in_one_piece(store):
