@@ -27,6 +27,7 @@ from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
@@ -47,6 +48,7 @@ from jaxlm.tasks.kagnet import KagNet
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.relation import RelationClassification, RelationRows
 from jaxlm.tasks.tagging import Tagging, TagRows
+from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 
 
@@ -122,6 +124,6 @@ TASKS: tuple[tuple[type, type], ...] = (
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
     *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
-    *(cls for pair in TASKS for cls in pair), ElectraEncoder, Model, KagNetwork, GraphSizes,
+    *(cls for pair in TASKS for cls in pair), Contrastive, TextGroups, ElectraEncoder, Model, KagNetwork, GraphSizes,
 ]))
 """Classes that a configuration may name."""

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Params = dict[str, Any]
 """Parameters: a nested dict of arrays."""
 Report = Callable[[str], None]
 """Receiver of progress messages."""
+Pooling = Literal["cls", "mean", "last"]
+"""How a text becomes one vector: its summary token (the last one of XLNet and decoders), all tokens, or the last."""
+
+
+class Vectors(NamedTuple):
+    """Settings of text vectors, see `jaxlm.inference.embed.embed`; `prompt` comes before each text."""
+
+    pooling: Pooling
+    length: int | None
+    normalize: bool
+    prompt: str = ""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Names and texts of the prompts to choose from."""
+    similarity: str = ""
+    """"cosine" or "dot", the score of two vectors that the model was trained for; "" if it was for none."""
+    widths: tuple[int, ...] = ()
+    """Numbers of leading components that were trained to serve as vectors of their own (Matryoshka)."""
 
 
 class TokenBatch(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 from jaxlm.analysis.compilation import topology_devices
 from jaxlm.analysis.plan import Plan, plan
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.parallel.mesh import MeshConfig, num_slices
 from jaxlm.runs.session import Session
 from jaxlm.types import Report
@@ -23,9 +24,9 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
     """Yield the plans of a step over several meshes, with the flags that differ from the session.
 
     For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where
-    it does not fit, with twice the microbatches until they have one row a chip, then with all activations recomputed.
-    Sizes of `tensor` above 1 are tried only where nothing has fitted. Several slices divide `data`, so that `fsdp` and
-    `tensor` fill one at most.
+    it does not fit, with twice the microbatches, or chunks, until they have one row a chip, then with all activations
+    recomputed. Sizes of `tensor` above 1 are tried only where nothing has fitted. Several slices divide `data`, so
+    that `fsdp` and `tensor` fill one at most.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
@@ -60,12 +61,13 @@ def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple
     session = session.replace(mesh=mesh)
     yield session, flags
     t, shards = session.experiment.train, devices // mesh.tensor
-    accumulate = t.accumulate
-    while t.batch_size % (2 * accumulate * shards) == 0:
-        accumulate *= 2
-        train = dataclasses.replace(t, accumulate=accumulate)
-        yield session.replace(train=train), flags | {"train.accumulate": accumulate}
-    objective = session.objective
+    objective, name, parts = session.objective, "train.accumulate", t.accumulate
+    if not objective.is_separable:
+        name, parts = "objective.chunks", objective.chunks
+    while t.batch_size % (2 * parts * shards) == 0:
+        parts *= 2
+        experiment = with_value(session.experiment, name, parts)
+        yield dataclasses.replace(session, experiment=experiment), flags | {name: parts}
     if getattr(objective.model, "remat", "full") != "full":
         try:
             model = objective.model.with_execution(remat="full")

@@ -39,20 +39,27 @@ def main(arguments: list[str]) -> None:
 
     from jaxlm import hub
     from jaxlm.data.readers import read_lines
-    from jaxlm.huggingface.sentence_transformers import Vectors, read
+    from jaxlm.huggingface.sentence_transformers import read
     from jaxlm.inference.embed import embed
     from jaxlm.runs.load import load_model
+    from jaxlm.types import Vectors
 
     texts = list(options.texts)
     if options.source:
         texts += [line.strip() for _, line in read_lines(options.source) if line.strip()]
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
-    model = hub.pin(options.model)
-    folder = read(Path(hub.local(model)), options.prompt) or Vectors("mean", None, False, options.prompt or "")
+    name = hub.pin(options.model)
+    model = load_model(name)
+    folder = read(Path(hub.local(name)), options.prompt)
+    settings = folder or model.objective.vectors(None) or Vectors("mean", None, False)
+    if settings.prompts and options.prompt is None:
+        prompts = dict(settings.prompts)
+        raise UserError(f"{name} has the prompts {prompts}; give the text of one, or '' for none, with --prompt.")
+    prompt = settings.prompt if options.prompt is None else options.prompt
     vectors = embed(
-        load_model(model), [folder.prompt + text for text in texts], options.pooling or folder.pooling,
-        options.length or folder.length, options.normalize or folder.normalize,
+        model, [prompt + text for text in texts], options.pooling or settings.pooling,
+        options.length or settings.length, options.normalize or settings.normalize,
     )
     if out is None:
         for text, vector in zip(texts, vectors, strict=True):

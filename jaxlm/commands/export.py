@@ -15,15 +15,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("out", help="folder to write; must not exist or be empty")
     parser.add_argument("--sentence-transformers", choices=("cls", "mean", "last", "none"), default=None, help=(
         "pooling of the vectors that sentence-transformers computes from the folder, those of `jaxlm embed`; by "
-        "default mean for a pretrained encoder, else none"))
+        "default those that the run has trained, mean for another pretrained encoder, else none"))
     parser.add_argument("--normalize", action="store_true", help="scale these vectors to unit length")
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
-    from jaxlm.huggingface.sentence_transformers import Vectors
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.training.metrics import last_evaluation
+    from jaxlm.types import Vectors
 
     model, run = load_run(options.run), RunFolder.read(options.run)
     step, vocabulary, experiment, metadata = model.step, model.tokenizer.vocabulary, run.experiment, run.metadata
@@ -48,8 +48,10 @@ def main(arguments: list[str]) -> None:
     )
     trained_length = experiment.data.length if step else None
     is_encoder = not model.objective.is_task and model.objective.answer_kind != "text"
-    pooling = options.sentence_transformers or ("mean" if is_encoder else "none")
-    vectors = Vectors(pooling, trained_length, options.normalize) if pooling != "none" else None
+    vectors = model.objective.vectors(trained_length)
+    pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
+    if not vectors or options.sentence_transformers or options.normalize:
+        vectors = Vectors(pooling, trained_length, options.normalize) if pooling != "none" else None
     out = export_folder(
         options.out, model.objective, model.params, model.tokenizer, card, max_length=trained_length, vectors=vectors
     )

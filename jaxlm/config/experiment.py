@@ -265,6 +265,11 @@ class Experiment:
         check_ranges(t, "train.")
         if t.batch_size % t.accumulate:
             raise UserError(f"train.batch_size {t.batch_size} is not divisible by train.accumulate {t.accumulate}.")
+        if t.accumulate > 1 and not self.objective.is_separable:
+            raise UserError(
+                f"train.accumulate {t.accumulate} would compare only the rows of a microbatch with each other; set it "
+                f"to 1, and objective.chunks to {t.accumulate} to save as much memory."
+            )
         if t.profile_steps and not _is_range(t.profile_steps):
             raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
         if t.uses_best and not self.data.has_held_out:

@@ -20,7 +20,6 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
 from jaxlm.huggingface.families import family_named, family_of, writer_of
 from jaxlm.huggingface.family import Source, TransformersModel, read_config
-from jaxlm.huggingface.sentence_transformers import Vectors
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import Weights, write_weights
@@ -31,7 +30,7 @@ from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import get, paths, put, subtrees, within
-from jaxlm.types import Params
+from jaxlm.types import Params, Vectors
 
 RELATIVE_LENGTH = 512
 """Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxlm.errors import UserError
 from jaxlm.inference.embed import resolve_pooling
 from jaxlm.paths import reading
+from jaxlm.types import Vectors
 
 MODES = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
 """Our pooling modes → their names in sentence-transformers."""
 MODULES, POOLING, LENGTH = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
-
-
-class Vectors(NamedTuple):
-    """Text embedding settings, see `jaxlm.inference.embed.embed`; `prompt` comes before each text."""
-
-    pooling: str
-    length: int | None
-    normalize: bool
-    prompt: str = ""
+CONFIG = "config_sentence_transformers.json"
 
 
 def write(folder: Path, objective: Any, vectors: Vectors) -> None:
@@ -34,9 +27,14 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
     ]
     modes = {f"pooling_mode_{theirs}": ours == vectors.pooling for ours, theirs in MODES.items()}
     contents = {
-        MODULES: modules, POOLING: {"word_embedding_dimension": objective.model.hidden_size, **modes},
+        MODULES: modules, POOLING: {"word_embedding_dimension": objective.model.text_model.width, **modes},
         LENGTH: {"max_seq_length": vectors.length, "do_lower_case": False},
     }
+    if vectors.similarity:
+        contents[CONFIG] = {
+            "prompts": dict(vectors.prompts), "default_prompt_name": None, "similarity_fn_name": vectors.similarity,
+            "matryoshka_dims": [*vectors.widths, objective.model.width] if vectors.widths else None,
+        }
     for name in names[1:]:
         (folder / name).mkdir()
     for name, content in contents.items():
@@ -59,7 +57,7 @@ def read(folder: Path, prompt: str | None = None) -> Vectors | None:
         types = [module["type"].rpartition(".")[2] for module in json.loads((folder / MODULES).read_text("utf-8"))]
         if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             raise UserError(f"{folder} has the modules {', '.join(types)}; jaxlm supports only Pooling and Normalize.")
-        files = [folder / name for name in (POOLING, LENGTH, "config_sentence_transformers.json")]
+        files = [folder / name for name in (POOLING, LENGTH, CONFIG)]
         pooling, length, config = (json.loads(file.read_text("utf-8")) if file.is_file() else {} for file in files)
         modes = [name.removeprefix("pooling_mode_") for name, value in pooling.items() if value is True]
         chosen = pooling.get("pooling_mode") or [mode for mode in modes if mode != "include_prompt"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import marks_of
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel
 from jaxlm.huggingface.table import Table, dense
+from jaxlm.objectives.base import Objective
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.classification import Classification
@@ -57,7 +59,7 @@ SETTINGS_KEY = "jaxlm"
 """Key of config.json for settings of a task without a counterpart in its Transformers class."""
 
 
-def pretraining_objective(task: Task) -> Any:
+def pretraining_objective(task: Objective) -> Any:
     """Return an objective that pretrains the task's model, whose family has its names.
 
     Raises:
@@ -73,11 +75,13 @@ def pretraining_objective(task: Task) -> Any:
     return system.objective(model=whole, vocabulary=task.vocabulary)
 
 
-def export_family(base: Family, task: Task) -> Family:
+def export_family(base: Family, task: Objective) -> Family:
     """Return the family that exports a task, given that of its pretraining objective.
 
-    Text-to-text tasks are exported like their pretraining objective.
+    Text-to-text tasks are exported like their pretraining objective, text vectors as the model without heads.
     """
+    if not task.is_task:
+        return dataclasses.replace(base, models=lambda bound: (_bare_model(base, bound),))
     if isinstance(task, TextToText):
         return dataclasses.replace(base, models=lambda bound: base.models(pretraining_objective(bound)))
     return dataclasses.replace(base, models=lambda task: (_transformers_model(base, task),))
@@ -112,8 +116,21 @@ def _transformers_model(base: Family, task: Task) -> TransformersModel:
     )
 
 
-def _table(main: Table, root: str, task: Task, head: Head) -> Table:
-    """Return the table of the pretraining class with its heads replaced by the task's."""
+def _bare_model(base: Family, objective: Objective) -> TransformersModel:
+    """Return the Transformers model without heads, such as BertModel, of an objective that trains text vectors."""
+    main = base.models(pretraining_objective(objective))[0]
+    table = _table(main.table, base.text_params, objective)
+    prefix = main.table.prefix
+    entries = [dataclasses.replace(entry, theirs=entry.theirs.removeprefix(prefix)) for entry in table.entries]
+    architecture = re.split("For|LMHead|ModelWith", main.architecture)[0] + "Model"
+    return TransformersModel(
+        architecture, "AutoModel", main.config, dataclasses.replace(table, entries=tuple(entries), prefix=""),
+        pipeline_tag="sentence-similarity",
+    )
+
+
+def _table(main: Table, root: str, task: Objective, head: Head | None = None) -> Table:
+    """Return the table of the pretraining class with its heads replaced by the task's, if there is one."""
     model_params = jax.eval_shape(task.init, jax.random.key(0)).keys() - set(TASK_PARAMS)
     entries = [
         dataclasses.replace(entry, ours=tuple(path.removeprefix(f"{root}/") for path in entry.ours))
@@ -122,9 +139,10 @@ def _table(main: Table, root: str, task: Task, head: Head) -> Table:
     kept = [entry for entry in entries if entry.ours[0].partition("/")[0] in model_params]
     # Older files have a pooler that the task does not use.
     ignored = (*main.ignored, *(entry.theirs for entry in entries if entry not in kept))
-    if head.dense:
+    if head and head.dense:
         kept += dense("pooler", head.dense)
-    kept += dense("classifier", head.classifier, bias=task.has_classifier_bias)
+    if head:
+        kept += dense("classifier", head.classifier, bias=task.has_classifier_bias)
     names = {entry.theirs for entry in kept}
     return Table(
         entries=tuple(kept), prefix=main.prefix, old_endings=main.old_endings,

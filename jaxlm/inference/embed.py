@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
-from jaxlm.models.base import Inputs, Model, last_token
+from jaxlm.models.base import Inputs, Model, text_vectors
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.types import Params
+from jaxlm.types import Params, Pooling
 
-Pooling = Literal["cls", "mean", "last"]
 BATCH = 32
 """Texts in a batch."""
 
@@ -83,10 +81,4 @@ def resolve_pooling(objective: Objective, pooling: Pooling) -> Pooling:
 def _vectors(
     model: Model, vocabulary: Vocabulary, pooling: Pooling, params: Params, inputs: Inputs
 ) -> Float[Array, "batch width"]:
-    hidden = model.hidden_states(params, model.complete_inputs(inputs, vocabulary)).astype(jnp.float32)
-    if pooling == "cls":
-        return hidden[:, 0]
-    if pooling == "last":
-        return last_token(hidden, inputs.mask)
-    weights = inputs.mask[..., None] / jnp.sum(inputs.mask, axis=1)[:, None, None]
-    return jnp.sum(hidden * weights, axis=1)
+    return text_vectors(model, params, model.complete_inputs(inputs, vocabulary), pooling)

@@ -21,7 +21,7 @@ from jaxlm.models.layers.embeddings import logits
 from jaxlm.models.layers.stack import at_positions
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.types import Params
+from jaxlm.types import Params, Pooling
 
 
 class Inputs(NamedTuple):
@@ -343,6 +343,28 @@ def to_left_edge(
     """Move the padding before the tokens of each row behind them; return the rows and their mask, int32."""
     positions = (jnp.arange(ids.shape[1]) + jnp.argmax(mask, axis=1, keepdims=True)) % ids.shape[1]
     return tuple(jnp.take_along_axis(x, positions, axis=1) for x in (ids, mask.astype(jnp.int32)))
+
+
+def text_vectors(
+    model: Model, params: Params, inputs: Inputs, pooling: Pooling, key: jax.Array | None = None
+) -> Float[Array, "batch width"]:
+    """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        inputs: The texts, with their mask and the padding at the end.
+        pooling: How tokens become a vector; a text without tokens gets zeros with "mean".
+        key: Dropout key; None turns dropout off.
+    """
+    lengths = jnp.sum(inputs.mask, axis=1)
+    if pooling == "mean":
+        hidden = model.hidden_states(params, inputs, key=key).astype(jnp.float32)
+        weights = inputs.mask[..., None] / jnp.maximum(lengths, 1)[:, None, None]
+        return jnp.sum(hidden * weights, axis=1)
+    is_first = pooling == "cls" and model.summary_token == "first"
+    at = jnp.zeros_like(lengths) if is_first else jnp.maximum(lengths - 1, 0)
+    return model.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0].astype(jnp.float32)
 
 
 def last_token(

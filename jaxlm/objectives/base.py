@@ -23,7 +23,7 @@ from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import extend_vocabulary, merge_params, with_mean_rows
-from jaxlm.types import Params
+from jaxlm.types import Params, Vectors
 
 Batch = Any
 """Rows of the data: a `jaxlm.types.TokenBatch` of text, or the arrays of labelled rows."""
@@ -168,6 +168,9 @@ class Objective:
     """Field with the folder that the constants are read from."""
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
+    is_separable: ClassVar[bool] = True
+    """Whether the loss of a batch is that of its microbatches added up. An objective that compares the rows of a batch
+    with each other has a field `chunks` instead, the number of parts that its model reads one after another."""
     token_losses: ClassVar[tuple[str, ...]] = ()
     """Terms that are mean losses of predicting tokens of the text, comparable with its unigram entropy."""
     shows_predictions: ClassVar[bool] = False
@@ -191,6 +194,10 @@ class Objective:
     def text_template(self) -> Template:
         """Template of texts for `jaxlm embed`."""
         return self.model.text_model.template.for_vocabulary(self.vocabulary)
+
+    def vectors(self, length: int | None) -> Vectors | None:
+        """Return the settings of the text vectors that are trained, for texts of `length` tokens; None if none are."""
+        return None
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         """Return a copy for this vocabulary.

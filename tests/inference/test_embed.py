@@ -13,7 +13,7 @@ import pytest
 from jaxlm.cli import main
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
-from jaxlm.huggingface.sentence_transformers import Vectors, read
+from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.word2vec import Word2Vec
@@ -21,6 +21,7 @@ from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.skip_gram import SkipGram
+from jaxlm.types import Vectors
 from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures
 from tests.huggingface.support import minilm
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2, Xlnet

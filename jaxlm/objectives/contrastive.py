@@ -1,0 +1,365 @@
+"""Contrastive learning of text vectors: InfoNCE over pairs, CoSENT over scored pairs, and SimCSE over single texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxlm.corruption.pairs import single_segments
+from jaxlm.data.base import RowFormat
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
+from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.models.base import Inputs, Model, text_vectors
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.base import Line, Objective, PretrainedModel, Term, Terms, require_positions, with_options
+from jaxlm.parallel.activations import constrain
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import Params, Pooling, TokenBatch, Vectors
+
+PRECISION = jax.lax.Precision.HIGHEST
+"""Of scores, which a small temperature multiplies: on TPUs, float32 products are those of bfloat16 by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrastive(Objective):
+    """Train one vector per text, so that texts that belong together score higher than others.
+
+    info-nce: the mean over queries of -log softmax of the positive's score / temperature, over the positives and hard
+    negatives of all queries of the batch (van den Oord et al. 2018; MultipleNegativesRankingLoss). A passage with the
+    text of the query's own positive, or the positive of a query with the same text, is no negative.
+
+    cosent: log(1 + Σ exp((s_j - s_i) / temperature)) over all pairs i and j of the batch with y_i > y_j, s the score of
+    two texts and y that of the data (Huang et al. 2024).
+
+    The batch is that of all devices. A microbatch has fewer negatives, and so another loss; `chunks` saves the same
+    memory.
+    """
+
+    model: Model = field(Bert(), weights=True)
+    """The encoder; `--init-from` brings it, of any family."""
+    criterion: Literal["info-nce", "cosent"] = "info-nce"
+    """The loss: of queries and their passages, or of pairs of texts with scores (--data.score-field)."""
+    positives: Literal["rows", "dropout"] = "rows"
+    """What a query's positive is: that of its row, or, for text without labels, the same text under another draw of
+    dropout (unsupervised SimCSE, Gao et al. 2021)."""
+    temperature: float = field(0.05, range="(0, inf)")
+    """Divisor of the scores; 1 / scale in sentence-transformers."""
+    symmetric: bool = False
+    """Also find the query of each positive among all queries, for two texts of the same kind; the loss is the mean of
+    both directions."""
+    negatives: int = field(0, range="[0, 1024]")
+    """Hard negatives of each row that are read, the first ones; a row with fewer has none in their place."""
+    pooling: Pooling = field("mean", weights=True)
+    """Vector of a text: that of its summary token, the mean of all tokens, or the last token."""
+    normalize: bool = field(True, weights=True)
+    """Scale vectors to unit length, so that the score of two is their cosine; otherwise their dot product."""
+    query_prompt: str = field("", weights=True)
+    """Text before each query, such as 'query: '."""
+    passage_prompt: str = field("", weights=True)
+    """Text before each positive and negative."""
+    query_length: int = field(0, range="[0, inf)")
+    """Longest query in tokens, special tokens included; 0: data.length, as for passages."""
+    widths: tuple[int, ...] = field((), weights=True)
+    """Numbers of leading components that also serve as vectors (Matryoshka, Kusupati et al. 2022): the loss is the sum
+    of the losses of these prefixes and of whole vectors."""
+    chunks: int = field(1, resumable=True, range="[1, inf)")
+    """Parts of a batch that the model reads one after another, keeping only their vectors, and again for their
+    gradients (gradient caching, Gao et al. 2021): the same loss, in less memory."""
+
+    primary_metric = "contrastive_loss"
+    is_separable = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positives == "dropout" and (self.criterion == "cosent" or self.negatives or self.query_length):
+            raise UserError(
+                "objective.positives dropout has single texts; leave out objective.criterion, negatives and "
+                "query_length."
+            )
+        if self.criterion == "cosent" and (self.negatives or self.symmetric):
+            raise UserError("objective.criterion cosent compares pairs; leave out objective.negatives and symmetric.")
+
+    @property
+    def row_group(self) -> int:
+        """Rows that each device has a multiple of: one for each chunk."""
+        return self.chunks
+
+    @property
+    def num_texts(self) -> int:
+        """Texts per row: the query, its positive and its hard negatives."""
+        return 2 + self.negatives
+
+    def vectors(self, length: int | None) -> Vectors:
+        prompts = (("query", self.query_prompt), ("document", self.passage_prompt))
+        return Vectors(
+            self.pooling, length, self.normalize, prompts=prompts if any(text for _, text in prompts) else (),
+            similarity="cosine" if self.normalize else "dot", widths=self.widths,
+        )
+
+    def with_pretrained_model(self, source: PretrainedModel) -> Self:
+        model = source.objective.model.text_model
+        return dataclasses.replace(self, model=with_options(model, self.model))
+
+    def select_params(self, source: PretrainedModel) -> Params:
+        return source.objective.model.text_params(source.params)
+
+    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+        model = self.model
+        if model.max_length:
+            require_positions(length, model.max_length)
+        for role in model.template.needs:
+            vocabulary.require(role, purpose="this model")
+        if self.pooling == "cls" and model.summary_token == "mean":
+            raise UserError(f"a {type(model).__name__} has no summary token; choose --objective.pooling mean.")
+        if 0 < self.query_length < 8:
+            raise UserError(f"objective.query_length {self.query_length} leaves no room for a query; use 8 or more.")
+        if too_wide := [width for width in self.widths if not 0 < width < model.width]:
+            raise UserError(f"objective.widths has {too_wide[0]}; it must be in [1, {model.width - 1}] here.")
+        if self.positives == "dropout":
+            if not max(getattr(model, "dropout", 0.0), getattr(model, "attention_dropout", 0.0)):
+                raise UserError(
+                    "objective.positives dropout draws dropout twice, and the model has none; set "
+                    "--objective.model.dropout 0.1."
+                )
+            if model.template.single != "cls $A sep":
+                raise UserError(f"objective.positives dropout reads no rows of a {type(model).__name__}; take pairs.")
+        return super().bind(vocabulary, length, statistics)
+
+    def init(self, key: jax.Array) -> Params:
+        return self.model.init_task(key)
+
+    def row_format(self, length: int) -> RowFormat:
+        return RowFormat("document", length - 2) if self.positives == "dropout" else RowFormat(self, length)
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """Padding value of each array whose last axis is tokens; see `jaxlm.data.labelled.RowEncoder`."""
+        return {"input_ids": max(self.vocabulary.pad, 0), "token_type_ids": 0, "attention_mask": 0}
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
+        """Return the examples of records; see `jaxlm.data.labelled.RowEncoder`.
+
+        The arrays of a row: input_ids, token_type_ids, attention_mask int32 [texts, length]; score float32 [].
+        """
+        rows = [self._texts(record) for record in records]
+        strings = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+        ids = dict(zip(strings, tokenizer.encode_arrays(strings), strict=True))
+        template = self.text_template
+        room = length - template.num_symbols(False)
+        query_room = min(room, (self.query_length or length) - template.num_symbols(False))
+        examples = []
+        for number, (record, row) in enumerate(zip(records, rows, strict=True)):
+            sizes = (query_room, *itertools.repeat(room, len(row) - 1))
+            built = [template.build(self.vocabulary, ids[text][:size]) for text, size in zip(row, sizes, strict=True)]
+            longest = max(len(text.input_ids) for text in built)
+            arrays = {name: np.full((self.num_texts, longest), value, np.int32) for name, value in self.padding.items()}
+            for place, text in enumerate(built):
+                values = (text.input_ids, text.segments, 1)
+                for array, value in zip(arrays.values(), values, strict=True):
+                    array[place, : len(text.input_ids)] = value
+            if self.criterion == "cosent":
+                if record.values.get("label") is None:
+                    raise UserError(f"{record.place} has no score; name its column with --data.score-field.")
+                arrays["score"] = np.float32(record.values["label"])
+            examples.append(EncodedExample(number, arrays))
+        return examples
+
+    def _texts(self, record: Record) -> list[str]:
+        """Return the texts of a row with their prompts."""
+        passages = [record.values["positive"], *record.values["negatives"][: self.negatives]]
+        return [self.query_prompt + record.values["query"], *(self.passage_prompt + text for text in passages)]
+
+    def synthetic(self, rows: int, length: int) -> Arrays:
+        """Return a batch of full rows of random ids."""
+        ids = np.random.default_rng(0).integers(0, self.vocabulary.size, (rows, self.num_texts, length), np.int32)
+        score = {"score": np.arange(rows, dtype=np.float32)} if self.criterion == "cosent" else {}
+        return {"row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
+                "attention_mask": np.ones_like(ids)} | score
+
+    def remarks(self, rows: Any, length: int) -> list[str]:
+        if not isinstance(rows, LabelledSource) or self.criterion == "cosent":
+            return []
+        most = max(len(record.values["negatives"]) for record in rows.records["train"])
+        unread = f"Rows have up to {most} hard negatives, of which --objective.negatives {self.negatives} are read"
+        return [unread] if most > self.negatives else []
+
+    def corrupt(self, key: jax.Array, batch: TokenBatch | Arrays) -> Arrays:
+        """Return the texts of each row: the batch itself, or for single texts each of them twice.
+
+        Returns:
+            `input_ids`, `attention_mask` int32 [batch, texts, length], and `row` int32 [batch], -1 for rows of padding;
+            of labelled rows also `token_type_ids`, and `score` float32 [batch].
+        """
+        if not isinstance(batch, TokenBatch):
+            return batch
+        v = self.vocabulary
+        ids, mask, _ = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
+        mask = mask * jnp.any(batch.segment_ids > 0, axis=1, keepdims=True)
+        row = jnp.where(mask[:, 0] > 0, jnp.arange(len(ids)), -1)
+        return {"input_ids": jnp.stack([ids, ids], 1), "attention_mask": jnp.stack([mask, mask], 1), "row": row}
+
+    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
+        vectors = self.encode_texts(params, example, key if train else None)
+        weights = (example["row"] >= 0).astype(jnp.float32)
+        widths = [*self.widths, vectors.shape[-1]]
+        if self.criterion == "cosent":
+            return self._score_terms([self._score(vectors[..., :width]) for width in widths], example["score"], weights)
+        excluded = not_negatives(example)
+
+        @jax.checkpoint  # the scores of one width are in memory at a time
+        def losses(vectors: Float[Array, "batch texts width"]) -> Float[Array, " batch"]:
+            vectors = unit(vectors) if self.normalize else vectors
+            return info_nce(vectors[:, 0], vectors[:, 1:], excluded, self.temperature, self.symmetric)
+
+        total = sum(losses(vectors[..., :width]) for width in widths)
+        vectors = jax.lax.stop_gradient(vectors)
+        return {"contrastive_loss": Term.of(total, weights, 1.0)} | ranking_metrics(unit(vectors), excluded, weights)
+
+    def encode_texts(
+        self, params: Params, example: Arrays, key: jax.Array | None
+    ) -> Float[Array, "batch texts width"]:
+        """Return the vector of each text, float32, before normalization; a key turns dropout on."""
+        inputs = Inputs.of(example)
+        if not self.query_length:
+            return self._in_chunks(params, inputs, key)
+        keys = (None, None) if key is None else jax.random.split(key)
+        query = jax.tree.map(lambda x: x[:, :1, : self.query_length], inputs)
+        parts = (query, jax.tree.map(lambda x: x[:, 1:], inputs))
+        return jnp.concatenate([self._in_chunks(params, *part) for part in zip(parts, keys, strict=True)], axis=1)
+
+    def _in_chunks(self, params: Params, inputs: Inputs, key: jax.Array | None) -> Float[Array, "batch texts width"]:
+        """Return the vectors of texts of one width, which are read in chunks."""
+        def encode(inputs: Inputs, key: jax.Array | None) -> Array:
+            flat = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), inputs)
+            flat = self.model.complete_inputs(flat, self.vocabulary)
+            vectors = text_vectors(self.model, params, flat, self.pooling, key)
+            return vectors.reshape(*inputs.ids.shape[:2], -1)
+
+        if self.chunks == 1:
+            return encode(inputs, key)
+
+        def chunk(part: tuple[Inputs, Array]) -> Array:
+            inputs, index = part
+            return encode(jax.tree.map(constrain, inputs), None if key is None else jax.random.fold_in(key, index))
+
+        # Row i belongs to chunk i % chunks, as to microbatches, so that each device divides its own rows.
+        parts = jax.tree.map(lambda x: x.reshape(-1, self.chunks, *x.shape[1:]).swapaxes(0, 1), inputs)
+        vectors = jax.lax.map(jax.checkpoint(chunk, prevent_cse=False), (parts, jnp.arange(self.chunks)))
+        return constrain(vectors.swapaxes(0, 1).reshape(-1, *vectors.shape[2:]))
+
+    def _score(self, vectors: Float[Array, "batch 2 width"]) -> Float[Array, " batch"]:
+        vectors = unit(vectors) if self.normalize else vectors
+        return jnp.sum(vectors[:, 0] * vectors[:, 1], axis=-1)
+
+    def _score_terms(
+        self, scores: Sequence[Float[Array, " batch"]], labels: Float[Array, " batch"], weights: Float[Array, " batch"]
+    ) -> Terms:
+        """Return the CoSENT loss of each width's scores, and the share of pairs that whole vectors order correctly."""
+        is_higher = (labels[:, None] > labels) & (weights[:, None] * weights > 0)
+        total = sum(cosent(one / self.temperature, is_higher) for one in scores)
+        is_right = scores[-1][:, None] > scores[-1]
+        return {
+            "contrastive_loss": Term.of(total, jnp.ones(()), 1.0),
+            "order_accuracy": Term.of(is_right, is_higher.astype(jnp.float32)),
+        }
+
+    def flops(self, length: int) -> float:
+        query = min(self.query_length or length, length)
+        return self.model.forward_flops(query) + (self.num_texts - 1) * self.model.forward_flops(length)
+
+    def describe(self, batch: TokenBatch | Arrays, example: Arrays, row: int) -> list[Line]:
+        """Return the texts of a row, and the passages of other rows that are not its negatives."""
+        lines = [Line(f"score {example['score'][row]:g}", [], [])] if "score" in example else []
+        names = ("query", "positive", *itertools.repeat("negative", self.negatives))
+        for name, ids, mask in zip(names, example["input_ids"][row], example["attention_mask"][row], strict=True):
+            shown = ids[mask > 0].tolist()
+            lines.append(Line(name, shown, ["special" if self.vocabulary.special[i] else "" for i in shown]))
+        own = np.arange(len(example["row"])) == row
+        is_text = np.any(example["attention_mask"][:, 1:] > 0, axis=-1) & (example["row"] >= 0)[:, None]
+        found = np.flatnonzero(np.any(np.asarray(not_negatives(example))[row] & is_text, axis=-1) & ~own)
+        same = [f"not negatives of this query: passages of rows {', '.join(map(str, found))}"] if len(found) else []
+        return lines + [Line(title, [], []) for title in same if self.criterion == "info-nce"]
+
+
+def unit(x: Float[Array, "*shape width"]) -> Float[Array, "*shape width"]:
+    """Scale vectors to Euclidean length 1; zeros stay zeros."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-24))
+
+
+def text_codes(ids: Int[Array, "*rows length"], mask: Int[Array, "*rows length"]) -> UInt32[Array, "*rows"]:
+    """Return a hash of each text's ids: equal texts have equal ones at any padding, two others in one of 2³² cases."""
+    factors = jnp.asarray(np.cumprod(np.full(ids.shape[-1], 0x01000193, np.uint32), dtype=np.uint32))
+    x = (ids.astype(jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
+    return jnp.sum((x ^ (x >> 15)) * factors * (mask > 0), axis=-1, dtype=jnp.uint32)
+
+
+def not_negatives(example: Arrays) -> Bool[Array, "batch batch passages"]:
+    """Return which passages, by row and place, are not compared with each query; its own positive is.
+
+    They are those with the text of its positive, the positives of queries with its text, those of rows of padding, and
+    those that a row lacks. Rows of padding have no negatives at all.
+    """
+    mask, is_row = jnp.asarray(example["attention_mask"]), jnp.asarray(example["row"]) >= 0
+    codes = text_codes(jnp.asarray(example["input_ids"]), mask)
+    is_text = jnp.any(mask[:, 1:] > 0, axis=-1)
+    excluded = (codes[:, 1, None, None] == codes[:, 1:]) | ~is_text | ~(is_row[:, None] & is_row)[..., None]
+    is_positive = jnp.arange(excluded.shape[-1]) == 0
+    excluded |= (codes[:, :1] == codes[:, 0])[..., None] & is_positive
+    return excluded & ~(jnp.eye(len(codes), dtype=bool)[..., None] & is_positive)
+
+
+def info_nce(
+    queries: Float[Array, "batch width"], passages: Float[Array, "batch passages width"],
+    excluded: Bool[Array, "batch batch passages"], temperature: float, symmetric: bool = False,
+) -> Float[Array, " batch"]:
+    """Return the loss of each query: -log softmax of its positive's score, passage 0 of its row, over all passages.
+
+    Args:
+        queries: Vectors of the queries, float32.
+        passages: Vectors of each row's positive and hard negatives, float32.
+        excluded: See `not_negatives`.
+        temperature: Divisor of the scores.
+        symmetric: Average it with the loss of the positive, over all queries.
+    """
+    scores = constrain(jnp.einsum("id,jnd->ijn", queries, passages, precision=PRECISION)) / temperature
+    own = jnp.sum(queries * passages[:, 0], axis=-1) / temperature
+    scores = jnp.where(excluded, -jnp.inf, scores)
+    losses = jax.nn.logsumexp(scores, axis=(1, 2)) - own
+    return (losses + jax.nn.logsumexp(scores[..., 0], axis=0) - own) / 2 if symmetric else losses
+
+
+def cosent(scores: Float[Array, " batch"], is_higher: Bool[Array, "batch batch"]) -> Float[Array, ""]:
+    """Return log(1 + Σ exp(s_j - s_i)) over the pairs where row i is to score higher than row j."""
+    gaps = jnp.where(is_higher, scores - scores[:, None], -jnp.inf)
+    most = jax.lax.stop_gradient(jnp.maximum(jnp.max(gaps), 0.0))
+    return most + jnp.log(jnp.exp(-most) + jnp.sum(jnp.exp(gaps - most)))
+
+
+def ranking_metrics(
+    vectors: Float[Array, "batch texts width"], excluded: Bool[Array, "batch batch passages"],
+    weights: Float[Array, " batch"],
+) -> Terms:
+    """Return metrics of unit vectors.
+
+    Returns:
+        `accuracy`, the share of queries whose positive has a higher cosine than every other passage of the batch, and
+        the mean cosines of positives and of negatives.
+    """
+    cosines = constrain(jnp.einsum("id,jnd->ijn", vectors[:, 0], vectors[:, 1:], precision=PRECISION))
+    positive = jnp.eye(len(vectors), dtype=bool)[..., None] & (jnp.arange(cosines.shape[-1]) == 0)
+    is_negative = ~(excluded | positive)
+    own = jnp.sum(jnp.where(positive, cosines, 0.0), axis=(1, 2))
+    return {
+        "accuracy": Term.of(own > jnp.max(jnp.where(is_negative, cosines, -jnp.inf), axis=(1, 2)), weights),
+        "positive_cosine": Term.of(own, weights),
+        "negative_cosine": Term.of(cosines, is_negative.astype(jnp.float32)),
+    }
