@@ -19,7 +19,17 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Model, text_vectors
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import Line, Objective, PretrainedModel, Term, Terms, require_positions, with_options
+from jaxlm.objectives.base import (
+    Batch,
+    Example,
+    Line,
+    Objective,
+    PretrainedModel,
+    Term,
+    Terms,
+    require_positions,
+    with_options,
+)
 from jaxlm.parallel.activations import constrain
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -192,7 +202,7 @@ class Contrastive(Objective):
         unread = f"Rows have up to {most} hard negatives, of which --objective.negatives {self.negatives} are read"
         return [unread] if most > self.negatives else []
 
-    def corrupt(self, key: jax.Array, batch: TokenBatch | Arrays) -> Arrays:
+    def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the texts of each row: the batch itself, or for single texts each of them twice.
 
         Returns:
@@ -207,9 +217,9 @@ class Contrastive(Objective):
         row = jnp.where(mask[:, 0] > 0, jnp.arange(len(ids)), -1)
         return {"input_ids": jnp.stack([ids, ids], 1), "attention_mask": jnp.stack([mask, mask], 1), "row": row}
 
-    def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         vectors = self.encode_texts(params, example, key if train else None)
-        weights = (example["row"] >= 0).astype(jnp.float32)
+        weights = jnp.asarray(example["row"] >= 0, jnp.float32)
         widths = [*self.widths, vectors.shape[-1]]
         if self.criterion == "cosent":
             return self._score_terms([self._score(vectors[..., :width]) for width in widths], example["score"], weights)
@@ -225,7 +235,7 @@ class Contrastive(Objective):
         return {"contrastive_loss": Term.of(total, weights, 1.0)} | ranking_metrics(unit(vectors), excluded, weights)
 
     def encode_texts(
-        self, params: Params, example: Arrays, key: jax.Array | None
+        self, params: Params, example: Example, key: jax.Array | None
     ) -> Float[Array, "batch texts width"]:
         """Return the vector of each text, float32, before normalization; a key turns dropout on."""
         inputs = Inputs.of(example)
@@ -276,7 +286,7 @@ class Contrastive(Objective):
         query = min(self.query_length or length, length)
         return self.model.forward_flops(query) + (self.num_texts - 1) * self.model.forward_flops(length)
 
-    def describe(self, batch: TokenBatch | Arrays, example: Arrays, row: int) -> list[Line]:
+    def describe(self, batch: Batch, example: Example, row: int) -> list[Line]:
         """Return the texts of a row, and the passages of other rows that are not its negatives."""
         lines = [Line(f"score {example['score'][row]:g}", [], [])] if "score" in example else []
         names = ("query", "positive", *itertools.repeat("negative", self.negatives))
@@ -302,7 +312,7 @@ def text_codes(ids: Int[Array, "*rows length"], mask: Int[Array, "*rows length"]
     return jnp.sum((x ^ (x >> 15)) * factors * (mask > 0), axis=-1, dtype=jnp.uint32)
 
 
-def not_negatives(example: Arrays) -> Bool[Array, "batch batch passages"]:
+def not_negatives(example: Example) -> Bool[Array, "batch batch passages"]:
     """Return which passages, by row and place, are not compared with each query; its own positive is.
 
     They are those with the text of its positive, the positives of queries with its text, those of rows of padding, and

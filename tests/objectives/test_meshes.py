@@ -38,6 +38,7 @@ from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
@@ -83,9 +84,15 @@ TRAINED: dict[str, Objective] = {
     "deberta": ReplacedTokens(
         model=DebertaV3(**SIZES, generator_num_layers=1, max_positions=LENGTH, position_buckets=8), two_segments=False
     ),
+    # Every query is compared with the passages of all devices; the batch is encoded in chunks.
+    "contrastive": Contrastive(
+        model=Bert(**SIZES, max_positions=LENGTH), negatives=1, symmetric=True, widths=(8,), query_length=16, chunks=2,
+    ),
 }
-STEPS = {"deberta": ("one", "eight", "2x4", "mixed")}
+STEPS = {"deberta": ("one", "eight", "2x4", "mixed"), "contrastive": ("one", "eight", "2x4", "mixed")}
 """Meshes of an objective's train step; by default one device, and all axes split."""
+TARGETS = {"contrastive": ROWS - 1}
+"""Targets of an objective's batch, where they are no tokens."""
 ENTITIES = 300
 OBJECTIVES: dict[str, Objective] = TRAINED | {
     "albert": MaskedLM(
@@ -108,11 +115,17 @@ def bound(name: str) -> Objective:
     return OBJECTIVES[name].bind(v, LENGTH, Statistics(np.arange(200), 0.0))
 
 
-def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch | TripleBatch:
-    """Return rows of all lengths, one full and one empty; in packed rows several documents; or triples."""
+def rows_on(mesh: jax.sharding.Mesh, objective: Objective) -> TokenBatch | TripleBatch | dict[str, jax.Array]:
+    """Return rows of all lengths, one full and one empty; in packed rows several documents; triples, or texts."""
     draw = np.random.default_rng(0)
     if isinstance(objective, TripleRanking):
         batch = TripleBatch(*(draw.integers(0, 5, shape, np.int32) for shape in ((ROWS, 3), (ROWS, 2, 7))))
+        return jax.device_put(batch, batch_sharding(mesh))
+    if isinstance(objective, Contrastive):
+        batch = objective.synthetic(ROWS, LENGTH)
+        batch["row"][-1] = -1
+        batch["input_ids"][3, 1] = batch["input_ids"][12, 1]  # the same positive on two devices
+        batch["attention_mask"] *= np.arange(LENGTH) < draw.integers(3, LENGTH, (ROWS, 3))[..., None]
         return jax.device_put(batch, batch_sharding(mesh))
     raw = objective.row_format(LENGTH).length
     sizes = np.array([raw, *draw.integers(3, raw, ROWS - 2), 0])
@@ -208,7 +221,8 @@ def test_the_same_step_where_everything_is_split(name):
     one = steps["one"]
     for many in steps.values():
         assert many["loss"] == pytest.approx(one["loss"], abs=1e-5)
-        assert many["targets"] == one["targets"] > 40
+        assert many["targets"] == one["targets"]
+        assert one["targets"] == TARGETS[name] if name in TARGETS else one["targets"] > 40
         assert many["params"] == pytest.approx(one["params"], rel=1e-4, abs=1e-5)
     layers = OBJECTIVES[name].model.num_layers
     assert one["split"] == [[layers, 16, 16]] * 2 and steps["mixed"]["split"] == [[layers, 16, 16], [layers, 8, 8]]

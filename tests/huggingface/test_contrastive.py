@@ -1,0 +1,81 @@
+"""Exported embedding models: sentence-transformers and the bare classes of Transformers compute our vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import transformers
+from sentence_transformers import SentenceTransformer
+
+from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.huggingface.sentence_transformers import read
+from jaxlm.inference.embed import embed
+from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.contrastive import Contrastive
+from jaxlm.runs.load import load_model
+from tests.huggingface.support import read_json
+from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
+from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
+from tests.params import random_params
+
+TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60]
+
+
+@pytest.mark.parametrize(("model", "fields", "architecture"), [
+    (Bert, dict(query_prompt="the query: ", passage_prompt="a: ", widths=(8, 16)), "BertModel"),
+    (ModernBert, dict(pooling="cls", normalize=False), "ModernBertModel"),
+    (ElectraEncoder, {}, "ElectraModel"),
+    (Deberta, {}, "DebertaV2Model"),
+    (Gpt2, dict(pooling="last"), "GPT2Model"),
+    (Xlnet, dict(pooling="cls"), "XLNetModel"),
+])
+def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path):  # noqa: F811
+    objective = Contrastive(model=MODELS[model].for_vocabulary(bpe.vocabulary), **fields, vocabulary=bpe.vocabulary)
+    params = random_params(objective, 0)
+    vectors = objective.vectors(30)
+    out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), max_length=30, vectors=vectors)
+    _, report = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert read_json(out / "config.json")["architectures"] == [architecture]
+    theirs = SentenceTransformer(str(out), device="cpu")
+    assert theirs.similarity_fn_name == ("cosine" if objective.normalize else "dot")
+    loaded = PretrainedModel(objective, params, bpe)
+    for prompt, encode in ((objective.query_prompt, theirs.encode_query), (objective.passage_prompt,
+                                                                           theirs.encode_document)):
+        ours = embed(loaded, [prompt + text for text in TEXTS], objective.pooling, 30, objective.normalize)
+        assert np.abs(ours - ours[::-1]).max() > 0.05
+        np.testing.assert_allclose(encode(TEXTS), ours, atol=1e-5)
+    config = read_json(out / "config_sentence_transformers.json")
+    assert config["matryoshka_dims"] == ([8, 16, 24] if objective.widths else None)
+    assert read(out, prompt="")[:3] == vectors._replace(pooling="last" if model is Xlnet else vectors.pooling)[:3]
+    # A prefix scores as in training.
+    width = 8
+    short = SentenceTransformer(str(out), device="cpu", truncate_dim=width).encode(TEXTS, normalize_embeddings=True)
+    cut = embed(loaded, TEXTS, objective.pooling, 30)[:, :width]
+    np.testing.assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-5)
+    # It is read again as a model of its family, whose heads are new.
+    again = load_model(out)
+    np.testing.assert_allclose(
+        embed(again, TEXTS, objective.pooling, 30), embed(loaded, TEXTS, objective.pooling, 30), atol=1e-5
+    )
+
+
+def test_training_reads_texts_as_embed_does(bpe):  # noqa: F811
+    """Rows of training, with prompts and cut, give the vectors of `embed`."""
+    from jaxlm.data.labelled import Record
+
+    for pooling in ("mean", "cls", "last"):
+        model = MODELS[Bert].for_vocabulary(bpe.vocabulary)
+        objective = Contrastive(model=model, pooling=pooling, query_prompt="the ", negatives=2, query_length=12)
+        objective = objective.bind(bpe.vocabulary, 30)
+        params = random_params(objective, 0)
+        values = {"query": TEXTS[0], "positive": TEXTS[2], "negatives": [TEXTS[3]]}
+        (example,) = objective.encode([Record("", "", values, ())], bpe, 30)
+        arrays = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], example.arrays)
+        found = objective.encode_texts(params, arrays, None)[0, :3]
+        texts = ["the " + TEXTS[0], TEXTS[2], TEXTS[3]]
+        loaded = PretrainedModel(dataclasses.replace(objective), params, bpe)
+        np.testing.assert_allclose(found, embed(loaded, texts, pooling, 30), atol=1e-5)
