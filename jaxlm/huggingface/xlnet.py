@@ -48,6 +48,7 @@ def table(model: Xlnet) -> Table:
         ),
         prefix="transformer.",
         ties={"lm_loss.weight": "transformer.word_embedding.weight"},
+        optional=("bias",),
     )
 
 

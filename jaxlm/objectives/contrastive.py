@@ -145,7 +145,8 @@ class Contrastive(Objective):
         return super().bind(vocabulary, length, statistics)
 
     def init(self, key: jax.Array) -> Params:
-        return self.model.init_task(key)
+        # No vector reads ModernBERT's layers between hidden states and heads, and weight decay would change them.
+        return {name: leaf for name, leaf in self.model.init_task(key).items() if name != "head"}
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("document", length - 2) if self.positives == "dropout" else RowFormat(self, length)

@@ -26,7 +26,7 @@ TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60
 
 @pytest.mark.parametrize(("model", "fields", "architecture"), [
     (Bert, dict(query_prompt="the query: ", passage_prompt="a: ", widths=(8, 16)), "BertModel"),
-    (ModernBert, dict(pooling="cls", normalize=False), "ModernBertModel"),
+    (ModernBert, dict(pooling="last", normalize=False), "ModernBertModel"),
     (ElectraEncoder, {}, "ElectraModel"),
     (Deberta, {}, "DebertaV2Model"),
     (Gpt2, dict(pooling="last"), "GPT2Model"),
@@ -38,7 +38,8 @@ def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path
     vectors = objective.vectors(30)
     out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), max_length=30, vectors=vectors)
     _, report = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert not report["unexpected_keys"]
+    assert {key.partition(".")[0] for key in report["missing_keys"]} <= {"pooler"}  # which no vector reads
     assert read_json(out / "config.json")["architectures"] == [architecture]
     theirs = SentenceTransformer(str(out), device="cpu")
     assert theirs.similarity_fn_name == ("cosine" if objective.normalize else "dot")

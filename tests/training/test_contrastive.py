@@ -1,0 +1,117 @@
+"""Runs of contrastive learning from the command line: an encoder goes on with pairs, and with single sentences."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxlm.cli import main
+from tests.training.support import metadata, metrics, stopped_after, write_preset
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """A run of masked language modelling, with its text."""
+    folder = tmp_path_factory.mktemp("encoder")
+    assert main(["pretrain", str(write_preset(folder)), "--run-dir", str(folder / "run")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(encoder) -> Path:
+    """Beginning and end of each document; the text has few words, so that both have some in common."""
+    draw, path = random.Random(0), encoder / "pairs.jsonl"
+    words = sorted(set((encoder / "text.txt").read_text().split()))
+    rows = []
+    for _ in range(400):
+        topic = draw.sample(words, 3)
+        query, positive = (" ".join(draw.sample(topic, 3) + draw.sample(words, 3)) for _ in range(2))
+        rows.append({"query": query, "positive": positive, "negatives": [" ".join(draw.sample(words, 6))]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+FLAGS = ["--data.length", "32", "--train.steps", "40", "--train.batch-size", "32", "--train.eval-every", "20",
+         "--train.checkpoint-every", "20", "--optimizer.learning-rate", "0.01", "--optimizer.schedule", "constant",
+         "--train.tracker", "none", "--optimizer.warmup-steps", "2"]
+
+
+def command(encoder: Path, pairs: Path, run: Path, *more: str) -> list[str]:
+    return ["pretrain", str(CONFIGS / "contrastive_tiny.py"), "--init-from", str(encoder / "run"), "--run-dir",
+            str(run), "--data.source", str(pairs), *FLAGS, *more]
+
+
+@pytest.fixture(scope="module")
+def run(encoder, pairs) -> Path:
+    options = ["--objective.widths", "4", "--objective.query-prompt", "ba de ", "--data.negative-fields", "negatives",
+               "--objective.negatives", "1"]
+    assert main(command(encoder, pairs, encoder / "vectors", *options)) == 0
+    return encoder / "vectors"
+
+
+def test_in_batch_accuracy_rises(run):
+    held_out = [line["eval_accuracy"] for line in metrics(run) if "eval_accuracy" in line]
+    first = metrics(run)[0]
+    assert first["step"] == 1 and first["accuracy"] < 0.3 and held_out[-1] > 0.5
+    last = metrics(run)[-1]
+    assert last["eval_positive_cosine"] > last["eval_negative_cosine"] + 0.3
+
+
+def test_a_stop_changes_nothing_and_chunks_may_change(run, encoder, pairs, tmp_path):
+    plain = command(encoder, pairs, tmp_path / "one")
+    assert main(plain) == 0
+    again = command(encoder, pairs, tmp_path / "other")
+    assert stopped_after(25, again) == 143
+    assert main(again) == 0
+    assert metadata(tmp_path / "other", 40)["checksums"] == metadata(tmp_path / "one", 40)["checksums"]
+    assert main([*again, "--train.steps", "41", "--objective.chunks", "4"]) == 0
+
+
+def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    def printed(*arguments: str) -> str:
+        assert main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    assert main(["embed", str(run), "ba de"]) == 2
+    assert "has the prompts {'query': 'ba de ', 'document': ''}; give the text of one" in capsys.readouterr().err
+    vector = np.array(json.loads(printed("embed", str(run), "bo", "--prompt", "ba de "))["vector"])
+    assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
+    printed("export", str(run), str(tmp_path / "out"))
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(theirs.encode_query("bo"), vector, atol=1e-5)
+    again = json.loads(printed("embed", str(tmp_path / "out"), "bo", "--prompt", "ba de "))["vector"]
+    np.testing.assert_allclose(again, vector, atol=1e-5)
+    shown = printed("show", str(run), "--examples", "1")
+    assert "query  [CLS] " in shown.replace("▁", "") and "negative" in shown
+
+
+def test_refusals(encoder, pairs, tmp_path, capsys):
+    assert main(command(encoder, pairs, tmp_path / "x", "--train.accumulate", "2")) == 2
+    assert "train.accumulate 2 would compare only the rows of a microbatch" in capsys.readouterr().err
+    assert main(["pretrain", str(CONFIGS / "contrastive_tiny.py"), "--data.source", str(pairs)]) == 2
+    assert "--init-from RUN_OR_HF_DIR" in capsys.readouterr().err
+    assert main(["plan", str(CONFIGS / "contrastive_tiny.py"), "--train.accumulate", "4"]) == 2
+    assert "objective.chunks to 4" in capsys.readouterr().err
+
+
+def test_sentences_find_themselves(encoder, tmp_path, capsys):
+    arguments = ["pretrain", str(CONFIGS / "simcse_tiny.py"), "--init-from", str(encoder / "run"), "--data.source",
+                 str(encoder / "text.txt"), *FLAGS, "--run-dir", str(tmp_path / "run"), "--data.sentences", "False"]
+    assert main(arguments) == 0
+    lines = [line for line in metrics(tmp_path / "run") if "eval_negative_cosine" in line]
+    # Texts move apart, which is what there is to learn without labels.
+    first = metrics(tmp_path / "run")[0]
+    assert lines[-1]["eval_negative_cosine"] < first["negative_cosine"] - 0.1
+    assert lines[-1]["eval_positive_cosine"] == pytest.approx(1.0, abs=1e-5)
+    capsys.readouterr()
+    still = ["--objective.model.dropout", "0", "--objective.model.attention-dropout", "0"]
+    assert main([*arguments, "--run-dir", str(tmp_path / "still"), *still]) == 2
+    assert "draws dropout twice, and the model has none" in capsys.readouterr().err
