@@ -19,17 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Model, text_vectors
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import (
-    Batch,
-    Example,
-    Line,
-    Objective,
-    PretrainedModel,
-    Term,
-    Terms,
-    require_positions,
-    with_options,
-)
+from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, require_positions, with_options
 from jaxlm.parallel.activations import constrain
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -203,7 +193,7 @@ class Contrastive(Objective):
         unread = f"Rows have up to {most} hard negatives, of which --objective.negatives {self.negatives} are read"
         return [unread] if most > self.negatives else []
 
-    def corrupt(self, key: jax.Array, batch: Batch) -> Example:
+    def corrupt(self, key: jax.Array, batch: Any) -> Example:
         """Return the texts of each row: the batch itself, or for single texts each of them twice.
 
         Returns:
@@ -218,7 +208,7 @@ class Contrastive(Objective):
         row = jnp.where(mask[:, 0] > 0, jnp.arange(len(ids)), -1)
         return {"input_ids": jnp.stack([ids, ids], 1), "attention_mask": jnp.stack([mask, mask], 1), "row": row}
 
-    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
+    def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> dict[str, Term]:
         vectors = self.encode_texts(params, example, key if train else None)
         weights = jnp.asarray(example["row"] >= 0, jnp.float32)
         widths = [*self.widths, vectors.shape[-1]]
@@ -273,7 +263,7 @@ class Contrastive(Objective):
 
     def _score_terms(
         self, scores: Sequence[Float[Array, " batch"]], labels: Float[Array, " batch"], weights: Float[Array, " batch"]
-    ) -> Terms:
+    ) -> dict[str, Term]:
         """Return the CoSENT loss of each width's scores, and the share of pairs that whole vectors order correctly."""
         is_higher = (labels[:, None] > labels) & (weights[:, None] * weights > 0)
         total = sum(cosent(one / self.temperature, is_higher) for one in scores)
@@ -287,7 +277,7 @@ class Contrastive(Objective):
         query = min(self.query_length or length, length)
         return self.model.forward_flops(query) + (self.num_texts - 1) * self.model.forward_flops(length)
 
-    def describe(self, batch: Batch, example: Example, row: int) -> list[Line]:
+    def describe(self, batch: Any, example: Example, row: int) -> list[Line]:
         """Return the texts of a row, and the passages of other rows that are not its negatives."""
         lines = [Line(f"score {example['score'][row]:g}", [], [])] if "score" in example else []
         names = ("query", "positive", *itertools.repeat("negative", self.negatives))
@@ -358,7 +348,7 @@ def cosent(scores: Float[Array, " batch"], is_higher: Bool[Array, "batch batch"]
 def ranking_metrics(
     vectors: Float[Array, "batch texts width"], excluded: Bool[Array, "batch batch passages"],
     weights: Float[Array, " batch"],
-) -> Terms:
+) -> dict[str, Term]:
     """Return metrics of unit vectors.
 
     Returns:
