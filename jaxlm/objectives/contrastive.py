@@ -134,6 +134,11 @@ class Contrastive(Objective):
                 raise UserError(f"objective.positives dropout reads no rows of a {type(model).__name__}; take pairs.")
         return super().bind(vocabulary, length, statistics)
 
+    def with_rows(self, rows: Any, data: Any) -> Self:
+        if isinstance(rows, LabelledSource) == (self.positives == "dropout"):
+            raise UserError("objective.positives dropout reads text, as in simcse_tiny; rows are for contrastive_tiny.")
+        return self
+
     def init(self, key: jax.Array) -> Params:
         # No vector reads ModernBERT's layers between hidden states and heads, and weight decay would change them.
         return {name: leaf for name, leaf in self.model.init_task(key).items() if name != "head"}
@@ -164,8 +169,7 @@ class Contrastive(Objective):
             longest = max(len(text.input_ids) for text in built)
             arrays = {name: np.full((self.num_texts, longest), value, np.int32) for name, value in self.padding.items()}
             for place, text in enumerate(built):
-                values = (text.input_ids, text.segments, 1)
-                for array, value in zip(arrays.values(), values, strict=True):
+                for array, value in zip(arrays.values(), (text.input_ids, text.segments, 1), strict=True):
                     array[place, : len(text.input_ids)] = value
             if self.criterion == "cosent":
                 if record.values.get("label") is None:

@@ -96,6 +96,9 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
 def test_refusals(encoder, pairs, tmp_path, capsys):
     assert main(command(encoder, pairs, tmp_path / "x", "--train.accumulate", "2")) == 2
     assert "train.accumulate 2 would compare only the rows of a microbatch" in capsys.readouterr().err
+    flags = ["--objective.positives", "dropout", "--objective.model.dropout", "0.1"]
+    assert main(command(encoder, pairs, tmp_path / "y", *flags)) == 2
+    assert "objective.positives dropout reads text" in capsys.readouterr().err
     assert main(["pretrain", str(CONFIGS / "contrastive_tiny.py"), "--data.source", str(pairs)]) == 2
     assert "--init-from RUN_OR_HF_DIR" in capsys.readouterr().err
     assert main(["plan", str(CONFIGS / "contrastive_tiny.py"), "--train.accumulate", "4"]) == 2
