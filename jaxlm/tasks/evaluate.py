@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +60,13 @@ class AnsweredRows(NamedTuple):
     def groups(self) -> list[np.ndarray]:
         """Return the scored rows of each group of rows that share texts, as in the held-out split."""
         rows = [row for row, gold in zip(self.records, self.golds, strict=True) if gold is not None]
-        groups = group_rows([row.texts for row in rows], [row.document for row in rows])
-        return np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
+        return text_groups([row.texts for row in rows], [row.document for row in rows])
+
+
+def text_groups(texts: Sequence[tuple[str, ...]], documents: Sequence[str] = ()) -> list[np.ndarray]:
+    """Return the rows of each group of rows that share texts or documents; see `jaxlm.data.holdout.group_rows`."""
+    groups = group_rows(texts, documents or [""] * len(texts))
+    return np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
 
 
 def evaluate(
@@ -92,17 +97,13 @@ def evaluate(
     if golds and resamples:
         details |= intervals(found, resamples)
     counts = {"skipped": found.skipped, "unlabelled": len(found.records) - len(golds), "unseen": found.unseen}
-    return {"task": task.name, "metrics": _rounded(metrics), "examples": len(found.records)} | {
+    return {"task": task.name, "metrics": rounded(metrics), "examples": len(found.records)} | {
         name: count for name, count in counts.items() if count
     } | details
 
 
 def intervals(answered: AnsweredRows, resamples: int, other: AnsweredRows | None = None) -> Result:
-    """Return `intervals` and `groups`, from percentiles of a bootstrap over groups of rows; see `Result`.
-
-    Rows of a group are right or wrong together, so that resampled single rows would make the intervals too narrow. A
-    metric that a resample lacks, such as that of questions without an answer, has the percentiles of the others. One
-    group has no intervals.
+    """Return the `bootstrap` of a model's answers.
 
     Args:
         answered: Rows with the answers of a model.
@@ -110,14 +111,34 @@ def intervals(answered: AnsweredRows, resamples: int, other: AnsweredRows | None
         other: The same rows with the answers of another model; the intervals are then of the differences of the
             metrics. Each resample draws the same rows for both models (a paired bootstrap).
     """
-    draws, groups, (golds, _) = np.random.default_rng(0), answered.groups(), answered.scored()
-    models = [each.scored()[1] for each in (answered, other) if each]
-    found: dict[str, list[float]] = collections.defaultdict(list)
+    golds, models = answered.scored()[0], [each.scored()[1] for each in (answered, other) if each]
+
+    def measure(chosen: np.ndarray) -> dict[str, float]:
+        drawn = [answered.task.score([golds[i] for i in chosen], [answers[i] for i in chosen]) for answers in models]
+        return {name: value - sum(each[name] for each in drawn[1:]) for name, value in drawn[0].items()}
+
+    return bootstrap(answered.groups(), measure, resamples)
+
+
+def bootstrap(
+    groups: Sequence[np.ndarray], measure: Callable[[np.ndarray], dict[str, float]], resamples: int
+) -> Result:
+    """Return `intervals` and `groups`, from percentiles of a bootstrap over groups of rows; see `Result`.
+
+    Rows of a group are right or wrong together, so that resampled single rows would make the intervals too narrow. A
+    metric that a resample lacks, such as that of questions without an answer, has the percentiles of the others. One
+    group has no intervals.
+
+    Args:
+        groups: Rows of each group.
+        measure: Returns the metrics of rows, given their numbers.
+        resamples: Number of resamples.
+    """
+    draws, found = np.random.default_rng(0), collections.defaultdict(list)
     for _ in range(resamples if len(groups) > 1 else 0):
         chosen = np.concatenate([groups[i] for i in draws.integers(0, len(groups), len(groups))])
-        drawn = [answered.task.score([golds[i] for i in chosen], [answers[i] for i in chosen]) for answers in models]
-        for name, value in drawn[0].items():
-            found[name].append(value - sum(each[name] for each in drawn[1:]))
+        for name, value in measure(chosen).items():
+            found[name].append(value)
     shares = {name: np.percentile(values, [2.5, 97.5]).round(6).tolist() for name, values in found.items()}
     return {"groups": len(groups), "intervals": shares}
 
@@ -138,8 +159,8 @@ def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Resu
     metrics, theirs = answered.task.score(golds, answers), other.task.score(golds, other.scored()[1])
     differences = {name: metrics[name] - theirs[name] for name in metrics}
     return {
-        "task": answered.task.name, "metrics": _rounded(metrics), "examples": len(answered.records),
-        "against": _rounded(theirs), "differences": _rounded(differences),
+        "task": answered.task.name, "metrics": rounded(metrics), "examples": len(answered.records),
+        "against": rounded(theirs), "differences": rounded(differences),
     } | intervals(answered, resamples, other)
 
 
@@ -163,7 +184,8 @@ def answer_rows(evaluation: Evaluation, report: Report = print) -> AnsweredRows:
     return AnsweredRows(task, records, golds, answers, unseen, skipped)
 
 
-def _rounded(metrics: dict[str, float]) -> dict[str, float]:
+def rounded(metrics: dict[str, float]) -> dict[str, float]:
+    """Return metrics for a `Result`."""
     return {name: round(float(value), 6) for name, value in metrics.items()}
 
 
