@@ -6,7 +6,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxlm.objectives.base import PretrainedModel
+    from jaxlm.runs.model import TrainedModel
 
 try:
     __version__ = importlib.metadata.version("jaxlm")
@@ -14,7 +14,7 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that is not instal
     __version__ = "0+unknown"
 
 
-def load(path: str, to_answer: bool = False) -> PretrainedModel:
+def load(path: str, to_answer: bool = False) -> TrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder, or a model of the hub.
 
     A Transformers folder may lack heads. They are initialized, and a warning names them.
@@ -28,15 +28,11 @@ def load(path: str, to_answer: bool = False) -> PretrainedModel:
     """
     import warnings
 
-    from jaxlm.errors import UserError
-    from jaxlm.runs.load import load_model
-    from jaxlm.trees import within
+    from jaxlm.runs.model import load_trained
 
-    loaded = load_model(path)
-    needs = loaded.objective.model.output_params if to_answer else ()
-    missing = ", ".join(f for f in loaded.fresh if any(within(f, need) or within(need, f) for need in needs))
-    if missing:
-        raise UserError(f"{path} has no {missing}, so it would answer at random; `jaxlm import` and train it first.")
-    if loaded.fresh and not to_answer:
+    loaded = load_trained(path)
+    if to_answer:
+        loaded.require_heads()
+    elif loaded.fresh:
         warnings.warn(f"{path} has no {', '.join(loaded.fresh)}: initialized afresh.", stacklevel=2)
     return loaded

@@ -53,6 +53,16 @@ def count(text: str) -> int:
     return number
 
 
+def vector_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of text vectors."""
+    parser.add_argument("--pooling", choices=("cls", "mean", "last"), default=None, help=(
+        "cls: vector of the summary token; mean: mean over all tokens; last: vector of the last token; by default as a "
+        "folder of sentence-transformers says, else mean"))
+    parser.add_argument("--length", type=count, default=None, help="longest text in tokens; the rest is cut")
+    parser.add_argument("--prompt", default=None, help=(
+        "text before each text, such as 'query: '; by default that of a folder of sentence-transformers"))
+
+
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
     parser.add_argument("--bootstrap", type=count, default=0, metavar="N",

@@ -17,10 +17,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     import jaxlm
-    from jaxlm.inference.fill_mask import fill_mask
 
-    loaded = jaxlm.load(options.path, to_answer=True)
-    answers = fill_mask(loaded, options.texts, options.top_k)
+    answers = jaxlm.load(options.path, to_answer=True).fill(options.texts, options.top_k)
     for text, masks in zip(options.texts, answers, strict=True):
         print(text)
         for candidates in masks:

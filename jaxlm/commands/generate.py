@@ -31,22 +31,14 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     import jaxlm
-    from jaxlm.inference.denoise import denoise_text
-    from jaxlm.inference.generate import Settings
-    from jaxlm.inference.text import generate_text
 
     temperature = options.temperature
     if temperature is None:
         temperature = 0.8 if options.beams == 1 else 0.0
-    settings = Settings(
-        max_new_tokens=options.max_new_tokens, temperature=temperature, top_k=options.top_k, top_p=options.top_p,
-        seed=options.seed, beams=options.beams, length_penalty=options.length_penalty, steps=options.steps,
-    )
-    loaded = jaxlm.load(options.path, to_answer=True)
-    prompts = [loaded.tokenizer.encode_with_symbols(prompt) for prompt in options.prompts]
+    loaded, prompts = jaxlm.load(options.path, to_answer=True), options.prompts
     is_terminal = sys.stdout.isatty()
     # A continuation follows its prompt, which is bold in a terminal; an answer has a line of its own.
-    shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in options.prompts]
+    shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in prompts]
     if loaded.objective.model.writes_answers:
         shown = [f"{prompt}\n" for prompt in shown]
     if denoises := loaded.objective.denoises:  # the answers contain the prompts
@@ -54,10 +46,11 @@ def main(arguments: list[str]) -> None:
     streams = is_terminal and not denoises and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
-    if denoises:
-        answers = denoise_text(loaded, options.prompts, settings, options.stop)
-    else:
-        answers = generate_text(loaded, prompts, settings, options.stop, _show if streams else None)
+    answers = loaded.generate(
+        prompts, options.stop, _show if streams else None, max_new_tokens=options.max_new_tokens,
+        temperature=temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed, beams=options.beams,
+        length_penalty=options.length_penalty, steps=options.steps,
+    )
     for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")

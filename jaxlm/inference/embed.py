@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
+from rich.console import Console
+from rich.progress import track
 
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
@@ -23,7 +26,7 @@ BATCH = 32
 
 def embed(
     loaded: PretrainedModel, texts: Sequence[str], pooling: Pooling = "mean", length: int | None = None,
-    normalize: bool = False,
+    normalize: bool = False, progress: bool = False,
 ) -> Float[np.ndarray, "texts width"]:
     """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
 
@@ -37,13 +40,16 @@ def embed(
         length: Maximum number of tokens, special tokens included; longer texts are truncated. None for the model's
             maximum, at most 512.
         normalize: Scale vectors to Euclidean length 1.
+        progress: Show a progress bar if standard error is a terminal.
 
     Raises:
-        UserError: A text has no tokens, or the model has no summary token.
+        UserError: A text has no tokens, the length is below 3, or the model has no summary token.
     """
     objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
     model, text_params = objective.model.text_model, objective.model.text_params(loaded.params)
-    length = length or 512
+    length = 512 if length is None else length
+    if length < 3:
+        raise UserError(f"the length of texts must be 3 or more, not {length}.")
     max_length = min(length, model.max_length or length)
     template = objective.text_template
     room = max_length - template.num_symbols(False)
@@ -53,7 +59,9 @@ def embed(
     pooling = resolve_pooling(objective, pooling)
     vectors: list[Any] = [None] * len(rows)
     order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
-    for start in range(0, len(order), BATCH):
+    shown = progress and sys.stderr.isatty()
+    starts = range(0, len(order), BATCH)
+    for start in track(starts, "batches", console=Console(stderr=True), transient=True, disable=not shown):
         # Repeating rows in the last batch and rounding lengths up keeps the number of compilations small.
         chosen = order[start : start + BATCH]
         filled = np.resize(chosen, min(BATCH, len(order)))

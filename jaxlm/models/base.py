@@ -32,8 +32,9 @@ class Inputs(NamedTuple):
     token_types: Int[Array, "batch length"] | None = None
     """Segment types; None for zeros."""
     mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None
-    """1 at tokens, 0 at padding; None without padding. Where the padding is not at the end of a row, an encoder's
-    positions count it, as in Transformers; RoBERTa's do not."""
+    """1 at tokens, 0 at padding; None for rows without padding. A model does not know the id of padding, and without a
+    mask reads it as text; `Model.complete_inputs` makes the mask. Where the padding is not at the end of a row, an
+    encoder's positions count it, as in Transformers; RoBERTa's do not."""
     documents: Int[Array, "batch length"] | None = None
     """Document number of each token in a packed row, 0 at padding; None: each row is one document, masked by `mask`.
 
@@ -147,8 +148,15 @@ class Model:
         return False
 
     def complete_inputs(self, inputs: Inputs, vocabulary: Vocabulary) -> Inputs:
-        """Return `inputs` with the model's further inputs, such as characters."""
-        return inputs
+        """Return `inputs` with the model's further inputs, such as characters, and with the mask of the padding.
+
+        Inputs with neither a mask nor documents get a mask of the tokens that are not the padding of `vocabulary`,
+        unless the end token is also the padding.
+        """
+        has_mask = inputs.mask is not None or inputs.documents is not None
+        if has_mask or vocabulary.pad in (-1, vocabulary.eos):
+            return inputs
+        return inputs._replace(mask=(inputs.ids != vocabulary.pad).astype(jnp.int32))
 
     def init_task(self, key: jax.Array) -> Params:
         """Return fresh parameters for fine-tuning: no output layers, plus any that only tasks train (ELMo's mix)."""

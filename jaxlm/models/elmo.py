@@ -230,7 +230,8 @@ class Elmo(HasDtype, Model):
         return {"weights": jnp.zeros(self.num_layers + 1), "scale": jnp.ones(())}
 
     def complete_inputs(self, inputs: Inputs, vocabulary: Vocabulary) -> Inputs:
-        return inputs._replace(characters=jnp.asarray(spell(vocabulary))[inputs.ids])
+        characters = jnp.asarray(spell(vocabulary))[inputs.ids]
+        return super().complete_inputs(inputs, vocabulary)._replace(characters=characters)
 
     def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
         """Return the scalar mix of the layers with the weights `params["mix"]`, or their mean without such weights."""

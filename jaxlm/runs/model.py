@@ -1,0 +1,123 @@
+"""A trained model as Python code uses it: vectors, masks, text and scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxlm import hub
+from jaxlm.errors import UserError
+from jaxlm.huggingface.sentence_transformers import read
+from jaxlm.inference.denoise import denoise_text
+from jaxlm.inference.embed import embed
+from jaxlm.inference.fill_mask import fill_mask
+from jaxlm.inference.generate import Settings, max_length
+from jaxlm.inference.score import Pair, Score, score, score_texts
+from jaxlm.inference.text import Completion, generate_text
+from jaxlm.objectives.base import PretrainedModel
+from jaxlm.runs.load import load_model
+from jaxlm.trees import within
+from jaxlm.types import Pooling, Vectors
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params"],
+    meta_fields=["objective", "tokenizer", "fresh", "path", "step"],
+)
+@dataclasses.dataclass(frozen=True)
+class TrainedModel(PretrainedModel):
+    """A `PretrainedModel` with methods that read texts, in padded batches whose padding is masked.
+
+    Every method raises UserError for a model that cannot do it, and for a single text in place of a list.
+    """
+
+    def encode(
+        self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
+        normalize: bool | None = None, prompt: str | None = None, progress: bool = False,
+    ) -> Float[np.ndarray, "texts width"]:
+        """Return one float32 vector per text; see `jaxlm.inference.embed.embed`.
+
+        None stands for the setting of a contrastive run or a folder of sentence-transformers; other models have mean
+        pooling and no prompt.
+
+        Args:
+            texts: The texts.
+            pooling: "cls", "mean" or "last".
+            length: Maximum number of tokens, special tokens included.
+            normalize: Scale vectors to Euclidean length 1.
+            prompt: Text before each text.
+            progress: Show a progress bar if standard error is a terminal.
+        """
+        found = read(Path(hub.local(self.path)), prompt) if self.path else None
+        folder = found or self.objective.vectors(None) or Vectors("mean", None, False)
+        if folder.prompts and prompt is None:
+            raise UserError(
+                f"{self.path} has the prompts {dict(folder.prompts)}; give the text of one, or '' for none, with --prompt."
+            )
+        prompt = folder.prompt if prompt is None else prompt
+        return embed(
+            self, [prompt + text for text in _checked(texts)], pooling or folder.pooling,
+            folder.length if length is None else length, folder.normalize if normalize is None else normalize, progress,
+        )
+
+    def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:
+        """Return the likeliest (piece, probability) of each [MASK] of each text, best first."""
+        self.require_heads()
+        return fill_mask(self, _checked(texts), top_k)
+
+    def generate(
+        self, prompts: Sequence[str], stop: Sequence[str] = (), on_text: Callable[[str], None] | None = None,
+        **settings: Any,
+    ) -> list[Completion]:
+        """Continue prompts; a masked diffusion model fills their masks.
+
+        Args:
+            prompts: The prompts; special tokens may stand in them.
+            stop: Strings that end a continuation and are left out.
+            on_text: Receives the text of a single prompt in pieces while it is generated.
+            settings: Fields of `jaxlm.inference.generate.Settings`, such as max_new_tokens=20, temperature=0.8.
+        """
+        self.require_heads()
+        if self.objective.denoises:
+            return denoise_text(self, _checked(prompts), Settings(**settings), stop)
+        ids = [self.tokenizer.encode_with_symbols(prompt) for prompt in _checked(prompts)]
+        return generate_text(self, ids, Settings(**settings), stop, on_text)
+
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """Return the log-probability of each token of each text, whose sum is `total`.
+
+        Causal models read long texts in windows that move by half their length (`score_texts`). A masked model predicts
+        each token with only that one masked.
+        """
+        self.require_heads()
+        if self.objective.answer_kind == "masks":
+            return score(self, [Pair([], self.tokenizer.encode(text)) for text in _checked(texts)])
+        return score_texts(self, _checked(texts), max(1, max_length(self.objective) // 2))
+
+    def require_heads(self) -> None:
+        """Raise UserError if the folder lacks parameters that predict tokens."""
+        needs = self.objective.model.output_params
+        missing = ", ".join(f for f in self.fresh if any(within(f, need) or within(need, f) for need in needs))
+        if missing:
+            raise UserError(
+                f"{self.path} has no {missing}, so it would answer at random; `jaxlm import` and train it first."
+            )
+
+
+def load_trained(path: str | os.PathLike[str]) -> TrainedModel:
+    """Load a model; see `jaxlm.runs.load.load_model`."""
+    return TrainedModel(**vars(load_model(path)))
+
+
+def _checked(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str) or not len(texts):
+        raise UserError("give a list of one text or more.")
+    return list(texts)
