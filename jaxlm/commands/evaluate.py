@@ -1,21 +1,33 @@
-"""Score a fine-tuned model on rows of its task, or any model on prompts.
+"""Score a fine-tuned model on rows of its task, any model on prompts, or the vectors of any model.
 
 jaxlm evaluate RUN_OR_HF_DIR [--data.source FILE] [--predictions OUT.jsonl] [--data.field VALUE …]
 jaxlm evaluate RUN_OR_HF_DIR --against RUN_OR_HF_DIR [--data.source FILE]
 jaxlm evaluate RUN_OR_HF_DIR --task FILE
+jaxlm evaluate RUN_OR_HF_DIR --vectors FILE_OR_FOLDER [--columns TEXT,TEXT,SCORE] [--pooling cls]
 
 Without --data.source the rows are the held-out ones. --against compares with another model on the same rows, by a
 paired bootstrap. --task scores any decoder, T5 or masked language model on prompts, without training (see
-jaxlm/tasks/in_context.md).
+jaxlm/tasks/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score or a
+0/1 label, or queries with their documents (see jaxlm/tasks/vectors.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from jaxlm.commands.common import Parser, bootstrap_option, count, output_option, standard_output, start_jax
+from jaxlm.commands.common import (
+    Parser,
+    bootstrap_option,
+    count,
+    output_option,
+    standard_output,
+    start_jax,
+    vector_options,
+)
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -29,10 +41,18 @@ def main(arguments: list[str]) -> None:
     parser = Parser("jaxlm evaluate", __doc__)
     parser.add_argument("model", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("--task", default=None, help="file of prompts, for a model without fine-tuning")
-    parser.add_argument("--limit", type=count, default=0, help="rows of the prompts to use; 0 for all")
+    parser.add_argument("--limit", type=count, default=0, help="prompts, pairs or queries to use; 0 for all")
     output_option(parser, "--predictions", "file for the answers, one JSON object a row")
     bootstrap_option(parser)
     parser.add_argument("--against", default=None, metavar="RUN_OR_HF_DIR", help="another model of the same task")
+    parser.add_argument("--vectors", default=None, metavar="FILE_OR_FOLDER",
+                        help="pairs with a score or a 0/1 label, or queries with their documents")
+    parser.add_argument("--columns", default="", metavar="NAMES", help=(
+        "columns of --vectors: TEXT,TEXT,SCORE or QUERY,DOCUMENTS; by default sentence1,sentence2,score (or label), or "
+        "query,positive"))
+    vector_options(parser)
+    parser.add_argument("--document-prompt", default=None,
+                        help="text before each document, such as 'passage: '; by default the same as before a query")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, rest = parser.parse_known_args(arguments or ["--help"])
     check_output(options.predictions, "--predictions", options.overwrite)
@@ -40,9 +60,14 @@ def main(arguments: list[str]) -> None:
     import jax
 
     with standard_output(options):
-        if options.task is None:
+        if options.vectors:
+            if options.task or options.against or rest:
+                wrong = "--task" if options.task else "--against" if options.against else rest[0]
+                raise UserError(f"{wrong} cannot be combined with --vectors; leave one out.")
+            result = evaluate_vectors(options)
+        elif options.task is None:
             if options.limit:
-                raise UserError("--limit is for prompts; give --task FILE, or leave it out.")
+                raise UserError("--limit is for prompts and vectors; give --task FILE, or leave it out.")
             if options.against is None:
                 result = evaluate_run(options.model, rest, options.predictions, options.bootstrap)
             elif options.predictions:
@@ -71,6 +96,21 @@ def evaluate_run(
     return evaluate(open_evaluation(path, flags or []), predictions, resamples)
 
 
+def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the result of a model's vectors; see `jaxlm.tasks.vectors.evaluate`."""
+    from jaxlm.runs.model import load_trained
+    from jaxlm.tasks.vectors import evaluate
+
+    model, query_prompt = load_trained(options.model), options.prompt
+    prompts = (query_prompt, query_prompt if options.document_prompt is None else options.document_prompt)
+
+    def encode(texts: Sequence[str], is_document: bool) -> Any:
+        return model.encode(texts, options.pooling, options.length, True, prompts[is_document], progress=True)
+
+    columns = [name.strip() for name in options.columns.split(",") if name.strip()]
+    return evaluate(encode, options.vectors, columns, options.limit, options.predictions, options.bootstrap)
+
+
 def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
     """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
     from jaxlm.runs.resolve import open_evaluation
@@ -94,6 +134,7 @@ def print_result(result: dict[str, Any]) -> None:
     counts = f"{result['examples']:,} examples"
     for name, remark in (("skipped", "left out, which have no text or cannot be used"),
                          ("groups", "groups of rows (those that share texts are resampled together)"),
+                         ("documents", "documents to find"),
                          ("unlabelled", "without a label and not scored"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""

@@ -1,0 +1,301 @@
+"""Evaluation of text vectors without training: similarity of pairs, classification of pairs, retrieval.
+
+Vectors are compared by their cosine, in float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxlm.data.readers import Columns
+from jaxlm.errors import UserError
+from jaxlm.paths import check_output
+from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
+from jaxlm.tasks.metrics import correlations
+from jaxlm.tasks.tables import TableRow, read_table
+
+Encode = Callable[[Sequence[str], bool], Float[np.ndarray, "texts width"]]
+"""Function that returns the vectors of texts; the second argument is whether they are documents of a retrieval."""
+PAIR, GOLDS, RETRIEVAL = ("sentence1", "sentence2"), ("score", "label"), ("query", "positive")
+"""Columns that are found by their names."""
+CUTOFF, DEPTH = 10, 100
+"""Number of documents for nDCG and MRR, and the largest one for recall."""
+QUERIES, DOCUMENTS = 1024, 4096
+"""Queries and documents that are compared at once."""
+
+
+class Retrieval(NamedTuple):
+    """Texts of queries and of documents by id, and the gains above 0 of each query's relevant documents by id."""
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    relevant: dict[str, dict[str, float]]
+
+
+def evaluate(
+    encode: Encode, path: str, columns: Sequence[str] = (), limit: int = 0, predictions: str | None = None,
+    resamples: int = 0,
+) -> Result:
+    """Evaluate vectors on a file of pairs, of queries with their documents, or on a folder in BEIR's format.
+
+    Args:
+        encode: Returns vectors of texts.
+        path: A table or JSON lines, or a folder with queries.jsonl, corpus.jsonl and qrels.tsv or qrels/test.tsv.
+        columns: Two texts and a score or a 0/1 label; or a query and its relevant document or documents. Empty: those
+            of `PAIR` and `GOLDS`, or of `RETRIEVAL`.
+        limit: Number of pairs or of queries, from the first; 0 for all.
+        predictions: File to write, one JSON object per pair or query.
+        resamples: Number of resamples for the confidence intervals of the metrics; 0 for none.
+
+    Returns:
+        The `Result` of the task "similarity" (scores), "pairs" (labels) or "retrieval".
+
+    Raises:
+        UserError: The file cannot be read, or nothing in it can be scored.
+    """
+    check_output(predictions, "--predictions", inputs=(path,))
+    if Path(path).is_dir():
+        rows, result, groups, measure = _retrieval(encode, _read_folder(Path(path)), limit)
+    else:
+        names = list(columns) or _columns(path)
+        if len(names) not in (2, 3):
+            raise UserError("--columns takes two texts and a score, or a query and its documents, between commas.")
+        table = _rows(path, names, "Choose columns with --columns")
+        if len(names) == 2:
+            rows, result, groups, measure = _retrieval(encode, _paired(table, *names), limit)
+        else:
+            rows, result, groups, measure = _pairs(encode, table, names, limit)
+    if predictions and jax.process_index() == 0:
+        write_predictions(predictions, rows)
+    result |= {"metrics": rounded(measure(np.arange(len(rows)))), "examples": len(rows)}
+    return result | (bootstrap(groups, measure, resamples) if resamples else {})
+
+
+Evaluated = tuple[list[dict[str, Any]], Result, list[np.ndarray], Callable[[np.ndarray], dict[str, float]]]
+"""Rows for --predictions, a part of the result, groups of rows, and the metrics of any selection of rows."""
+
+
+def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: int) -> Evaluated:
+    """Score pairs by their cosine, and by the share of their words that they have in common."""
+    labelled = [row for row in table[: limit or None] if row.label(names[2]) is not None]
+    golds = np.array([_number(row, names[2]) for row in labelled])
+    if len(np.unique(golds)) < 2:
+        raise UserError(f"all values of {names[2]} are equal, which measures nothing; choose others with --columns.")
+    texts = [(row.text(names[0]), row.text(names[1])) for row in labelled]
+    vectors = _unit_vectors(encode, [*itertools.chain(*texts)]).reshape(len(texts), 2, -1)
+    cosines = np.sum(vectors[:, 0] * vectors[:, 1], axis=1)
+    overlaps = np.array([word_overlap(*pair) for pair in texts])
+    is_label = bool(np.isin(golds, (0, 1)).all())
+
+    def measure(chosen: np.ndarray) -> dict[str, float]:
+        gold, metrics = golds[chosen], label_metrics if is_label else correlations
+        return {
+            f"{prefix}{name}": value for prefix, scores in (("", cosines), ("word_overlap_", overlaps))
+            for name, value in metrics(scores[chosen], gold).items()
+        }
+
+    rows = [
+        {"id": number, "prediction": float(cosine), "gold": float(gold), "word_overlap": float(overlap)}
+        for number, (cosine, gold, overlap) in enumerate(zip(cosines, golds, overlaps, strict=True))
+    ]
+    unlabelled = len(table[: limit or None]) - len(rows)
+    result: Result = {"task": "pairs" if is_label else "similarity"}
+    return rows, result | ({"unlabelled": unlabelled} if unlabelled else {}), text_groups(texts), measure
+
+
+def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
+    """Rank all documents for each query that has a relevant one."""
+    queries = [query for query in data.queries if data.relevant.get(query)][: limit or None]
+    if not queries:
+        raise UserError("no query has a relevant document; give queries and documents that belong together.")
+    # The search keeps the first of equally good documents. trec_eval takes them in descending order of their ids.
+    ids = sorted(data.documents, reverse=True)
+    texts = [data.queries[query] for query in queries]
+    vectors = _unit_vectors(encode, [data.documents[name] for name in ids], True)
+    found, cosines = search(_unit_vectors(encode, texts), vectors, min(DEPTH, len(ids)))
+    gains = np.array([
+        [data.relevant[query].get(ids[i], 0.0) for i in ranked] for query, ranked in zip(queries, found, strict=True)
+    ])
+    figures = ranking_metrics(gains, [[*data.relevant[query].values()] for query in queries])
+    rows = [
+        {"id": query, "prediction": [ids[i] for i in found[n, :CUTOFF]], "gold": [*data.relevant[query]],
+         "scores": cosines[n, :CUTOFF].tolist()} | {name: float(values[n]) for name, values in figures.items()}
+        for n, query in enumerate(queries)
+    ]
+
+    def measure(chosen: np.ndarray) -> dict[str, float]:
+        return {name: float(values[chosen].mean()) for name, values in figures.items()}
+
+    return rows, {"task": "retrieval", "documents": len(ids)}, text_groups([(text,) for text in texts]), measure
+
+
+def word_overlap(one: str, other: str) -> float:
+    """Return the Jaccard index of the lower-case words, between white space, of two texts; 1 if neither has any."""
+    first, second = set(one.lower().split()), set(other.lower().split())
+    return len(first & second) / len(first | second) if first | second else 1.0
+
+
+def label_metrics(scores: Float[np.ndarray, " pairs"], labels: Float[np.ndarray, " pairs"]) -> dict[str, float]:
+    """Return the average precision of 0/1 labels, and the best accuracy and F1 of any threshold on the same pairs.
+
+    As scikit-learn's average_precision_score: Σ (R_n - R_{n-1}) P_n over the thresholds, so that the order of equal
+    scores does not matter. Without a 1 there are no figures.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    hits = np.cumsum(labels[order])[ends]
+    predicted, total = ends + 1, labels.sum()
+    if not total:
+        return {}
+    correct = np.append(2 * hits - predicted, 0) + len(labels) - total  # the last: nothing is predicted as 1
+    return {
+        "average_precision": float(np.sum(np.diff(hits, prepend=0) / total * hits / predicted)),
+        "best_accuracy": float(correct.max() / len(labels)),
+        "best_f1": float(np.max(2 * hits / (predicted + total))),
+    }
+
+
+def ranking_metrics(
+    gains: Float[np.ndarray, "queries depth"], relevant: Sequence[Sequence[float]]
+) -> dict[str, Float[np.ndarray, " queries"]]:
+    """Return nDCG, MRR and recall of each query, as trec_eval defines them: the gain of nDCG is linear.
+
+    Args:
+        gains: Gains of the ranked documents, best first; 0 for one that is not relevant. A depth below `DEPTH` is the
+            number of all documents.
+        relevant: Gains of all relevant documents of each query.
+    """
+    top, ranks = gains[:, :CUTOFF], np.arange(1, min(CUTOFF, gains.shape[1]) + 1)
+    ideal = [sum(gain / math.log2(i + 2) for i, gain in enumerate(sorted(row)[: -CUTOFF - 1 : -1])) for row in relevant]
+    counts = np.array([len(row) for row in relevant])
+    return {
+        f"ndcg_at_{CUTOFF}": np.sum(top / np.log2(ranks + 1), axis=1) / ideal,
+        f"mrr_at_{CUTOFF}": np.max((top > 0) / ranks, axis=1),
+    } | {f"recall_at_{k}": np.sum(gains[:, :k] > 0, axis=1) / counts for k in (CUTOFF, DEPTH)}
+
+
+def search(
+    queries: Float[np.ndarray, "queries width"], documents: Float[np.ndarray, "documents width"], depth: int
+) -> tuple[Int[np.ndarray, "queries depth"], Float[np.ndarray, "queries depth"]]:
+    """Return the documents with the largest products with each query, best first, and the products.
+
+    Equal products are in the order of the documents. The search is exact, in blocks of documents with a running top-k.
+    """
+    def block(rows: np.ndarray, start: int, size: int) -> np.ndarray:
+        part = rows[start : start + size]
+        return np.pad(part, ((0, min(size, len(rows)) - len(part)), (0, 0)))
+
+    parts = [jnp.asarray(block(queries, start, QUERIES)) for start in range(0, len(queries), QUERIES)]
+    shape = (min(QUERIES, len(queries)), depth)
+    best = [(jnp.full(shape, -jnp.inf), jnp.full(shape, -1, jnp.int32)) for _ in parts]
+    for first in range(0, len(documents), DOCUMENTS):
+        part = jnp.asarray(block(documents, first, DOCUMENTS))
+        is_document = jnp.arange(len(part)) < len(documents) - first
+        best = [
+            _merge(*found, rows, part, is_document, jnp.int32(first)) for rows, found in zip(parts, best, strict=True)
+        ]
+    scores, found = (np.concatenate([np.asarray(each[i]) for each in best])[: len(queries)] for i in (0, 1))
+    return found, scores
+
+
+@jax.jit
+def _merge(
+    best: Float[Array, "queries depth"], rows: Int[Array, "queries depth"], queries: Float[Array, "queries width"],
+    documents: Float[Array, "block width"], is_document: Bool[Array, " block"], first: Int[Array, ""],
+) -> tuple[Float[Array, "queries depth"], Int[Array, "queries depth"]]:
+    """Return the best of the scores so far and of those of a block; `top_k` keeps the order of equal ones."""
+    scores = jnp.einsum("qw,dw->qd", queries, documents, precision="highest")
+    scores = jnp.concatenate([best, jnp.where(is_document, scores, -jnp.inf)], axis=1)
+    own = jnp.broadcast_to(first + jnp.arange(len(documents), dtype=jnp.int32), (len(queries), len(documents)))
+    best, at = jax.lax.top_k(scores, best.shape[1])
+    return best, jnp.take_along_axis(jnp.concatenate([rows, own], axis=1), at, axis=1)
+
+
+def _unit_vectors(
+    encode: Encode, texts: Sequence[str], is_document: bool = False
+) -> Float[np.ndarray, "texts width"]:
+    """Return vectors of Euclidean length 1. Each distinct text is encoded once, so that equal texts have equal ones."""
+    number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    vectors = encode(list(number), is_document)
+    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors[[number[text] for text in texts]]
+
+
+def _columns(path: str) -> list[str]:
+    """Return the columns of a file that are known by their names."""
+    first = next(iter(read_table(path, Columns((), "", (*PAIR, *GOLDS, *RETRIEVAL)))), None)
+    found = first.values if isinstance(first, TableRow) else {}
+    if set(RETRIEVAL) <= found.keys():
+        return list(RETRIEVAL)
+    golds = [name for name in GOLDS if name in found]
+    if not golds or not set(PAIR) <= found.keys():
+        raise UserError(f"{path} has neither the columns {', '.join(PAIR)} and {' or '.join(GOLDS)} nor "
+                        f"{' and '.join(RETRIEVAL)}; name others with --columns TEXT,TEXT,SCORE or QUERY,DOCUMENTS.")
+    return [*PAIR, golds[0]]
+
+
+def _rows(
+    path: str | Path, names: Sequence[str], advice: str = "Write it as in BEIR", optional: Sequence[str] = ()
+) -> list[TableRow]:
+    """Return the rows of a file; raise UserError for the first one that cannot be read."""
+    rows = []
+    for row in read_table(str(path), Columns(names, advice, optional)):
+        if isinstance(row, UserError):
+            raise row
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} has no rows.")
+    return rows
+
+
+def _number(row: TableRow, name: str) -> float:
+    """Return the value of a column as a finite number."""
+    label = row.label(name) or ""
+    try:
+        value = float({"true": "1", "false": "0"}.get(label.lower(), label))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{row.place}: {name} is {label!r}, no number; fix or remove the row.")
+    return value
+
+
+def _paired(rows: list[TableRow], query: str, documents: str) -> Retrieval:
+    """Return the retrieval of each row's documents among those of all rows."""
+    relevant: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        relevant[row.text(query)] |= dict.fromkeys(filter(str.strip, row.texts(documents)), 1.0)
+    names = {text: str(n) for n, text in enumerate(dict.fromkeys(itertools.chain(*relevant.values())))}
+    gains = {text: {names[each]: gain for each, gain in texts.items()} for text, texts in relevant.items()}
+    return Retrieval({text: text for text in gains}, {name: text for text, name in names.items()}, gains)
+
+
+def _read_folder(folder: Path) -> Retrieval:
+    """Read a folder in BEIR's format; the text of a document is its title and its text."""
+    queries = {row.text("_id"): row.text("text") for row in _rows(folder / "queries.jsonl", ("_id", "text"))}
+    documents = {
+        row.text("_id"): f"{row.values.get('title') or ''} {row.text('text')}".strip()
+        for row in _rows(folder / "corpus.jsonl", ("_id", "text"), optional=("title",))
+    }
+    relevant: dict[str, dict[str, float]] = defaultdict(dict)
+    qrels = next((file for file in (folder / "qrels.tsv", folder / "qrels/test.tsv") if file.is_file()), None)
+    if qrels is None:
+        raise UserError(f"{folder} has neither qrels.tsv nor qrels/test.tsv, the table of relevant documents; add it.")
+    for row in _rows(qrels, ("query-id", "corpus-id", "score")):
+        query, document, gain = row.text("query-id"), row.text("corpus-id"), _number(row, "score")
+        for name, known, kind in ((query, queries, "queries.jsonl"), (document, documents, "corpus.jsonl")):
+            if name not in known:
+                raise UserError(f"{row.place}: {kind} has no _id {name!r}; fix or remove the row.")
+        if gain > 0:
+            relevant[query][document] = gain
+    return Retrieval(queries, documents, relevant)
