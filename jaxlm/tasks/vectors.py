@@ -65,16 +65,15 @@ def evaluate(
     """
     check_output(predictions, "--predictions", inputs=(path,))
     if Path(path).is_dir():
-        rows, result, groups, measure = _retrieval(encode, _read_folder(Path(path)), limit)
+        found = _retrieval(encode, _read_folder(Path(path)), limit)
     else:
         names = list(columns) or _columns(path)
         if len(names) not in (2, 3):
             raise UserError("--columns takes two texts and a score, or a query and its documents, between commas.")
         table = _rows(path, names, "Choose columns with --columns")
-        if len(names) == 2:
-            rows, result, groups, measure = _retrieval(encode, _paired(table, *names), limit)
-        else:
-            rows, result, groups, measure = _pairs(encode, table, names, limit)
+        is_pairs = len(names) == 3
+        found = _pairs(encode, table, names, limit) if is_pairs else _retrieval(encode, _paired(table, *names), limit)
+    rows, result, groups, measure = found
     if predictions and jax.process_index() == 0:
         write_predictions(predictions, rows)
     result |= {"metrics": rounded(measure(np.arange(len(rows)))), "examples": len(rows)}
@@ -104,13 +103,10 @@ def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: i
             for name, value in metrics(scores[chosen], gold).items()
         }
 
-    rows = [
-        {"id": number, "prediction": float(cosine), "gold": float(gold), "word_overlap": float(overlap)}
-        for number, (cosine, gold, overlap) in enumerate(zip(cosines, golds, overlaps, strict=True))
-    ]
-    unlabelled = len(table[: limit or None]) - len(rows)
-    result: Result = {"task": "pairs" if is_label else "similarity"}
-    return rows, result | ({"unlabelled": unlabelled} if unlabelled else {}), text_groups(texts), measure
+    columns = {"id": np.arange(len(texts)), "prediction": cosines, "gold": golds, "word_overlap": overlaps}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(x.tolist() for x in columns.values()), strict=True)]
+    counts = {"unlabelled": unlabelled} if (unlabelled := len(table[: limit or None]) - len(rows)) else {}
+    return rows, {"task": "pairs" if is_label else "similarity"} | counts, text_groups(texts), measure
 
 
 def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
@@ -248,13 +244,12 @@ def _rows(
     path: str | Path, names: Sequence[str], advice: str = "Write it as in BEIR", optional: Sequence[str] = ()
 ) -> list[TableRow]:
     """Return the rows of a file; raise UserError for the first one that cannot be read."""
-    rows = []
-    for row in read_table(str(path), Columns(names, advice, optional)):
-        if isinstance(row, UserError):
-            raise row
-        rows.append(row)
+    rows = list(read_table(str(path), Columns(names, advice, optional)))
     if not rows:
         raise UserError(f"{path} has no rows.")
+    for row in rows:
+        if isinstance(row, UserError):
+            raise row
     return rows
 
 
