@@ -60,7 +60,8 @@ class TrainedModel(PretrainedModel):
         folder = found or self.objective.vectors(None) or Vectors("mean", None, False)
         if folder.prompts and prompt is None:
             raise UserError(
-                f"{self.path} has the prompts {dict(folder.prompts)}; give the text of one, or '' for none, with --prompt."
+                f"{self.path} has the prompts {dict(folder.prompts)}; give the text of one as prompt (--prompt), or '' "
+                "for none."
             )
         prompt = folder.prompt if prompt is None else prompt
         return embed(
