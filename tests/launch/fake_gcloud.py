@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -77,13 +78,15 @@ def ssh(args: argparse.Namespace, request: dict, state: dict) -> int:
         )
         if event:
             for worker in CLOUD.glob("*-*"):
-                while "step" not in (worker / "jaxlm-run/log").read_text().split("resumed")[-1]:
+                while "step" not in re.split("resumed|was killed", (worker / "jaxlm-run/log").read_text())[-1]:
                     time.sleep(0.02)
             os.killpg(process.pid, signal.SIGKILL)
             if event == "preempted":
                 preempt(request, state)
             elif event != "lost":
-                signal_runs(signal.SIGKILL, "--session")
+                for home in signal_runs(signal.SIGKILL, "--session"):
+                    with (home / "jaxlm-run/log").open("a") as log:  # so that the next event waits for a start
+                        log.write("was killed\n")
             if event == "deleted":
                 delete(state)
             return 1  # as gcloud does when it has tried to connect again for a while
