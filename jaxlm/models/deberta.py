@@ -91,7 +91,8 @@ class Deberta(Encoder):
         x, shared = self._embed(params, inputs, keys[0])
         below, last = split_layers(params["encoder"]["layers"], self.num_layers - 1, 1)
         stack = dataclasses.replace(self.stack, num_layers=self.num_layers - 1)
-        x, _ = run_stack(stack, {"layers": below}, x, shared, key=keys[1])
+        if stack.num_layers:  # a small generator may have one layer
+            x, _ = run_stack(stack, {"layers": below}, x, shared, key=keys[1])
         query = x + call(self._position, params["position"], self._positions(inputs))
         query = query if at is None else at_positions(query, at)
         layer = rematerialized(functools.partial(call, Block(self.stack, key is None)), self.remat)
