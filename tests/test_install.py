@@ -14,17 +14,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+def install(kind: str, source: Path, site: Path) -> None:
+    """Build the code in `source` as pip does, as "wheel" or "editable", and unpack it in `site`."""
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    build = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(site.parent)!r}))"
+    built = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=True)
+    with zipfile.ZipFile(site.parent / built.stdout.split()[-1]) as wheel:
+        wheel.extractall(site)
+
+
 def test_the_folder_above_a_clone_imports_the_package(tmp_path):
     """A clone is called jaxlm, as the package in it is: from above, `import jaxlm` must not find the clone."""
     pytest.importorskip("setuptools")
     clone, site = tmp_path / "jaxlm", tmp_path / "site"
     shutil.copytree(ROOT / "jaxlm", clone / "jaxlm", ignore=lambda folder, names: {n for n in names if "." not in n})
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, clone / name)
-    build = f"from setuptools import build_meta; print(build_meta.build_editable({str(tmp_path)!r}))"
-    built = subprocess.run([sys.executable, "-c", build], cwd=clone, capture_output=True, text=True, check=True)
-    with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
-        wheel.extractall(site)
+    install("editable", clone, site)
     # -S leaves the tests' own installation out.
     code = f"import site; site.addsitedir({str(site)!r}); import jaxlm; print(jaxlm.__file__)"
     found = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -39,12 +44,7 @@ def test_a_wheel_holds_the_presets(tmp_path):
     for name in ("jaxlm", "configs"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(tmp_path)!r}))"
-    built = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=True)
-    with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
-        wheel.extractall(site)
+    install("wheel", source, site)
     assert sorted(path.name.partition("-")[0] for path in site.iterdir()) == ["jaxlm", "jaxlm"]  # code and metadata
     shutil.rmtree(source)
     presets = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.py")}

@@ -93,58 +93,6 @@ def test_every_kind_of_task(preset, family, models, rows, tmp_path, capsys):
     assert {line["gold"] for line in bare} == {None}
 
 
-def test_several_labels(models, tmp_path, capsys):
-    """The threshold is chosen on the held-out rows, stored in the run, and exported; both forms of rows are one."""
-    texts = [f"{text} {'cat' * (i % 2)} {'red' * (i % 3 == 0)}" for i, text in enumerate(sentences(40))]
-    labels = [[word for word in ("cat", "red") if word in text.split()] for text in texts]
-    assert [] in labels and ["cat", "red"] in labels
-    table, lines = tmp_path / "rows.tsv", tmp_path / "rows.jsonl"
-    table.write_text("text\tlabel\n" + "".join(
-        f"{text}\t{'|'.join(names)}\n" for text, names in zip(texts, labels, strict=True)))
-    lines.write_text("".join(
-        json.dumps({"text": text, "label": names}) + "\n" for text, names in zip(texts, labels, strict=True)))
-    flags = ["--objective.target", "labels", "--train.steps", "6", "--train.batch-size", "16"]
-    assert finetune("classify", table, models("bert"), tmp_path / "run", *flags, "--data.label-separator", "|") == 0
-    printed = capsys.readouterr()
-    first = json.loads(printed.out)
-    threshold = first["threshold"]
-    assert 0 < threshold < 1 and f"Chosen on the 4 held-out rows: threshold {threshold:g}" in printed.err
-    assert set(first["classes"]) == {"cat", "red"} and "confusion" not in first
-    assert {"micro_f1", "macro_f1", "accuracy"} <= first["metrics"].keys()
-    assert load_run(tmp_path / "run").objective.threshold == threshold
-    assert finetune("classify", lines, models("bert"), tmp_path / "lists", *flags) == 0
-    assert result(capsys)["metrics"] == first["metrics"]
-
-    # A finished run keeps the choice, and any other rows are answered with it.
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
-    assert result(capsys) == first
-    out = tmp_path / "answers.jsonl"
-    assert main(["evaluate", str(tmp_path / "run"), "--data.source", str(table), "--predictions", str(out)]) == 0
-    assert f"threshold {threshold:g}:" in capsys.readouterr().out
-    answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [answer["gold"] for answer in answers] == labels
-    assert all(answer["prediction"] == [name for name, score in answer["scores"].items() if score > threshold]
-               for answer in answers)
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
-    capsys.readouterr()
-    found = []
-    for model, source in ((tmp_path / "run", table), (tmp_path / "exported", lines)):
-        assert main(["evaluate", str(model), "--data.source", str(source), "--data.length", "64", "--json"]) == 0
-        found.append(result(capsys))
-    assert found[0] == found[1] and found[0]["threshold"] == threshold
-    # A threshold of the user's is kept.
-    own = ["--objective.threshold", "0.125"]
-    assert main(["evaluate", str(tmp_path / "run"), "--data.source", str(table), "--json", *own]) == 0
-    assert result(capsys)["threshold"] == 0.125
-    assert finetune("classify", lines, models("bert"), tmp_path / "own", *flags, *own) == 0
-    assert result(capsys)["threshold"] == 0.125 == load_run(tmp_path / "own").objective.threshold
-    # More steps choose again.
-    flags[3] = "8"
-    assert finetune("classify", lines, models("bert"), tmp_path / "lists", *flags) == 0
-    again = result(capsys)["threshold"]
-    assert load_run(tmp_path / "lists").objective.threshold == again != threshold
-
-
 @pytest.mark.parametrize("family", [
     "xlnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "albert", "electra"))
 ])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -248,43 +247,6 @@ def test_a_blank_label_is_none(tmp_path):
     fields = ChoiceRows(choices_fields="b,c")
     rows = read(fields, tmp_path, "x.tsv", "text\tb\tc\tlabel\na\tb\tc\t\na\tb\tc\t1\n")
     assert [row.values["label"] for row in rows] == [None, 1]
-
-
-def test_several_labels_of_a_row(tmp_path):
-    """A list, or a text with a separator, in which nothing is no label; null is not known."""
-    texts = [" x | y", "", "|", "x", "y|x"]
-    rows = read(TextRows(label_separator="|"), tmp_path, "x.tsv", "text\tlabel\n" + "".join(f"a\t{t}\n" for t in texts))
-    found = [row.values["label"] for row in rows]
-    assert found == [["x", "y"], [], [], ["x"], ["y", "x"]] and all(row.is_labelled for row in rows)
-    lines = [json.dumps({"text": "a", "label": label}) for label in (["x", 2], [], None, "x, y")]
-    rows = read(TextRows(label_separator=","), tmp_path, "x.jsonl", "\n".join(lines))
-    assert [row.values["label"] for row in rows] == [["x", "2"], [], None, ["x", "y"]]
-    task = Classification(target="labels").with_labels(rows)
-    assert task.labels == ("2", "x", "y")
-    assert [task.label(row).tolist() for row in rows] == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [0, 1, 1]]
-    assert [task.gold(row) for row in rows] == [["x", "2"], [], None, ["x", "y"]]
-    assert task.without_unseen_label(rows[0]) is rows[0]
-    assert dataclasses.replace(task, labels=("x",)).without_unseen_label(rows[0]).values["label"] is None
-    words = dataclasses.replace(task, label_words=("x=good",))
-    for row, text in zip(rows, ("good, 2", "", "", "good, y"), strict=True):
-        assert words.as_text(row)[1] == text and words.from_text(row, text) == (task.gold(row) or [])
-
-
-@pytest.mark.parametrize(("target", "label", "message"), [
-    ("class", ["x"], "here has a list of labels; --objective.target labels"),
-    ("number", ["1"], "here has a list of labels; --objective.target labels"),
-    ("labels", "x|y", "here: the label 'x|y' is no list; name what separates labels with --data.label-separator"),
-])
-def test_labels_of_another_target_are_refused(target, label, message):
-    row, task = Record("1", "here", {"text": "a", "label": label}, ("a",)), Classification(target=target, labels=("x",))
-    for read_label in (task.gold, task.label):
-        with pytest.raises(UserError, match=re.escape(message)):
-            read_label(row)
-
-
-def test_a_threshold_is_for_several_labels():
-    with pytest.raises(UserError, match="several labels per row"):
-        Classification(threshold=0.3)
 
 
 def test_tfds_is_no_squad_file():

@@ -1,0 +1,130 @@
+"""Phases of a run: stopped at their boundaries, changed, resumed and told."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxlm.cli import main
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.config.presets import load_config
+from jaxlm.data.text import TextData
+from jaxlm.errors import UserError
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.runs.load import load_run
+from jaxlm.runs.resume import _check_phases, schedule_remarks
+from jaxlm.runs.session import with_steps
+from tests.training.support import (
+    metadata,
+    metrics,
+    stopped_after,
+    write_text,
+)
+from tests.training.test_run import refused
+
+PHASES = (
+    "4x16, 4x32x4 optimizer.learning_rate=5e-3 optimizer.warmup_steps=1 optimizer.schedule=linear, "
+    "4 objective.mask_rate=0.3 objective.model.activation=relu train.accumulate=2"
+)
+
+
+@pytest.mark.slow
+def test_phases(preset, tmp_path, capsys):
+    """Rows, then batch and schedule, then rates change, over a mixture; stopped at a boundary and inside, the run is
+    that in one piece.
+    """
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    mixture = f"{preset.parent / 'text.txt'}@0.7,{write_text(tmp_path / 'other.txt', seed=5)}@0.3"
+    flags = [str(preset), "--train.phases", PHASES, "--train.log-every", "1", "--data.source", mixture]
+    assert main(["pretrain", *flags, "--run-dir", str(whole)]) == 0
+    said = capsys.readouterr().out
+    second = "4 x 32 (optimizer.learning_rate 0.005, optimizer.warmup_steps 1, optimizer.schedule linear)"
+    third = "8 x 32 (objective.mask_rate 0.3, objective.model.activation relu, train.accumulate 2)"
+    assert f"batches of 16 x 16 for 4 steps, then {second} for 4 steps, then {third}, 1 cpu" in said
+    assert f"From step 5 on, batches are {second}; so the loss may jump." in said
+    assert f"From step 9 on, batches are {third}; so the loss may jump." in said
+    assert re.search(r"Mixture of text 70\.0%: .*; other 30\.0%: .*; 12 steps are \d\.\d passes over it\n", said)
+    # Warm-up of 2 steps and a constant rate, but for the phase that restarts its clock and has 4 steps of its own.
+    rates = [0, 5e-3, 1e-2, 1e-2, 0, 5e-3, 5e-3 * 2 / 3, 5e-3 / 3, 1e-2, 1e-2, 1e-2, 1e-2]
+    assert [line["learning_rate"] for line in metrics(whole)] == pytest.approx(rates)
+    for steps in (4, 7, 12):
+        code = stopped_after(steps, ["pretrain", *flags, "--run-dir", str(pieces)])
+        assert code == (0 if steps == 12 else 143)
+    assert metadata(pieces, 12) == metadata(whole, 12) and metrics(pieces) == metrics(whole)
+    config = load_config(whole / "config.json")
+    assert config.train.phases == PHASES and len(config.phases) == 3
+    # Later commands have the model of the last step, and the rates of the run.
+    assert load_run(whole).objective.model.activation == "relu" != config.objective.model.activation
+    assert load_run(whole).objective.mask_rate == 0.15
+    for phases in (PHASES.replace("4x16", "5x16"), PHASES.replace("5e-3", "4e-3"), ""):
+        said = refused(capsys, "pretrain", *flags, "--run-dir", pieces, "--train.phases", phases)
+        assert "has done 12 steps" in said and "changes a phase that has begun; change only later ones" in said
+    # --step counts from 0. Before another phase, `show` says what comes after it.
+    for step, lengths in ((3, ["16", "32"]), (4, ["32"])):
+        assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
+        said = capsys.readouterr().out
+        assert re.findall(r"rows of at most (\d+) tokens", said)[: len(lengths)] == lengths
+        assert (f"Batches are 16 x 16 up to step 4, then {second}:" in said) == (step == 3)
+    assert main(["export", str(whole), str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| Sequence length | 32 |" in card and "| Phases | 16 x 16 for 4 steps, then 4 x 32 (" in card
+    # An encoder's vectors are those of `jaxlm embed`, which reads the folder's own settings.
+    assert "UNEXPECTED" in card and "SentenceTransformer('out')" in card
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 32
+    assert main(["export", str(whole), str(tmp_path / "bare"), "--sentence-transformers", "none"]) == 0
+    assert not (tmp_path / "bare" / "modules.json").exists()
+
+
+def phased(phases: str, steps: int | None = 12, **train: Any) -> Experiment:
+    train = TrainConfig(steps=steps, phases=phases, batch_size=8, **train)
+    return with_steps(Experiment(MaskedLM(), TextData(length=32), train=train))
+
+
+@pytest.mark.parametrize(("done", "before", "now"), [
+    (6, "", "6, 6x16"),  # a run without phases gets one
+    (6, "4x16, 8", "4x16, 3, 5 optimizer.weight_decay=0.1"),  # the current one ends earlier
+    (4, "4x16, 8", "4x16, 8x8"),  # the first step of the second one is still to come
+    (6, "4x16, 8x32x8", "4x16, 8"),  # the same in other words
+    (6, "4x16, 8", "4x16, 8 objective.model.remat=full"),  # as any run may
+])
+def test_phases_to_come_may_change(done, before, now):
+    _check_phases(SimpleNamespace(path="run", newest_step=done), phased(before), phased(now))
+
+
+@pytest.mark.parametrize(("done", "before", "now"), [
+    (6, "", "5, 6x16"), (5, "4x16, 8", "4x16, 8x8"), (5, "4x16, 8", "5x16, 8"), (0, "4x16, 8", "4x8, 8"),
+    (5, "4x16, 8", "4x16, 8 optimizer.warmup_steps=10000"),  # the same number, and another clock
+])
+def test_phases_that_have_begun_may_not_change(done, before, now):
+    with pytest.raises(UserError, match=f"run has done {max(done, 1)} steps with train.phases '{before}'"):
+        _check_phases(SimpleNamespace(path="run", newest_step=done), phased(before), phased(now))
+
+
+@pytest.mark.parametrize(("phases", "steps", "length"), [
+    ("4x16, 8", 12, None), ("4x16, 8", 4, 16), ("8, 4x16", 20, 16), ("", 12, None),
+])
+def test_a_run_that_ends_with_other_rows_says_so(phases, steps, length):
+    remarks = schedule_remarks(SimpleNamespace(newest_step=0, experiment=None), phased(phases, steps))
+    told = [line for line in remarks if f"read rows of {length} tokens, but evaluation" in line]
+    assert bool(told) == bool(length) and not any("read rows" in line for line in remarks if line not in told)
+
+
+def test_the_clock_of_a_phase_is_that_of_its_remark():
+    """The last phase decays over its last tenth: its end moves from step 100 to 200."""
+    before, now = (phased("20x16, 80 optimizer.schedule=wsd", steps) for steps in (100, 200))
+    (remark,) = schedule_remarks(SimpleNamespace(newest_step=95, experiment=before), now)
+    assert "from step 182 to 200 instead of 92 to 100; 95 are done" in remark
+
+
+@pytest.mark.slow
+def test_a_phase_is_told_after_the_step_before_it(preset, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxlm.training.progress.SECONDS_BETWEEN_LINES", 0.0)
+    flags = ["--train.phases", "3x16,1", "--train.log-every", "1", "--train.steps", "4"]
+    assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), *flags]) == 0
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    told = next(number for number, line in enumerate(lines) if line.startswith("From step 4 on, batches are 8 x 32"))
+    assert (lines[told - 1], lines[told + 1]) == ("step 3/4", "step 4/4")
