@@ -55,8 +55,8 @@ def largest(name: str, topology: str, length: int | None) -> Plan:
     if rows < 1:
         return plans[0]
     found = _plan(session, 2 ** (rows.bit_length() - 1) * gpus, topology)
-    if not found.fits:
-        return _plan(session, found.batch_size // 2, topology)
+    while not found.fits and found.batch_size > gpus:
+        found = _plan(session, found.batch_size // 2, topology)
     # The compiler keeps less of larger batches in some steps, so that more rows fit than two small batches tell.
     while 2 * found.step.hbm_bytes < found.hbm_limit_bytes:
         found = _plan(session, 2 * found.batch_size, topology)
