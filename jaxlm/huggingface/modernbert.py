@@ -101,12 +101,12 @@ def read_model(source: Source) -> dict[str, Any]:
     # Their attention dropout is that of the output too.
     fields["dropout"] = fields["attention_dropout"]
     period, length = source.value("global_attn_every_n_layers", 3), fields["num_layers"]
-    types = source.config.get("layer_types") or layer_types(length, period)
-    periods = [n for n in (period, *range(1, length + 1)) if layer_types(length, n) == types]
+    types = source.config.get("layer_types") or (period and layer_types(length, period))
+    periods = [n for n in (period, *range(1, length + 1)) if n and layer_types(length, n) == types]
     if not periods:
         raise UserError(
-            f"{source.folder / 'config.json'}: in layer_types the layers with full attention are not 0, n, 2n, …; "
-            "jaxlm does not support another order."
+            f"{source.folder / 'config.json'}: by layer_types or global_attn_every_n_layers, the layers with full "
+            "attention are not 0, n, 2n, …; jaxlm does not support another order."
         )
     fields["global_period"] = periods[0]
     # An old null is the other base.
