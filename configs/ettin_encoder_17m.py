@@ -5,8 +5,9 @@ Hardware:    see `jaxlm plan configs/ettin_encoder_17m.py`
 Parameters:  16,913,600 with the published vocabulary of 50,368
 
 1.7 trillion tokens in rows of 1,024, at a constant rate and with a base of rotary positions of 10,000; then rows of
-7,999 and a base of 160,000: 250 billion tokens that decay to half the rate, and 50 billion from there to 0.04 of it.
-Masks are 30 %, in the last phase and in evaluation 15 %. The published training differs as follows. StableAdamW clips
+7,936 and a base of 160,000: 250 billion tokens that decay to half the rate, and 50 billion from there to 0.04 of it.
+Masks are 30 %, in the last phase and in evaluation 15 %. The published training differs as follows. Its long rows have
+7,999 tokens, for which neither TPUs nor GPUs have an attention kernel; 7,936 is 62 times 128. StableAdamW clips
 the updates of query, key and value together, and those of the two halves of the gated feed-forward; weight decay at the
 peak is the same. The batch grows to 4,608 rows over the first 125 billion tokens, and the warm-up has its number of
 tokens here. Rows are not packed. [CLS] and [SEP] may be masked, and random tokens may be special. There is no dropout
@@ -27,7 +28,7 @@ PHASES = [
 
 experiment = Experiment(
     objective=MaskedLM(model=ModernBert.published("ettin-17m", dtype="bfloat16"), input_format="packed"),
-    data=TextData(length=7999, tokenizer_kind="byte-bpe", vocab_size=50368),
+    data=TextData(length=7936, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
         name="stable-adamw", learning_rate=3e-3, warmup_steps=848, schedule="constant", b2=0.98, weight_decay=0.1,
         clip_norm=0.0,
