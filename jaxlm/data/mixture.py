@@ -140,8 +140,8 @@ class MixedBatches(Batches):
     ) -> None:
         """Store the arguments; `documents` are those of `_MixedRows`."""
         batches = list(parts.values())
-        super().__init__(_MixedRows([part._rows for part in batches], documents), batches[0].batch_size, seed)
-        self.parts, self.mean_lengths = parts, {name: max(1.0, p._rows.mean_length) for name, p in parts.items()}
+        super().__init__(_MixedRows([part.rows for part in batches], documents), batches[0].batch_size, seed)
+        self.parts, self.mean_lengths = parts, {name: max(1.0, p.rows.mean_length) for name, p in parts.items()}
         found = {name: shares[name] for name, part in parts.items() if part.num_rows}
         self.shares = {name: share / sum(found.values()) for name, share in found.items()}
 
@@ -168,7 +168,7 @@ class MixedBatches(Batches):
         counts = before(self._first + rows) - before(self._first)
         return dict(zip(self.parts, counts.tolist(), strict=True))
 
-    def _shuffled(self, place: np.ndarray) -> np.ndarray:
+    def shuffled(self, place: np.ndarray) -> np.ndarray:
         counts, (block, slot) = np.array(self.quotas), np.divmod(place, BLOCK)
         label, number, index = np.zeros((3, *place.shape), np.int64)
         for each in np.unique(block):
@@ -177,7 +177,7 @@ class MixedBatches(Batches):
             number[here] = each * counts[label[here]] + rank
         for source, part in enumerate(self.parts.values()):
             chosen = label == source
-            index[chosen] = self._rows.starts[source] + part._shuffled(number[chosen])
+            index[chosen] = self.rows.starts[source] + part.shuffled(number[chosen])
         return index
 
 
