@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -257,13 +258,13 @@ def test_a_file_with_the_whole_name_has_no_weight(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "temperature", "says"),
     [
-        ("a.txt@1,b.txt", 0, r"give each of two or more sources a weight"),
+        ("a.txt@1,b.txt", 0, r"needs a weight for each source, as a\.txt@0\.7, or for none\."),
         ("a.txt@0,b.txt@1", 0, r"weight of a\.txt in --data\.source is 0; give a number above 0"),
         ("a.txt@-1,b.txt@1", 0, "is -1"),
         ("a.txt@1e999,b.txt@1", 0, "is 1e999"),
-        ("a.txt@nan,b.txt@1", 0, "give each of two or more"),
-        ("a.txt@1,b.txt@1", 2, r"with --data\.temperature \(now 2\) none"),
-        ("a.txt", 2, "give each of two or more"),
+        ("a.txt@nan,b.txt@1", 0, "needs a weight for each source"),
+        ("a.txt@1,b.txt@1", 2, r"two or more sources without weights, since --data\.temperature is 2\."),
+        ("a.txt", 2, "needs two or more sources without weights"),
         ("a.txt@1,a.txt@2", 0, "names a source twice"),
     ],
 )
@@ -308,7 +309,9 @@ def test_a_mixture_has_one_vocabulary_and_a_fingerprint_of_its_weights(config, f
     assert other.store.fingerprint != one.store.fingerprint
     vocabulary = one.tokenizer.vocabulary.size
     assert all(store.vocab_size == vocabulary for store in one.store.stores.values())
-    assert one.store.summary.startswith("Mixture of a 70.0%: Token store: ") and "; b 30.0%: " in one.store.summary
+    a, b = (f"{store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out"
+            for store in one.store.stores.values())
+    assert re.fullmatch(rf"Mixture of a 70\.0% \({a}[^)]*\), b 30\.0% \({b}[^)]*\)", one.store.summary)
     assert [line.split()[0] for line in lines].count("Training") == 2
     heat = dataclasses.replace(config, source=f"{config.source},{folder / 'b.txt'}", temperature=2.0)
     store = prepare(heat, list).store
