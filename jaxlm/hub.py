@@ -72,10 +72,10 @@ def download(name: str, files: Sequence[str]) -> Path:
             f"the repository {repository} has no revision {commit or revision}; give a branch, a tag or a commit."
         ) from error
     except Exception as error:  # of the connection, the server or the disk
-        reason = cause(error.__cause__ or error).rstrip(".")
+        reason = cause(error.__cause__ or error).rstrip(".").partition(". ")[0]
         raise UserError(
-            f"{name} is not whole in the cache and cannot be downloaded ({reason}); check the "
-            "connection and HF_HUB_OFFLINE, or give a folder of this machine."
+            f"{name} needs the network, or a whole copy in the cache ({reason}); check the connection and "
+            "HF_HUB_OFFLINE, or give a folder of this machine."
         ) from error
     if "*.safetensors" in files and not any(folder.rglob("*.safetensors")):
         raise UserError(

@@ -94,6 +94,11 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
     return found
 
 
+def is_run_folder(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a run folder and not a preset: whether it has a config.json."""
+    return (any_path(path) / "config.json").is_file()
+
+
 def check_output(
     path: str | os.PathLike[str] | None, flag: str, overwrite: bool = True, inputs: Iterable[str] = ()
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
 from jaxlm.hub import pin
-from jaxlm.paths import any_path, in_bucket, run_path
+from jaxlm.paths import any_path, in_bucket, is_run_folder, run_path
 
 if TYPE_CHECKING:
     from etils import epath
@@ -72,8 +72,7 @@ def bootstrap_option(parser: argparse.ArgumentParser) -> None:
 def run_folder(options: argparse.Namespace) -> epath.Path:
     """Return the folder of --run-dir; by default CONFIG if that is a run, else runs/NAME_OF_PRESET."""
     config = any_path(options.config)
-    is_run = (config / "config.json").is_file()
-    return run_path(options.run_dir or (config if is_run else f"runs/{config.stem}"))
+    return run_path(options.run_dir or (config if is_run_folder(config) else f"runs/{config.stem}"))
 
 
 def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxlm.commands.common import config_parser, parse_options, resolve_config, run_folder, start_jax, update_curves
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import any_path, real_path
+from jaxlm.paths import any_path, is_run_folder, real_path
 
 
 def main(arguments: list[str]) -> int:
@@ -22,8 +22,7 @@ def main(arguments: list[str]) -> int:
 
     require_command(resolved.experiment, "pretrain", options.config)
     config, run_dir = any_path(options.config), run_folder(options)
-    is_run = (config / "config.json").is_file()
-    if is_run and options.init_from is None and real_path(run_dir) != real_path(config):
+    if is_run_folder(config) and options.init_from is None and real_path(run_dir) != real_path(config):
         raise UserError(
             f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
             f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."

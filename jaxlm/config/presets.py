@@ -15,7 +15,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
 from jaxlm.fields import check_types
-from jaxlm.paths import any_path, reading, refuse_links
+from jaxlm.paths import any_path, is_run_folder, reading, refuse_links
 
 PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets that are installed with jaxlm; in a checkout it is a link to configs/."""
@@ -34,7 +34,7 @@ def load_preset(path: str) -> Experiment:
     Raises:
         UserError: The path is neither, or the preset cannot be run.
     """
-    if (any_path(path) / "config.json").is_file():
+    if is_run_folder(path):
         return load_config(any_path(path) / "config.json")
     path = preset_files().get(path, path)
     if not (path.endswith(".py") and Path(path).is_file()):

@@ -48,6 +48,7 @@ class Batches:
     """Shuffled batches, or a stream.
 
     Attributes:
+        rows: rows to draw from.
         batch_size: rows of a batch over all hosts.
         raw_length: tokens of a row.
         num_rows: number of rows to draw from.
@@ -76,7 +77,7 @@ class Batches:
         """
         if both_ways and batch_size % 2:
             raise UserError(f"Half of the rows read backward, so train.batch_size must be even, not {batch_size}.")
-        self._rows = rows
+        self.rows = rows
         self._seed = seed
         self._is_stream = stream
         self._rows_per_part = 2 if both_ways else 1
@@ -101,10 +102,10 @@ class Batches:
         row_numbers = np.arange(self.batch_size)[rows]
         if self._is_stream:
             step += self._first // self.batch_size
-            return self._rows.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
-        return self._rows.read(self._shuffled(self._first + step * self.batch_size + row_numbers))
+            return self.rows.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
+        return self.rows.read(self.shuffled(self._first + step * self.batch_size + row_numbers))
 
-    def _shuffled(self, place: np.ndarray) -> np.ndarray:
+    def shuffled(self, place: np.ndarray) -> np.ndarray:
         """Return the row numbers at places of the endless sequence of shuffled epochs."""
         epoch, position = np.divmod(place, self.num_rows)
         index = np.empty_like(position)
@@ -136,7 +137,7 @@ class Batches:
         """
         if self._is_stream and self.num_rows >= batch_size:
             for number in range(min(count, self.num_rows // (batch_size // self._rows_per_part))):
-                yield self._rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
+                yield self.rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
             return
         chosen = self._evaluation_order(min(self.num_rows, count * batch_size))
         for start in range(0, len(chosen), batch_size):
@@ -149,7 +150,7 @@ class Batches:
 
     def _read(self, index: np.ndarray, rows: slice) -> Any:
         """Read this host's `rows` of a batch of the rows `index`."""
-        return self._rows.read(index[rows])
+        return self.rows.read(index[rows])
 
     def _in_stream(self, step: int, row_numbers: np.ndarray, batch_size: int, seed: int) -> np.ndarray:
         """Return the window row_numbers of the rows `row_numbers` of a batch of a stream.

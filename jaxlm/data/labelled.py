@@ -346,7 +346,7 @@ class LengthBatches(Batches):
         self._pool = functools.lru_cache(maxsize=2)(self._sorted_pool)
 
     def read_length(self, length: int) -> int:
-        return round(float(np.mean([self._rows.padded(index) for index in self._pool(0)]))) if self.num_rows else length
+        return round(float(np.mean([self.rows.padded(index) for index in self._pool(0)]))) if self.num_rows else length
 
     def batch(self, step: int, rows: slice = slice(None)) -> Arrays:
         self._require_rows()
@@ -360,13 +360,13 @@ class LengthBatches(Batches):
     def _sorted_pool(self, pool: int) -> np.ndarray:
         """Return the row numbers of the batches of a pool, [32, batch], from short rows to long ones."""
         place = pool * _POOL * self.batch_size + np.arange(_POOL * self.batch_size)
-        index = self._shuffled(place)
+        index = self.shuffled(place)
         # Sort by epoch first, so that a row that is twice in a pool is not twice in a batch.
-        return index[np.lexsort((self._rows.lengths[index], place // self.num_rows))].reshape(_POOL, self.batch_size)
+        return index[np.lexsort((self.rows.lengths[index], place // self.num_rows))].reshape(_POOL, self.batch_size)
 
     def _evaluation_order(self, size: int) -> np.ndarray:
         chosen = super()._evaluation_order(size) if size < self.num_rows else np.arange(size)
-        return chosen[np.argsort(self._rows.lengths[chosen], kind="stable")]
+        return chosen[np.argsort(self.rows.lengths[chosen], kind="stable")]
 
     def _read(self, index: np.ndarray, rows: slice) -> Arrays:
-        return self._rows.read(index[rows], self._rows.padded(index))
+        return self.rows.read(index[rows], self.rows.padded(index))

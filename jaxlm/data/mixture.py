@@ -51,8 +51,10 @@ def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str,
     items = [_divide_weight(item) for item in split_source(source)]
     kinds = {weight is None for _, weight in items}
     if len(kinds) > 1 or (temperature and (False in kinds or len(items) == 1)):
-        hint = f"with --data.temperature (now {temperature:g}) none"
-        raise UserError(f"--data.source {source!r}: give each of two or more sources a weight, as a.txt@0.7; {hint}.")
+        needed = "a weight for each source, as a.txt@0.7, or for none"
+        if temperature:
+            needed = f"two or more sources without weights, since --data.temperature is {temperature:g}"
+        raise UserError(f"--data.source {source!r} needs {needed}.")
     if len(items) == 1 or (not temperature and True in kinds):
         return {"": (source if True in kinds else items[0][0], 1.0)}
     paths = [_UNNAMED.sub("", item.rstrip("/")) or "source" for item, _ in items]
@@ -140,8 +142,8 @@ class MixedBatches(Batches):
     ) -> None:
         """Store the arguments; `documents` are those of `_MixedRows`."""
         batches = list(parts.values())
-        super().__init__(_MixedRows([part._rows for part in batches], documents), batches[0].batch_size, seed)
-        self.parts, self.mean_lengths = parts, {name: max(1.0, p._rows.mean_length) for name, p in parts.items()}
+        super().__init__(_MixedRows([part.rows for part in batches], documents), batches[0].batch_size, seed)
+        self.parts, self.mean_lengths = parts, {name: max(1.0, p.rows.mean_length) for name, p in parts.items()}
         found = {name: shares[name] for name, part in parts.items() if part.num_rows}
         self.shares = {name: share / sum(found.values()) for name, share in found.items()}
 
@@ -168,7 +170,7 @@ class MixedBatches(Batches):
         counts = before(self._first + rows) - before(self._first)
         return dict(zip(self.parts, counts.tolist(), strict=True))
 
-    def _shuffled(self, place: np.ndarray) -> np.ndarray:
+    def shuffled(self, place: np.ndarray) -> np.ndarray:
         counts, (block, slot) = np.array(self.quotas), np.divmod(place, BLOCK)
         label, number, index = np.zeros((3, *place.shape), np.int64)
         for each in np.unique(block):
@@ -177,7 +179,7 @@ class MixedBatches(Batches):
             number[here] = each * counts[label[here]] + rank
         for source, part in enumerate(self.parts.values()):
             chosen = label == source
-            index[chosen] = self._rows.starts[source] + part._shuffled(number[chosen])
+            index[chosen] = self.rows.starts[source] + part.shuffled(number[chosen])
         return index
 
 
@@ -195,8 +197,11 @@ class Mixture:
     @property
     def summary(self) -> str:
         """Shares and sizes of the sources."""
-        each = (f"{name} {self.shares[name]:.1%}: {store.summary}" for name, store in self.stores.items())
-        return "Mixture of " + "; ".join(each)
+        each = []
+        for name, store in self.stores.items():
+            sizes = f"{store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out"
+            each.append(f"{name} {self.shares[name]:.1%} ({'; '.join(filter(None, [sizes, store.unknown]))})")
+        return f"Mixture of {', '.join(each)}"
 
     @functools.cached_property
     def statistics(self) -> Statistics:

@@ -68,7 +68,7 @@ class Store:
         self._entity_ids: dict[str, np.ndarray] = {}
         counts = self.counts("train") + self.counts("held_out")
         words, source = self.manifest["unknown_words"], self.manifest["source"]
-        self._unknown = describe_unknown(counts, vocabulary["unk"], words, source)
+        self.unknown = describe_unknown(counts, vocabulary["unk"], words, source)
 
     @functools.cached_property
     def train(self) -> Split:
@@ -104,7 +104,7 @@ class Store:
             f"Token store: {train.num_tokens:,} tokens to train on ({each:.1f} bytes each, {per:,.0f} per {unit[:-1]}),"
             f" {held_out.num_tokens:,} held out ({of})"
         )
-        return "; ".join(filter(None, [tokens, self._unknown, self.has_entities and self._entity_summary]))
+        return "; ".join(filter(None, [tokens, self.unknown, self.has_entities and self._entity_summary]))
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source`.

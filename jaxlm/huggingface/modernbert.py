@@ -102,7 +102,7 @@ def read_model(source: Source) -> dict[str, Any]:
     fields["dropout"] = fields["attention_dropout"]
     period, length = source.value("global_attn_every_n_layers", 3), fields["num_layers"]
     types = source.config.get("layer_types") or (period and layer_types(length, period))
-    periods = [n for n in (period, *range(1, length + 1)) if n and layer_types(length, n) == types]
+    periods = [n for n in (period, *range(1, length + 1)) if n > 0 and layer_types(length, n) == types]
     if not periods:
         raise UserError(
             f"{source.folder / 'config.json'}: by layer_types or global_attn_every_n_layers, the layers with full "
@@ -134,6 +134,7 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
 
 def read_objective(source: Source) -> MaskedLM:
     """Read masked language modelling with a ModernBERT."""
+    source.require(classifier_pooling=("cls", "mean"))
     pooling = source.config.get("classifier_pooling") or "cls"
     model = ModernBert(**read_model(source), classifier_pooling=pooling)
     return MaskedLM(model=model, mask_rate=0.3, input_format="document", short_rate=0.0)

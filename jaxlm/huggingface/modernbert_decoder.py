@@ -1,9 +1,9 @@
-"""Ettin's decoders in Transformers: ModernBertDecoderForCausalLM."""
+"""Ettin's decoders in Transformers: ModernBertDecoderForCausalLM and …ForSequenceClassification."""
 
 from __future__ import annotations
 
 from jaxlm.huggingface import modernbert
-from jaxlm.huggingface.family import Family, Source, TransformersModel, token_id
+from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import dense
 from jaxlm.models.modernbert import ModernBertDecoder
 from jaxlm.objectives.causal_lm import CausalLM
@@ -32,4 +32,5 @@ def read_objective(source: Source) -> CausalLM:
     return CausalLM(model=ModernBertDecoder(**modernbert.read_model(source)))
 
 
-FAMILY = Family("modernbert-decoder", models, read_objective)
+HEADS = {"SequenceClassification": Head("ModernBertDecoderForSequenceClassification")}
+FAMILY = Family("modernbert-decoder", models, read_objective, HEADS)

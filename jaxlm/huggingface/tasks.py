@@ -143,6 +143,8 @@ def _table(main: Table, root: str, task: Objective, head: Head | None = None) ->
         kept += dense("pooler", head.dense)
     if head:
         kept += dense("classifier", head.classifier, bias=task.has_classifier_bias)
+    # The Ettin decoder's class with a classifier names the head of its language model differently.
+    kept = [dataclasses.replace(entry, theirs=entry.theirs.removeprefix("lm_")) for entry in kept]
     names = {entry.theirs for entry in kept}
     return Table(
         entries=tuple(kept), prefix=main.prefix, old_endings=main.old_endings,

@@ -64,9 +64,6 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     # The attention kernel was chosen for the machine that trained the model.
     model = session.objective.model.with_execution(attention="auto")
     objective = dataclasses.replace(session.objective, model=model).with_loader(load_model)
-    # A value in the configuration is the user's own.
-    chosen = {name: value for name, value in run.metadata.get("chosen", {}).items() if not getattr(objective, name)}
-    objective = dataclasses.replace(objective, **chosen)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
@@ -83,6 +80,11 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     if step:  # a phase may have changed the model's function, such as the base of its rotary positions
         model = session.experiment.phase_at(step).experiment.objective.model.with_execution(attention="auto")
         objective = dataclasses.replace(objective, model=model)
+    chosen = dict(run.metadata.get("chosen", {}))
+    if chosen.pop("step", step) == step and len(run.named_steps) < 2:  # chosen for these parameters
+        # A value in the configuration is the user's own.
+        unset = {name: value for name, value in chosen.items() if not getattr(objective, name)}
+        objective = dataclasses.replace(objective, **unset)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
 

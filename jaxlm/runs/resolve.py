@@ -18,7 +18,7 @@ from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings, with_value
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
-from jaxlm.paths import any_path
+from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import open_session, with_steps
@@ -47,7 +47,7 @@ def resolve(
     Raises:
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
-    experiment, is_run = load_preset(config), (any_path(config) / "config.json").is_file()
+    experiment, is_run = load_preset(config), is_run_folder(config)
     if as_text and not experiment.objective.is_task:
         raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
     if init_from and pretrained is None:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_a_block_has_exactly_its_quotas(mixed, small_blocks, packing):
         rows = np.concatenate([batches.batch(step).tokens for step in range(8 * block, 8 * block + 8)])
         assert tuple(collections.Counter(sources_of(rows))[name] for name in "amz") == batches.quotas
     assert sum(batches.quotas) == 32
-    lengths = [part._rows.mean_length for part in batches.parts.values()]
+    lengths = [part.rows.mean_length for part in batches.parts.values()]
     tokens = np.array(batches.quotas) * lengths
     assert np.abs(tokens - np.array([0.5, 0.3, 0.2]) * tokens.sum()).max() <= 2 * max(lengths)
 
@@ -83,7 +84,7 @@ def test_each_source_gives_its_own_shuffled_epochs_without_gaps(mixed, monkeypat
         np.testing.assert_array_equal(own, alone[: len(own)])
         assert batches.drawn(370)[name] == len(own)
     # Every row once per epoch, by the numbers that are read.
-    numbers, ends = batches._shuffled(np.arange(370)), np.cumsum([part.num_rows for part in batches.parts.values()])
+    numbers, ends = batches.shuffled(np.arange(370)), np.cumsum([part.num_rows for part in batches.parts.values()])
     for end, part in zip(ends, batches.parts.values(), strict=True):
         own = numbers[(end - part.num_rows <= numbers) & (numbers < end)]
         assert len(own) >= part.num_rows
@@ -139,10 +140,10 @@ def test_documents_of_two_sources_have_different_numbers(mixed, stores):
 def test_mean_lengths_are_those_of_the_rows(stores):
     for store, packing, length in itertools.product(stores.values(), PACKINGS, (5, 8, 30)):
         batches = store.batches("train", 1, RowFormat(packing, length), 0)
-        real = batches._rows.read(np.arange(batches.num_rows)).segment_ids > 0
+        real = batches.rows.read(np.arange(batches.num_rows)).segment_ids > 0
         # What a packed row drops at the end of the text, or has more of an end's room, is part of a document.
         error = 0 if packing != "packed-room" else length / batches.num_rows
-        assert abs(batches._rows.mean_length - real.sum(axis=1).mean()) <= error + 1e-9, (packing, length)
+        assert abs(batches.rows.mean_length - real.sum(axis=1).mean()) <= error + 1e-9, (packing, length)
 
 
 @settings(max_examples=50, deadline=None)
@@ -204,7 +205,7 @@ def test_draws_and_epochs_are_told(mixed):
     lines = describe_draws([(batches, 400), (batches, 200)])
     part = batches.parts["z"]
     epochs = (batches.drawn(400)["z"] + batches.drawn(200)["z"]) / part.num_rows
-    tokens = {name: (batches.drawn(400)[name] + batches.drawn(200)[name]) * batches.parts[name]._rows.mean_length
+    tokens = {name: (batches.drawn(400)[name] + batches.drawn(200)[name]) * batches.parts[name].rows.mean_length
               for name in "amz"}
     share = tokens["z"] / sum(tokens.values())
     assert epochs > 4 and len(lines) == 3
@@ -257,13 +258,13 @@ def test_a_file_with_the_whole_name_has_no_weight(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "temperature", "says"),
     [
-        ("a.txt@1,b.txt", 0, r"give each of two or more sources a weight"),
+        ("a.txt@1,b.txt", 0, r"needs a weight for each source, as a\.txt@0\.7, or for none\."),
         ("a.txt@0,b.txt@1", 0, r"weight of a\.txt in --data\.source is 0; give a number above 0"),
         ("a.txt@-1,b.txt@1", 0, "is -1"),
         ("a.txt@1e999,b.txt@1", 0, "is 1e999"),
-        ("a.txt@nan,b.txt@1", 0, "give each of two or more"),
-        ("a.txt@1,b.txt@1", 2, r"with --data\.temperature \(now 2\) none"),
-        ("a.txt", 2, "give each of two or more"),
+        ("a.txt@nan,b.txt@1", 0, "needs a weight for each source"),
+        ("a.txt@1,b.txt@1", 2, r"two or more sources without weights, since --data\.temperature is 2\."),
+        ("a.txt", 2, "needs two or more sources without weights"),
         ("a.txt@1,a.txt@2", 0, "names a source twice"),
     ],
 )
@@ -308,7 +309,9 @@ def test_a_mixture_has_one_vocabulary_and_a_fingerprint_of_its_weights(config, f
     assert other.store.fingerprint != one.store.fingerprint
     vocabulary = one.tokenizer.vocabulary.size
     assert all(store.vocab_size == vocabulary for store in one.store.stores.values())
-    assert one.store.summary.startswith("Mixture of a 70.0%: Token store: ") and "; b 30.0%: " in one.store.summary
+    a, b = (f"{store.train.num_tokens:,} tokens to train on, {store.held_out.num_tokens:,} held out"
+            for store in one.store.stores.values())
+    assert re.fullmatch(rf"Mixture of a 70\.0% \({a}[^)]*\), b 30\.0% \({b}[^)]*\)", one.store.summary)
     assert [line.split()[0] for line in lines].count("Training") == 2
     heat = dataclasses.replace(config, source=f"{config.source},{folder / 'b.txt'}", temperature=2.0)
     store = prepare(heat, list).store

@@ -220,9 +220,9 @@ def test_mistakes_are_one_sentence(hub, models, tmp_path, capsys, monkeypatch):
     says("hf:a/b/c", "hf:a/b/c is no name of the hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION")
     assert not [name for name in hub.served if name.endswith(".bin")]
     use(monkeypatch, huggingface_hub.constants.ENDPOINT, tmp_path / "empty", offline=True)
-    says("hf:acme/tiny", "hf:acme/tiny is not whole in the cache and cannot be downloaded (Cannot reach")
+    says("hf:acme/tiny", "hf:acme/tiny needs the network, or a whole copy in the cache (Cannot reach")
     use(monkeypatch, "http://127.0.0.1:9", tmp_path / "empty")  # nothing listens there
-    says("hf:acme/tiny", "hf:acme/tiny is not whole in the cache and cannot be downloaded (")
+    says("hf:acme/tiny", "hf:acme/tiny needs the network, or a whole copy in the cache (")
 
 
 def test_the_cache_is_enough_offline(hub, models, tmp_path, capsys):

@@ -24,7 +24,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.models.modernbert import ModernBert
+from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.models.xlm_roberta import XlmRoberta
@@ -56,6 +56,7 @@ MODELS = {
     Gpt1: Gpt1(**SIZES | dict(intermediate_size=96), max_positions=37),
     Gpt2: Gpt2(**SIZES, max_positions=37),
     ModernBert: ModernBert(**SIZES, max_positions=37, local_attention=6, classifier_pooling="mean"),
+    ModernBertDecoder: ModernBertDecoder(**SIZES, max_positions=37, local_attention=6),
 }
 SETTINGS = {
     Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},
@@ -169,7 +170,7 @@ def their_inputs(task, folder, batch):
 
 
 def test_all_models_have_heads():
-    assert len(CASES) == 40 and {model for _, model in CASES.values()} == MODELS.keys()
+    assert len(CASES) == 41 and {model for _, model in CASES.values()} == MODELS.keys()
 
 
 # BERT and XLNet have every kind of head; of the other families the heads of one kind are in the suite.
@@ -197,6 +198,20 @@ def test_logits_in_both_directions(architecture, tokenizer, tmp_path):
     assert not imported.fresh
     assert dataclasses.replace(imported.objective, vocabulary=None) == dataclasses.replace(task, vocabulary=None)
     compare(task, imported.params, out, tokenizer)
+
+
+def test_a_modernbert_that_reads_its_first_token(tokenizer, tmp_path):
+    """The other pooling than in `MODELS`; the same weights give other logits."""
+    mean = task_of(Classification, ModernBert, tokenizer)
+    task = dataclasses.replace(mean, model=dataclasses.replace(mean.model, classifier_pooling="cls"))
+    params = random_params(task, 0)
+    out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
+    compare(task, params, out, tokenizer)
+    imported = import_folder(out)
+    assert imported.objective.model == task.model
+    compare(imported.objective, imported.params, out, tokenizer)
+    batch = batch_of(task, tokenizer)
+    assert np.abs(ours_of(task, params, batch) - ours_of(mean, params, batch)).max() > 10 * TOLERANCE
 
 
 def test_a_distilled_model_is_imported_as_a_plain_classifier(tokenizer, tmp_path):

@@ -105,3 +105,6 @@ def test_several_labels(models, tmp_path, capsys):
     assert finetune("classify", lines, models("bert"), tmp_path / "lists", *flags) == 0
     again = result(capsys)["threshold"]
     assert load_run(tmp_path / "lists").objective.threshold == again != threshold
+    # Other parameters than it was chosen for do without.
+    found = [load_run(f"{tmp_path / 'lists'}@{steps}").objective.threshold for steps in ("8", "6", "last2")]
+    assert found == [again, 0.0, 0.0]

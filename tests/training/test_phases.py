@@ -47,7 +47,7 @@ def test_phases(preset, tmp_path, capsys):
     assert f"batches of 16 x 16 for 4 steps, then {second} for 4 steps, then {third}, 1 cpu" in said
     assert f"From step 5 on, batches are {second}; so the loss may jump." in said
     assert f"From step 9 on, batches are {third}; so the loss may jump." in said
-    assert re.search(r"Mixture of text 70\.0%: .*; other 30\.0%: .*; 12 steps are \d\.\d passes over it\n", said)
+    assert re.search(r"Mixture of text 70\.0% \(.*\), other 30\.0% \(.*\); 12 steps are \d\.\d passes over it\n", said)
     # Warm-up of 2 steps and a constant rate, but for the phase that restarts its clock and has 4 steps of its own.
     rates = [0, 5e-3, 1e-2, 1e-2, 0, 5e-3, 5e-3 * 2 / 3, 5e-3 / 3, 1e-2, 1e-2, 1e-2, 1e-2]
     assert [line["learning_rate"] for line in metrics(whole)] == pytest.approx(rates)
