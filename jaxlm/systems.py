@@ -47,6 +47,7 @@ from jaxlm.tasks.entity_typing import EntityTyping, TypingRows
 from jaxlm.tasks.kagnet import KagNet
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.relation import RelationClassification, RelationRows
+from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tasks.text_to_text import PairRows, TextToText
@@ -119,11 +120,12 @@ TASKS: tuple[tuple[type, type], ...] = (
     (TextToText, PairRows),
     (EntityTyping, TypingRows),
     (RelationClassification, RelationRows),
+    (Rerank, TextGroups),
 )
 """Tasks, each with its default form of rows."""
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
     *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
-    *(cls for pair in TASKS for cls in pair), Contrastive, TextGroups, ElectraEncoder, Model, KagNetwork, GraphSizes,
+    *(cls for pair in TASKS for cls in pair), Contrastive, ElectraEncoder, Model, KagNetwork, GraphSizes,
 ]))
 """Classes that a configuration may name."""

@@ -23,6 +23,7 @@ from jaxlm.tasks.base import Task
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.distillation import DistilledClassification
 from jaxlm.tasks.multiple_choice import MultipleChoice
+from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.template import symbol_id
@@ -48,6 +49,7 @@ TASKS: dict[type[Task], TransformersTask] = {
     MultipleChoice: TransformersTask("MultipleChoice", "multiple-choice", MultipleChoice),
     Tagging: TransformersTask("TokenClassification", "token-classification", Tagging),
     Answers: TransformersTask("QuestionAnswering", "question-answering", Answers),
+    Rerank: TransformersTask("SequenceClassification", "text-ranking", Rerank),
 }
 TASK_PARAMS = ("pooler", "classifier", "kind_classifier")
 """Parameters that a task adds to a model."""
@@ -55,6 +57,9 @@ PROBLEM_TYPES = {
     "class": "single_label_classification", "number": "regression", "labels": "multi_label_classification",
 }
 """`problem_type` in config.json of each `Classification.target`."""
+CROSS_ENCODER = ("sentence_transformers", {"activation_fn": "torch.nn.modules.linear.Identity"})
+"""Entry of config.json by which `CrossEncoder` of sentence-transformers returns logits. A folder of one label that has
+the key is imported as a reranker."""
 SETTINGS_KEY = "jaxlm"
 """Key of config.json for settings of a task without a counterpart in its Transformers class."""
 
@@ -159,12 +164,14 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
     config: dict[str, Any] = {"classifier_dropout": task.classifier_dropout, **head.config}
     if v is not None and v.pad < 0 and template.symbols:  # GPT-1: its class reads the last token before padding
         config["pad_token_id"] = symbol_id(v, template.symbols[0])
-    if kind in (Classification, Tagging):
+    if kind in (Classification, Tagging, Rerank):
         names = task.labels or ("LABEL_0",)
         config["id2label"] = {str(number): name for number, name in enumerate(names)}
         config["label2id"] = {name: number for number, name in enumerate(names)}
     if kind is Classification:
         config["problem_type"] = PROBLEM_TYPES[task.target]
+    if kind is Rerank:
+        config |= dict([CROSS_ENCODER])
     settings = {f.name: getattr(task, f.name) for f in _settings(kind) if getattr(task, f.name) != f.default}
     return config | ({SETTINGS_KEY: settings} if settings else {})
 
@@ -181,6 +188,8 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     fields: dict[str, Any] = {"classifier_dropout": source.value("classifier_dropout", kind.classifier_dropout)}
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
+    if kind is Classification and len(names) == 1 and CROSS_ENCODER[0] in source.config:
+        kind = Rerank
     if kind is Classification:
         source.require(problem_type=tuple(PROBLEM_TYPES.values()))
         # Transformers takes a single logit without a problem type for a number.

@@ -103,6 +103,19 @@ class TrainedModel(PretrainedModel):
             return score(self, [Pair([], self.tokenizer.encode(text)) for text in _checked(texts)])
         return score_texts(self, _checked(texts), max(1, max_length(self.objective) // 2))
 
+    def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int = 512) -> Float[np.ndarray, " pairs"]:
+        """Return a reranker's score of each pair of a query and a passage, float32; a higher one fits better.
+
+        Args:
+            pairs: The pairs.
+            length: Maximum number of tokens of a pair, at most the model's; longer ones are truncated.
+        """
+        length = min(length, self.objective.model.max_length or length)
+        scores = self.objective.score_pairs(self.params, self.tokenizer, pairs, length) if len(pairs) else np.zeros(0)
+        if scores is None:
+            raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
+        return scores
+
     def require_heads(self) -> None:
         """Raise UserError if the folder lacks parameters that predict tokens."""
         needs = self.objective.model.output_params

@@ -1,0 +1,157 @@
+"""Rerankers: losses, scores and metrics are those of a CrossEncoder of sentence-transformers that loads the export."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, ListNetLoss
+from sklearn.metrics import average_precision_score
+
+import jaxlm
+from jaxlm.cli import main
+from jaxlm.data.labelled import LabelledSource
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.objectives.base import total_loss
+from jaxlm.runs.model import load_trained
+from jaxlm.tasks.base import Answer
+from jaxlm.tasks.rerank import Rerank
+from jaxlm.tasks.text_groups import TextGroups
+from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
+from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
+from tests.params import random_params
+from tests.tasks.support import pretrained
+
+LENGTH = 24
+ROWS = [
+    {"query": "the tree", "positive": "ak", "negatives": ["bks the tree", "cm", "ak"]},  # the positive is no negative
+    {"query": "fp", "positive": "then a tree, or the gq or the hr " * 4, "negatives": ["lb as a tree then and then"]},
+    {"query": "dn", "positive": "eo and the tree, fp", "negatives": []},
+]
+LISTS = [["ak", "bks the tree", "cm"], [ROWS[1]["positive"], ROWS[1]["negatives"][0]], [ROWS[2]["positive"]]]
+PAIRS = [(row["query"], text) for row, texts in zip(ROWS, LISTS, strict=True) for text in texts]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("model", "architecture"), [
+    (Bert, "BertForSequenceClassification"), (Xlnet, "XLNetForSequenceClassification"),
+    *(pytest.param(model, f"{name}ForSequenceClassification", marks=pytest.mark.slow) for model, name in (
+        (ModernBert, "ModernBert"), (ElectraEncoder, "Electra"), (Deberta, "DebertaV2"), (Gpt2, "GPT2"))),
+])
+def test_losses_and_scores_are_those_of_sentence_transformers(model, architecture, bpe, tmp_path):  # noqa: F811
+    task = Rerank(model=MODELS[model]).bind(bpe.vocabulary, LENGTH)
+    params = random_params(task, 0)
+    out = export_folder(tmp_path / "out", task, params, bpe, ModelCard(), max_length=LENGTH)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == [architecture] and len(config["id2label"]) == 1
+    theirs = CrossEncoder(str(out), device="cpu").eval()
+    scores = theirs.predict(PAIRS)
+    assert theirs.num_labels == 1 and np.ptp(scores) > 0.05
+    trained = load_trained(out)  # the folder is imported as a reranker, with its classifier
+    assert type(trained.objective) is Rerank and not trained.fresh
+    assert trained.path == str(out) and jax.tree.all(jax.tree.map(np.array_equal, trained.params, params))
+    np.testing.assert_allclose(trained.score_pairs(PAIRS, LENGTH), scores, atol=1e-5)
+
+    def loss(criterion: str, rows: list, **fields) -> tuple[float, dict]:
+        bound = Rerank(model=MODELS[model], criterion=criterion).bind(bpe.vocabulary, LENGTH)
+        data = TextGroups(negative_fields=("negatives",), **fields)
+        source = LabelledSource(bpe, {"held_out": [*data.read(str(write(tmp_path / "rows.jsonl", rows)))]}, False)
+        (batch,) = source.batches("held_out", len(rows) + 1, bound.row_format(LENGTH), 0).evaluation(len(rows) + 1, 1)
+        assert batch["row"][-1] == -1  # it fills up the batch
+        terms = jax.jit(lambda p, b: bound.loss(p, b, jax.random.key(0), False))(params, batch)
+        return float(total_loss(terms)), float(terms["accuracy"].total / terms["accuracy"].weight)
+
+    with torch.no_grad():
+        lists = [torch.tensor([1e4] + [0.0] * (len(texts) - 1)) for texts in LISTS]  # softmax: 1 for the positive
+        listwise = ListNetLoss(theirs)([[row["query"] for row in ROWS], LISTS], lists).item()
+        labels = [float(text == texts[0]) for texts in LISTS for text in texts]
+        pairwise = BinaryCrossEntropyLoss(theirs)([*zip(*PAIRS, strict=True)], torch.tensor(labels)).item()
+    split = np.split(scores, np.cumsum([len(texts) for texts in LISTS])[:-1])
+    right = np.mean([each[0] > max([-np.inf, *each[1:]]) for each in split])
+    assert loss("softmax", ROWS) == (pytest.approx(listwise, abs=1e-6), pytest.approx(right))
+    right = np.mean((scores > 0) == labels)
+    assert loss("binary", ROWS) == (pytest.approx(pairwise, abs=1e-6), pytest.approx(right))
+    rows = [{"query": query, "positive": text, "negatives": [], "label": label}
+            for (query, text), label in zip(PAIRS, labels, strict=True)]
+    assert loss("binary", rows, score_field="label") == (pytest.approx(pairwise, abs=1e-6), pytest.approx(right))
+
+
+def test_metrics_are_those_of_sentence_transformers():
+    draw = np.random.default_rng(0)
+    scores = [draw.normal(size=size).tolist() for size in (1, 2, 5, 30, 30)]
+    scores[-1][0] = -9.0  # a positive below the tenth place
+    golds = [[1.0] + [0.0] * (len(row) - 1) for row in scores]
+    answers = [Answer(row, {}) for row in scores]
+    evaluator = CrossEncoderRerankingEvaluator([])
+    theirs = np.mean([evaluator.compute_metrics(gold, row)[:2] for gold, row in
+                      zip(golds[1:], scores[1:], strict=True)], axis=0)
+    found = Rerank().score(golds, answers)
+    assert found == {"ndcg_at_10": pytest.approx(theirs[1]), "mrr_at_10": pytest.approx(theirs[0])}
+    assert 0.1 < found["mrr_at_10"] < 0.9
+    binary = Rerank(criterion="binary").score(golds, answers)
+    assert binary.items() >= found.items()
+    labels, flat = np.concatenate(golds), np.concatenate(scores)
+    assert binary["average_precision"] == pytest.approx(average_precision_score(labels, flat))
+    # A model that scores all passages alike finds nothing: trec_eval's order of equal scores, the last id first.
+    assert Rerank().score([[1.0, 0.0]], [Answer([0.5, 0.5], {})])["mrr_at_10"] == 0.5
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    """A model learns which passages have the query's first word; every way out gives the same scores."""
+    start, words = pretrained("bert", tmp_path / "model"), ("cat", "dog", "house", "tree", "runs")
+    draw, rows = random.Random(0), []
+    for number in range(200):
+        one, *others = draw.sample(words, 4)
+        rows.append({"query": one, "positive": f"a {one}", "negatives": [f"a {word}" for word in others[: number % 4]]})
+    train, dev = (write(tmp_path / f"{part}.jsonl", rows[160 * part : 160 + 40 * part]) for part in range(2))
+    run = str(tmp_path / "run")
+    flags = ["--data.length", "16", "--train.epochs", "30", "--optimizer.learning-rate", "3e-3", "--train.tracker",
+             "none", "--objective.negatives", "2"]
+    command = ["finetune", "rerank", "--init-from", str(start), "--data.source", str(train), "--data.dev", str(dev)]
+    assert main([*command, *flags, "--run-dir", run, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["task"] == "rerank" and result["metrics"]["mrr_at_10"] > 0.9
+    out = str(tmp_path / "out")
+    assert main(["export", run, out]) == 0
+    theirs = CrossEncoder(out, device="cpu")
+    pairs = [("cat", "a cat"), ("cat", "the dog and the house " * 9)]
+    ours = jaxlm.load(run).score_pairs(pairs, 16)
+    np.testing.assert_allclose(theirs.predict(pairs), ours, atol=1e-5)
+    assert ours[0] > ours[1] and jaxlm.load(run).score_pairs([]).shape == (0,)
+    capsys.readouterr()
+    answers = tmp_path / "answers.jsonl"
+    assert main(["evaluate", run, "--objective.negatives", "0", "--predictions", str(answers), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert {len(line["prediction"]) for line in lines} == {1, 2, 3, 4}
+    samples = [{"query": row["query"], "positive": row["positive"], "negative": row["negatives"]} for row in rows[160:]]
+    evaluator = CrossEncoderRerankingEvaluator([sample for sample in samples if sample["negative"]])
+    wanted = evaluator(theirs)
+    assert found == {"ndcg_at_10": pytest.approx(wanted["ndcg@10"], abs=1e-6),
+                     "mrr_at_10": pytest.approx(wanted["mrr@10"], abs=1e-6)}
+    with pytest.raises(UserError, match="is no reranker"):
+        jaxlm.load(str(start)).score_pairs(pairs)
+
+
+@pytest.mark.parametrize(("rows", "fields", "words"), [
+    ([ROWS[2]] * 3, {}, "has no hard negatives; name their columns with --data.negative-fields"),
+    ([ROWS[0] | {"label": 0.5}], dict(criterion="binary"), "line 1: the score 0.5 is neither 0 nor 1"),
+])
+def test_refusals(rows, fields, words, bpe, tmp_path):  # noqa: F811
+    data = TextGroups(source=str(write(tmp_path / "rows.jsonl", rows)), held_out=0.0, negative_fields=("negatives",),
+                      score_field="label" if fields else "")
+    task = Rerank(model=MODELS[Bert], **fields).bind(bpe.vocabulary, LENGTH)
+    with pytest.raises(UserError, match=words):
+        source = data.open(bpe)
+        task.with_rows(source, data).encode(source.records["train"], bpe, LENGTH)
