@@ -1,7 +1,7 @@
 """Rows `[CLS] A [SEP] B [SEP]` and `[CLS] A [SEP]` from rows of text, and random shortening of rows.
 
 Pairs serve next-sentence prediction (BERT, Devlin et al. 2018, section 3.1, Task #2) and sentence-order prediction
-(ALBERT, Lan et al. 2019, section 3.1).
+(ALBERT, Lan et al. 2019, section 3.1); a sentence and its context serve the inverse cloze task (Lee et al. 2019).
 """
 
 from __future__ import annotations
@@ -148,6 +148,47 @@ def ordered_pairs(
     a = _Part(tokens, row, trimmed, jnp.where(is_swapped, size_a, 0), jnp.where(is_swapped, sizes - size_a, size_a))
     b = _Part(tokens, row, trimmed, jnp.where(is_swapped, 0, size_a), sizes - a.size)
     return _join(a, b, sizes > 0, is_swapped, has_pair, cls=cls, sep=sep, pad=pad)
+
+
+def inverse_cloze(
+    key: jax.Array, batch: TokenBatch, word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"], *,
+    keep_rate: float, longest: int,
+) -> tuple[TokenBatch, TokenBatch]:
+    """Take a random sentence out of each row (inverse cloze task, Lee et al. 2019, section 4).
+
+    Each sentence is equally likely, also the parts of one with which a row begins and ends. A row without a sentence
+    end, or with none but in its first and last tenth, is also split at the word start nearest to its middle.
+
+    Args:
+        key: sampling key.
+        batch: rows of text.
+        word_start: tokens that begin a word, by id.
+        sentence_end: tokens that end a sentence, by id.
+        keep_rate: probability that the sentence also stays where it was.
+        longest: tokens of a sentence that are used, the first ones.
+
+    Returns:
+        The sentences, and the rest of each row in its order. Both are empty in rows of a single token.
+    """
+    tokens = jnp.asarray(batch.tokens)
+    key_cut, key_sentence, key_keep = jax.random.split(key, 3)
+    sizes, p = jnp.sum(jnp.asarray(batch.segment_ids) > 0, axis=1), jnp.arange(tokens.shape[1])[None, :]
+    middle, at_sentence = _cut(key_cut, tokens, sizes, word_start, sentence_end)
+    starts = sentence_starts(tokens, word_start, sentence_end) | (p == 0)
+    starts |= (p == middle[:, None]) & ~at_sentence[:, None]
+    draw = jax.random.uniform(key_sentence, tokens.shape)
+    first = jnp.argmax(jnp.where(starts & (p < sizes[:, None]), draw, -1.0), axis=1)
+    after = starts & (p > first[:, None]) & (p < sizes[:, None])
+    size = jnp.min(jnp.where(after, p, sizes[:, None]), axis=1) - first
+    left_out = jnp.where(jax.random.bernoulli(key_keep, float(keep_rate), sizes.shape), 0, size)
+
+    def text(column: Array, count: Array) -> TokenBatch:
+        ids = jnp.take_along_axis(tokens, jnp.minimum(column, tokens.shape[1] - 1), axis=1)
+        is_text = p < jnp.where(size < sizes, count, 0)[:, None]
+        return TokenBatch(jnp.where(is_text, ids, 0), is_text.astype(jnp.int32))
+
+    rest = p + jnp.where(p < first[:, None], 0, left_out[:, None])
+    return text(p + first[:, None], jnp.minimum(size, longest)), text(rest, sizes - left_out)
 
 
 class _Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""Contrastive learning of text vectors: InfoNCE over pairs, CoSENT over scored pairs, and SimCSE over single texts."""
+"""Contrastive learning of text vectors: InfoNCE over pairs, CoSENT over scored pairs; SimCSE and ICT over text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxlm.corruption.pairs import single_segments
+from jaxlm.corruption.pairs import inverse_cloze, single_segments
 from jaxlm.data.base import RowFormat
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
 from jaxlm.errors import UserError
@@ -48,9 +48,12 @@ class Contrastive(Objective):
     """The encoder; `--init-from` brings it, of any family."""
     criterion: Literal["info-nce", "cosent"] = "info-nce"
     """The loss: of queries and their passages, or of pairs of texts with scores (--data.score-field)."""
-    positives: Literal["rows", "dropout"] = "rows"
-    """What a query's positive is: that of its row, or, for text without labels, the same text under another draw of
-    dropout (unsupervised SimCSE, Gao et al. 2021)."""
+    positives: Literal["rows", "dropout", "cloze"] = "rows"
+    """What a query's positive is: that of its row; or, for text without labels, the same text under another draw of
+    dropout (unsupervised SimCSE, Gao et al. 2021), or the passage around a sentence (inverse cloze task, Lee et al.
+    2019)."""
+    keep_rate: float = field(0.1, range="[0, 1]")
+    """Share of passages around a sentence that keep it."""
     temperature: float = field(0.05, range="(0, inf)")
     """Divisor of the scores; 1 / scale in sentence-transformers."""
     symmetric: bool = False
@@ -80,13 +83,21 @@ class Contrastive(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positives == "dropout" and (self.criterion == "cosent" or self.negatives or self.query_length):
+        of_rows = self.criterion == "cosent" or self.negatives or self.query_prompt or self.passage_prompt
+        if self.reads_text and of_rows:
             raise UserError(
-                "objective.positives dropout has single texts; leave out objective.criterion, negatives and "
-                "query_length."
+                f"objective.positives {self.positives} has single texts; leave out objective.criterion, negatives and "
+                "prompts."
             )
+        if self.positives == "dropout" and self.query_length:
+            raise UserError("objective.positives dropout reads a text twice; leave out objective.query_length.")
         if self.criterion == "cosent" and (self.negatives or self.symmetric):
             raise UserError("objective.criterion cosent compares pairs; leave out objective.negatives and symmetric.")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it reads text without labels, and no rows of texts."""
+        return self.positives != "rows"
 
     @property
     def row_group(self) -> int:
@@ -124,27 +135,36 @@ class Contrastive(Objective):
             raise UserError(f"objective.query_length {self.query_length} leaves no room for a query; use 8 or more.")
         if too_wide := [width for width in self.widths if not 0 < width < model.width]:
             raise UserError(f"objective.widths has {too_wide[0]}; it must be in [1, {model.width - 1}] here.")
-        if self.positives == "dropout":
-            if not max(getattr(model, "dropout", 0.0), getattr(model, "attention_dropout", 0.0)):
-                raise UserError(
-                    "objective.positives dropout draws dropout twice, and the model has none; set "
-                    "--objective.model.dropout 0.1."
-                )
-            if model.template.single != "cls $A sep":
-                raise UserError(f"objective.positives dropout reads no rows of a {type(model).__name__}; take pairs.")
+        has_dropout = max(getattr(model, "dropout", 0.0), getattr(model, "attention_dropout", 0.0)) > 0
+        if self.positives == "dropout" and not has_dropout:
+            raise UserError(
+                "objective.positives dropout draws dropout twice, and the model has none; set "
+                "--objective.model.dropout 0.1."
+            )
+        if self.reads_text and model.template.single != "cls $A sep":
+            raise UserError(
+                f"objective.positives {self.positives} reads no rows of a {type(model).__name__}; take pairs."
+            )
         return super().bind(vocabulary, length, statistics)
 
     def with_rows(self, rows: Any, data: Any) -> Self:
-        if isinstance(rows, LabelledSource) == (self.positives == "dropout"):
-            raise UserError("objective.positives dropout reads text, as in simcse_tiny; rows are for contrastive_tiny.")
+        if isinstance(rows, LabelledSource) == self.reads_text:
+            raise UserError(
+                "objective.positives dropout and cloze read text, as in simcse_tiny; rows are for contrastive_tiny."
+            )
+        if self.positives == "cloze" and getattr(data, "sentences", False):
+            raise UserError("objective.positives cloze takes sentences out of passages; set --data.sentences False.")
         return self
+
+    def num_examples(self, rows: Any, length: int) -> int:
+        return 0 if self.reads_text else len(rows.records["train"])
 
     def init(self, key: jax.Array) -> Params:
         # No vector reads ModernBERT's layers between hidden states and heads, and weight decay would change them.
         return {name: leaf for name, leaf in self.model.init_task(key).items() if name != "head"}
 
     def row_format(self, length: int) -> RowFormat:
-        return RowFormat("document", length - 2) if self.positives == "dropout" else RowFormat(self, length)
+        return RowFormat("document", length - 2) if self.reads_text else RowFormat(self, length)
 
     @property
     def padding(self) -> dict[str, int]:
@@ -198,7 +218,7 @@ class Contrastive(Objective):
         return [unread] if most > self.negatives else []
 
     def corrupt(self, key: jax.Array, batch: Any) -> Example:
-        """Return the texts of each row: the batch itself, or for single texts each of them twice.
+        """Return the texts of each row: the batch itself, or of text each row twice, or its sentence and the rest.
 
         Returns:
             `input_ids`, `attention_mask` int32 [batch, texts, length], and `row` int32 [batch], -1 for rows of padding;
@@ -207,10 +227,15 @@ class Contrastive(Objective):
         if not isinstance(batch, TokenBatch):
             return batch
         v = self.vocabulary
-        ids, mask, _ = single_segments(batch, cls=v.cls, sep=v.sep, pad=v.pad)
-        mask = mask * jnp.any(batch.segment_ids > 0, axis=1, keepdims=True)
-        row = jnp.where(mask[:, 0] > 0, jnp.arange(len(ids)), -1)
-        return {"input_ids": jnp.stack([ids, ids], 1), "attention_mask": jnp.stack([mask, mask], 1), "row": row}
+        pair = (batch, batch)
+        if self.positives == "cloze":
+            pair = inverse_cloze(
+                key, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), keep_rate=self.keep_rate,
+                longest=(self.query_length or batch.tokens.shape[1] + 2) - 2,
+            )
+        texts = [single_segments(each, cls=v.cls, sep=v.sep, pad=v.pad) for each in pair]
+        ids, mask = (jnp.stack([getattr(text, name) for text in texts], 1) for name in ("input_ids", "documents"))
+        return {"input_ids": ids, "attention_mask": mask, "row": jnp.where(mask[:, 0, 0] > 0, np.arange(len(ids)), -1)}
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> dict[str, Term]:
         vectors = self.encode_texts(params, example, key if train else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import random
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxlm.corruption.pairs import at_source, sentence_pairs, shorten, single_segments
+from jaxlm.corruption.pairs import at_source, inverse_cloze, sentence_pairs, shorten, single_segments
 from jaxlm.types import TokenBatch
 
 PAD, CLS, SEP = 0, 1, 2
@@ -336,3 +338,34 @@ def test_some_rows_stay_one_segment():
             else:
                 assert min(map(len, split(p, row))) >= 1 and p.has_pair[row]
     assert abs(single - 160) < 4 * np.sqrt(1600 * 0.1 * 0.9)
+
+
+def test_inverse_cloze_takes_any_sentence_out_of_its_row():
+    """By chi-square every sentence is as likely, also the one that the row cuts off, and a tenth of them stays."""
+    sizes = [40, 31, 7, 2, 1, 0]
+    b, longest = batch(sizes, 40), 5
+    tables = jnp.asarray(WORD_START), jnp.asarray(SENTENCE_END)
+    make = jax.jit(lambda key: inverse_cloze(key, b, *tables, keep_rate=0.1, longest=longest))
+    drawn, kept = {row: collections.Counter() for row in range(len(sizes))}, []
+    for seed in range(600):
+        pair = jax.device_get(make(jax.random.key(seed)))
+        texts = [[row[real > 0].tolist() for row, real in zip(*each[:2], strict=True)] for each in pair]
+        for row, (size, query, rest) in enumerate(zip(sizes, *texts, strict=True)):
+            if size < 2:
+                assert query == rest == []
+                continue
+            text = b.tokens[row][:size].tolist()
+            # Sentences of seven tokens; a row of one sentence is in two halves.
+            starts = [0, size // 2, size] if size <= EVERY else [*range(0, size, EVERY), size]
+            spans = [text[i:j] for i, j in itertools.pairwise(starts)]
+            if size == EVERY:  # the middle is between two tokens
+                spans = [text[:3], text[3:]] if query in (text[:3], text[3:]) else [text[:4], text[4:]]
+            place = [span[:longest] for span in spans].index(query)
+            drawn[row][place] += 1
+            left = [token for i, span in enumerate(spans) if i != place for token in span]
+            assert rest in (left, text)
+            kept.append(rest == text)
+    for row in range(2):
+        counts = [drawn[row][place] for place in range(-(-sizes[row] // EVERY))]
+        assert scipy.stats.chisquare(counts).pvalue > 1e-3
+    assert scipy.stats.binomtest(sum(kept), len(kept), 0.1).pvalue > 1e-3

@@ -20,9 +20,11 @@ from sentence_transformers.sentence_transformer.losses import (
 from jaxlm.analysis import search as searching
 from jaxlm.analysis.step import open_stand_in
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.elmo import Elmo
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.contrastive import Contrastive, not_negatives, text_codes
@@ -349,10 +351,37 @@ def test_simcse_reads_a_text_twice():
     assert float(terms["contrastive_loss"].weight) == 3
 
 
+def test_a_sentence_finds_the_passage_around_it():
+    """Sentences end with even tokens; a query is cut to its length, and a row without two words is padding."""
+    vocabulary = dataclasses.replace(VOCABULARY, sentence_end=np.arange(VOCABULARY.size) % 2 == 0)
+    objective = Contrastive(model=BERT, positives="cloze", keep_rate=0.0, query_length=8).bind(vocabulary, LENGTH)
+    tokens = 101 + 2 * np.arange(3 * (LENGTH - 2), dtype=np.int32).reshape(3, -1) % 80
+    tokens[:, [7, 10]] += 1
+    segments = (np.arange(LENGTH - 2) < np.array([[22], [13], [1]])).astype(np.int32)
+    batch = TokenBatch(tokens * segments, segments)
+    example = jax.jit(objective.corrupt)(jax.random.key(1), batch)
+    assert example["row"].tolist() == [0, 1, -1] and not example["attention_mask"][2].any()
+    cls, sep = vocabulary.cls, vocabulary.sep
+    for row, size in enumerate((22, 13)):
+        query, rest = (ids[mask > 0].tolist() for ids, mask in zip(
+            example["input_ids"][row], example["attention_mask"][row], strict=True))
+        text = tokens[row, :size].tolist()
+        cuts = [(text[:8], text[8:]), (text[8:11], text[:8] + text[11:]), (text[11:], text[:11])]
+        assert (query, rest) in [([cls, *one[:6], sep], [cls, *other, sep]) for one, other in cuts]
+    titles = [line.title for line in objective.describe(batch, jax.device_get(example), 0)]
+    assert titles[:2] == ["query", "positive"]
+    with pytest.raises(UserError, match=r"takes sentences out of passages; set --data.sentences False"):
+        objective.with_rows(None, TextData(sentences=True))
+    assert objective.num_examples(None, LENGTH) == 0
+
+
 @pytest.mark.parametrize(("fields", "words"), [
     (dict(positives="dropout"), "draws dropout twice, and the model has none; set --objective.model.dropout 0.1"),
     (dict(model=ModernBert(), positives="dropout"), "draws dropout twice"),
     (dict(positives="dropout", negatives=1), "has single texts"),
+    (dict(positives="cloze", query_prompt="query: "), "cloze has single texts; leave out .* prompts"),
+    (dict(positives="dropout", query_length=8), "reads a text twice"),
+    (dict(model=Gpt2(max_positions=64), positives="cloze"), "cloze reads no rows of a Gpt2"),
     (dict(criterion="cosent", negatives=1), "cosent compares pairs"),
     (dict(widths=(16,)), r"widths has 16; it must be in \[1, 15\]"),
     (dict(widths=(0,)), "widths has 0"),
