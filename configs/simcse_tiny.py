@@ -4,6 +4,9 @@ A sentence under one draw of dropout finds itself under another, among the sente
 section 3). The encoder is that of --init-from, of any family with [CLS] and [SEP], with the dropout given here. Their
 layer between [CLS] and the loss, which is dropped after training, is left out; the vector is the mean of the tokens.
 
+With --objective.positives cloze --data.sentences False --data.length 256 a sentence finds the passage around it instead
+(the inverse cloze task, Lee et al. 2019).
+
 Command:     jaxlm pretrain configs/simcse_tiny.py --init-from RUN_OR_HF_DIR --data.source 'texts/*.txt' \
                  --run-dir runs/simcse_tiny
 Hardware:    two CPU cores

@@ -3,8 +3,7 @@
 Command:     jaxlm finetune configs/tasks/rerank.py --init-from RUN_OR_HF_DIR --data.source train.jsonl \
                  --data.dev dev.jsonl --run-dir runs/rerank
 Data:        {"query": "…", "positive": "…", "negatives": ["…", …]} a line, or a table; columns by
-             --data.query-field, --data.positive-field, --data.negative-fields. For pairs with a 0/1 label
-             --objective.criterion binary --data.negative-fields --data.score-field label
+             --data.query-field, --data.positive-field, --data.negative-fields (for pairs with a class, pair.py)
 Recipe:      batch 16, learning rate 2e-5, 1 epoch, a tenth of it warm-up
 """
 

@@ -79,9 +79,9 @@ class TrainConfig:
     """Training length, batch size, evaluation and checkpoints."""
 
     steps: int | None = field(1_000_000, resumable=True, range="[1, inf)")
-    """Optimizer steps in total; None: `epochs` passes over the rows of a task, or the sum of the `phases`."""
+    """Optimizer steps in total; None: `epochs` passes over labelled rows, or the sum of the `phases`."""
     epochs: float = field(0.0, resumable=True, range="[0, inf)")
-    """Passes over the rows of a task, where `steps` is None."""
+    """Passes over labelled rows, where `steps` is None."""
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
     phases: str = ""

@@ -157,18 +157,11 @@ def inverse_cloze(
     """Take a random sentence out of each row (inverse cloze task, Lee et al. 2019, section 4).
 
     Each sentence is equally likely, also the parts of one with which a row begins and ends. A row without a sentence
-    end, or with none but in its first and last tenth, is also split at the word start nearest to its middle.
-
-    Args:
-        key: sampling key.
-        batch: rows of text.
-        word_start: tokens that begin a word, by id.
-        sentence_end: tokens that end a sentence, by id.
-        keep_rate: probability that the sentence also stays where it was.
-        longest: tokens of a sentence that are used, the first ones.
+    end, or with none but in its first and last tenth, is also split at the word start nearest to its middle. With
+    probability `keep_rate` the sentence also stays in its row.
 
     Returns:
-        The sentences, and the rest of each row in its order. Both are empty in rows of a single token.
+        The first `longest` tokens of each sentence, and the rest of each row; none of a row of a single token.
     """
     tokens = jnp.asarray(batch.tokens)
     key_cut, key_sentence, key_keep = jax.random.split(key, 3)

@@ -16,6 +16,7 @@ from jaxlm import systems
 from jaxlm.errors import UserError
 from jaxlm.fields import marks_of
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel
+from jaxlm.huggingface.sentence_transformers import CONFIG
 from jaxlm.huggingface.table import Table, dense
 from jaxlm.objectives.base import Objective
 from jaxlm.tasks.answers import Answers
@@ -57,9 +58,8 @@ PROBLEM_TYPES = {
     "class": "single_label_classification", "number": "regression", "labels": "multi_label_classification",
 }
 """`problem_type` in config.json of each `Classification.target`."""
-CROSS_ENCODER = ("sentence_transformers", {"activation_fn": "torch.nn.modules.linear.Identity"})
-"""Entry of config.json by which `CrossEncoder` of sentence-transformers returns logits. A folder of one label that has
-the key is imported as a reranker."""
+CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+"""Entry of config.json by which `CrossEncoder` of sentence-transformers returns logits."""
 SETTINGS_KEY = "jaxlm"
 """Key of config.json for settings of a task without a counterpart in its Transformers class."""
 
@@ -171,7 +171,7 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
     if kind is Classification:
         config["problem_type"] = PROBLEM_TYPES[task.target]
     if kind is Rerank:
-        config |= dict([CROSS_ENCODER])
+        config |= CROSS_ENCODER
     settings = {f.name: getattr(task, f.name) for f in _settings(kind) if getattr(task, f.name) != f.default}
     return config | ({SETTINGS_KEY: settings} if settings else {})
 
@@ -188,7 +188,8 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     fields: dict[str, Any] = {"classifier_dropout": source.value("classifier_dropout", kind.classifier_dropout)}
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
-    if kind is Classification and len(names) == 1 and CROSS_ENCODER[0] in source.config:
+    is_cross_encoder = CROSS_ENCODER.keys() <= source.config.keys() or (source.folder / CONFIG).is_file()
+    if kind is Classification and len(names) == 1 and is_cross_encoder:
         kind = Rerank
     if kind is Classification:
         source.require(problem_type=tuple(PROBLEM_TYPES.values()))

@@ -352,12 +352,6 @@ class Objective:
         """
         return {}
 
-    def score_pairs(
-        self, params: Params, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], length: int
-    ) -> Float[np.ndarray, " pairs"] | None:
-        """Return the score of each pair of a query and a passage, cut to `length` tokens; None if it scores none."""
-        return None
-
     def prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return the prompt of a sample: the text with every sixth token masked, or its first half."""
         if self.answer_kind == "masks":

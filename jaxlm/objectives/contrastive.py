@@ -83,8 +83,8 @@ class Contrastive(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_rows = self.criterion == "cosent" or self.negatives or self.query_prompt or self.passage_prompt
-        if self.reads_text and of_rows:
+        has_prompts = bool(self.query_prompt or self.passage_prompt)
+        if self.reads_text and (self.criterion == "cosent" or self.negatives or has_prompts):
             raise UserError(
                 f"objective.positives {self.positives} has single texts; leave out objective.criterion, negatives and "
                 "prompts."
@@ -142,22 +142,19 @@ class Contrastive(Objective):
                 "--objective.model.dropout 0.1."
             )
         if self.reads_text and model.template.single != "cls $A sep":
-            raise UserError(
-                f"objective.positives {self.positives} reads no rows of a {type(model).__name__}; take pairs."
-            )
+            name = type(model).__name__
+            raise UserError(f"objective.positives {self.positives} reads no rows of a {name}; take pairs.")
         return super().bind(vocabulary, length, statistics)
 
     def with_rows(self, rows: Any, data: Any) -> Self:
         if isinstance(rows, LabelledSource) == self.reads_text:
-            raise UserError(
-                "objective.positives dropout and cloze read text, as in simcse_tiny; rows are for contrastive_tiny."
-            )
+            raise UserError("objective.positives dropout and cloze read text; rows are for contrastive_tiny.")
         if self.positives == "cloze" and getattr(data, "sentences", False):
             raise UserError("objective.positives cloze takes sentences out of passages; set --data.sentences False.")
         return self
 
     def num_examples(self, rows: Any, length: int) -> int:
-        return 0 if self.reads_text else len(rows.records["train"])
+        return len(rows.records["train"]) if isinstance(rows, LabelledSource) else 0
 
     def init(self, key: jax.Array) -> Params:
         # No vector reads ModernBERT's layers between hidden states and heads, and weight decay would change them.

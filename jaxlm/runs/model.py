@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxlm import hub
+from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.denoise import denoise_text
@@ -104,17 +105,14 @@ class TrainedModel(PretrainedModel):
         return score_texts(self, _checked(texts), max(1, max_length(self.objective) // 2))
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int = 512) -> Float[np.ndarray, " pairs"]:
-        """Return a reranker's score of each pair of a query and a passage, float32; a higher one fits better.
-
-        Args:
-            pairs: The pairs.
-            length: Maximum number of tokens of a pair, at most the model's; longer ones are truncated.
-        """
-        length = min(length, self.objective.model.max_length or length)
-        scores = self.objective.score_pairs(self.params, self.tokenizer, pairs, length) if len(pairs) else np.zeros(0)
-        if scores is None:
+        """Return a reranker's score of each query and passage, cut to `length` tokens together."""
+        task = self.objective
+        if task.name != "rerank":
             raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
-        return scores
+        rows = [Record("", "", {"query": query, "positive": text, "negatives": []}, ()) for query, text in pairs]
+        source = LabelledSource(self.tokenizer, {"held_out": rows}, True)
+        answers = task.answers(self.params, source, min(length, task.model.max_length or length), 32)
+        return np.array([answer.prediction[0] for answer in answers], np.float32)
 
     def require_heads(self) -> None:
         """Raise UserError if the folder lacks parameters that predict tokens."""

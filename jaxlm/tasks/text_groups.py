@@ -25,7 +25,7 @@ class TextGroups(TableData):
 
     score_field: str = ""
     """Column of the score of two texts, a number that is higher the closer they are, for --objective.criterion
-    cosent; or of a 0/1 label, for criterion binary of a reranker."""
+    cosent."""
 
     label_flag = "--data.query-field, --data.positive-field, --data.score-field"
 

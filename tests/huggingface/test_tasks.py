@@ -64,7 +64,7 @@ SETTINGS = {
 }
 CASES = {
     head.architecture: (kind, model)
-    for model in MODELS for kind, theirs in TASKS.items() if kind is theirs.kind
+    for model in MODELS for kind, theirs in TASKS.items() if kind in SETTINGS
     for name, head in family_of(pretraining_objective(Classification(model=MODELS[model]))).heads.items()
     if name == theirs.name
 }
