@@ -105,9 +105,9 @@ def _check_program(session: Session, mesh: Mesh) -> None:
     """Build all programs once to find a mistake, as in `optimizer.freeze`, before hours of preparing text.
 
     A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
-    are read it has no classes, and so no shapes of parameters.
+    are read it has no classes, and so no shapes of parameters; nor a run whose steps its rows decide.
     """
-    if not session.objective.is_task:
+    if not session.objective.is_task and session.experiment.train.steps:
         program = dataclasses.replace(session, constants=()).program(mesh)
         for phase in session.experiment.phases:
             program.at(phase.after + 1)

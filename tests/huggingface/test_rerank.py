@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -74,6 +75,8 @@ def test_losses_and_scores_are_those_of_sentence_transformers(model, architectur
     source = LabelledSource(bpe, {"held_out": records(tmp_path)}, False)
     (batch,) = source.batches("held_out", 4, task.row_format(LENGTH), 0).evaluation(4, 1)
     assert batch["row"].tolist() == [0, 1, 2, -1] and batch["input_ids"].shape == (4, 3, LENGTH)
+    made = dataclasses.replace(task, negatives=2).synthetic(4, LENGTH)
+    assert {name: (x.shape, x.dtype) for name, x in made.items()} == {n: (x.shape, x.dtype) for n, x in batch.items()}
     terms = jax.jit(lambda p, b: task.loss(p, b, jax.random.key(0), False))(params, batch)
     with torch.no_grad():
         labels = [torch.tensor([1e4] + [0.0] * (len(texts) - 1)) for texts in LISTS]  # softmax: 1 for the positive

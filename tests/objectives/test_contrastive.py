@@ -315,6 +315,7 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     )
     cut = dataclasses.replace(short, query_length=8).encode(source.records["train"], tokenizer, 9)
     assert texts(cut[0].arrays)[0] == "[CLS] the dog ran and then it [SEP]"
+    assert objective.num_examples(source, 9) == 2  # of an epoch
     batch = source.batches("train", 3, objective.row_format(9), 0).batch(0)
     assert batch["input_ids"].shape == (3, 4, 9)
     with pytest.raises(UserError, match=r"line 1 has no score; .*--data.score-field"):

@@ -50,7 +50,7 @@ def command(encoder: Path, pairs: Path, run: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def run(encoder, pairs) -> Path:
     options = ["--objective.widths", "4", "--objective.query-prompt", "ba de ", "--data.negative-fields", "negatives",
-               "--objective.negatives", "1"]
+               "--objective.negatives", "1", "--train.steps", "None", "--train.epochs", "3.5"]
     assert main(command(encoder, pairs, encoder / "vectors", *options)) == 0
     return encoder / "vectors"
 
@@ -60,6 +60,7 @@ def test_in_batch_accuracy_rises(run):
     first = metrics(run)[0]
     assert first["step"] == 1 and first["accuracy"] < 0.3 and held_out[-1] > 0.5
     last = metrics(run)[-1]
+    assert last["step"] == 40  # 3.5 passes over 360 rows in batches of 32
     assert last["eval_positive_cosine"] > last["eval_negative_cosine"] + 0.3
 
 
@@ -98,7 +99,7 @@ def test_refusals(encoder, pairs, tmp_path, capsys):
     assert "train.accumulate 2 would compare only the rows of a microbatch" in capsys.readouterr().err
     flags = ["--objective.positives", "dropout", "--objective.model.dropout", "0.1"]
     assert main(command(encoder, pairs, tmp_path / "y", *flags)) == 2
-    assert "objective.positives dropout reads text" in capsys.readouterr().err
+    assert "objective.positives dropout and cloze read text" in capsys.readouterr().err
     assert main(["pretrain", str(CONFIGS / "contrastive_tiny.py"), "--data.source", str(pairs)]) == 2
     assert "--init-from RUN_OR_HF_DIR" in capsys.readouterr().err
     assert main(["plan", str(CONFIGS / "contrastive_tiny.py"), "--train.accumulate", "4"]) == 2
