@@ -140,7 +140,7 @@ def compare(task, params, folder, tokenizer) -> None:
     batch = batch_of(task, tokenizer)
     ours = ours_of(task, params, batch)
     theirs = theirs_of(model.eval(), their_inputs(task, folder, batch))
-    assert np.abs(theirs).max() > 0.05  # agreement on zeros would prove nothing
+    assert np.abs(theirs).max() > 100 * TOLERANCE  # agreement on zeros would prove nothing
     assert np.abs(ours - theirs).max() < TOLERANCE
 
 
