@@ -33,6 +33,8 @@ ENVIRONMENT = {
     # Without a chip there is nothing to lock, and no metadata server to query.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3",
+    # The partitioner of the CUDA compiler warns of ways that it only considers.
+    "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 ACCELERATOR_TYPES = {"v2": (2, 2), "v3": (2, 2), "v4": (2, 3), "v5p": (2, 3), "v5e": (1, 2), "v6e": (1, 2)}
 """Generation → what the number of an accelerator type counts per chip (TensorCores or chips), and the mesh's axes."""

@@ -89,6 +89,8 @@ class Model:
     """Special symbols around one and two texts."""
     is_causal: ClassVar[bool] = False
     """Whether a token attends only to itself and to earlier tokens."""
+    has_gpu_kernel: ClassVar[bool] = True
+    """Whether cuDNN has a kernel for its kind of attention."""
     summary_token: ClassVar[Literal["first", "last", "mean"]] = "first"
     """Token whose hidden state represents a text, or the mean of all tokens."""
     length_multiple: ClassVar[int] = 1

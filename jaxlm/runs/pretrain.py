@@ -177,6 +177,8 @@ def kernel_remarks(program: Program) -> list[str]:
     model, needed = program.objective.model, []
     if program.mesh.devices.flat[0].platform != "gpu" or getattr(model, "attention", "xla") == "xla":
         return []
+    if not model.has_gpu_kernel:
+        return [f"Attention keeps its scores in memory; cuDNN has no kernel for that of {type(model).__name__}."]
     if getattr(model, "attention_dropout", 0.0):
         needed.append("--objective.model.attention-dropout 0, since it cannot drop probabilities")
     if model.dtype == "float32":

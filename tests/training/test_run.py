@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import re
@@ -22,6 +23,9 @@ from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
 from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import Deberta, DebertaV3
+from jaxlm.models.reformer import Reformer
+from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.folder import RunFolder, write_metadata
@@ -183,10 +187,23 @@ def test_a_mistake_leaves_the_folder_free(preset, tmp_path, capsys):
     ("gpu", {"attention_dropout": 0.1, "attention": "xla"}, ""),
 ])
 def test_what_a_gpus_attention_needs_is_said(platform, changes, expected):
-    device, objective = SimpleNamespace(platform=platform), SimpleNamespace(model=Bert(**changes))
-    program = SimpleNamespace(objective=objective, mesh=SimpleNamespace(devices=np.array([device])))
-    remarks = kernel_remarks(program)
+    remarks = remarks_on(Bert(**changes), platform)
     assert len(remarks) == bool(expected) and expected in "".join(remarks)
+
+
+@pytest.mark.parametrize("model", [Xlnet(), Deberta(), DebertaV3(), Reformer()], ids=lambda model: type(model).__name__)
+def test_a_family_without_a_gpus_kernel_is_told_to_set_nothing(model):
+    assert remarks_on(model, "gpu") == [
+        f"Attention keeps its scores in memory; cuDNN has no kernel for that of {type(model).__name__}."
+    ]
+    assert not remarks_on(dataclasses.replace(model, attention="xla"), "gpu")
+
+
+def remarks_on(model, platform):
+    devices = np.array([SimpleNamespace(platform=platform)])
+    return kernel_remarks(SimpleNamespace(
+        objective=SimpleNamespace(model=model), mesh=SimpleNamespace(devices=devices)
+    ))
 
 
 def test_half_a_configuration_is_no_other_file(tmp_path, monkeypatch):
