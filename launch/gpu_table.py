@@ -51,10 +51,9 @@ def largest(name: str, topology: str, length: int | None) -> Plan:
     session = open_stand_in(_for_gpu(load_preset(str(CONFIGS / f"{name}.py")), length), report=_say)
     plans = [_plan(session, rows * gpus, topology) for rows in ROWS]
     low, high = (one.step.hbm_bytes for one in plans)
-    rows = ROWS[0] + (plans[0].hbm_limit_bytes - low) * (ROWS[1] - ROWS[0]) // (high - low)
-    if rows < 1:
-        return plans[0]
-    found = _plan(session, 2 ** (rows.bit_length() - 1) * gpus, topology)
+    room = plans[0].hbm_limit_bytes - low
+    rows = ROWS[0] + room * (ROWS[1] - ROWS[0]) // (high - low) if high > low else ROWS[1]
+    found = _plan(session, 2 ** (max(rows, 1).bit_length() - 1) * gpus, topology)
     while not found.fits and found.batch_size > gpus:
         found = _plan(session, found.batch_size // 2, topology)
     # The compiler keeps less of larger batches in some steps, so that more rows fit than two small batches tell.

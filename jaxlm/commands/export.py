@@ -46,14 +46,13 @@ def main(arguments: list[str]) -> None:
         },
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
-    trained_length = experiment.data.length if step else None
     is_encoder = not model.objective.is_task and model.objective.answer_kind != "text"
-    vectors = model.objective.vectors(trained_length)
+    vectors = model.objective.vectors(model.length)
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
     if not vectors or options.sentence_transformers or options.normalize:
-        vectors = Vectors(pooling, trained_length, options.normalize) if pooling != "none" else None
+        vectors = Vectors(pooling, model.length, options.normalize) if pooling != "none" else None
     out = export_folder(
-        options.out, model.objective, model.params, model.tokenizer, card, max_length=trained_length, vectors=vectors
+        options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length, vectors=vectors
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

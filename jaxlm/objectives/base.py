@@ -80,7 +80,7 @@ def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Floa
 
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["params"],
-    meta_fields=["objective", "tokenizer", "fresh", "path", "step"],
+    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length"],
 )
 @dataclasses.dataclass(frozen=True)
 class PretrainedModel:
@@ -97,6 +97,8 @@ class PretrainedModel:
     """The folder that it was read from."""
     step: int = 0
     """Training step of the run's checkpoint."""
+    length: int | None = None
+    """Tokens of a row in the run's training; None for other models."""
 
     def with_words(self, extension: Extension) -> PretrainedModel:
         """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.

@@ -86,7 +86,8 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         unset = {name: value for name, value in chosen.items() if not getattr(objective, name)}
         objective = dataclasses.replace(objective, **unset)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
-    return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step)
+    length = experiment.data.length if step else None
+    return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step, length)
 
 
 def _mean(models: Iterable[Params], count: int) -> Params:

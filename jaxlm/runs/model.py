@@ -31,7 +31,7 @@ from jaxlm.types import Pooling, Vectors
 
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["params"],
-    meta_fields=["objective", "tokenizer", "fresh", "path", "step"],
+    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length"],
 )
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(PretrainedModel):
@@ -52,7 +52,7 @@ class TrainedModel(PretrainedModel):
         Args:
             texts: The texts.
             pooling: "cls", "mean" or "last".
-            length: Maximum number of tokens, special tokens included.
+            length: Maximum number of tokens, special tokens included; for other models at most 512.
             normalize: Scale vectors to Euclidean length 1.
             prompt: Text before each text.
             progress: Show a progress bar if standard error is a terminal.
@@ -104,13 +104,14 @@ class TrainedModel(PretrainedModel):
             return score(self, [Pair([], self.tokenizer.encode(text)) for text in _checked(texts)])
         return score_texts(self, _checked(texts), max(1, max_length(self.objective) // 2))
 
-    def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int = 512) -> Float[np.ndarray, " pairs"]:
-        """Return a reranker's score of each query and passage, cut to `length` tokens together."""
+    def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int | None = None) -> Float[np.ndarray, " pairs"]:
+        """Return a reranker's score of each query and passage, cut to `length` tokens together (see `encode`)."""
         task = self.objective
         if task.name != "rerank":
             raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
         rows = [Record("", "", {"query": query, "positive": text, "negatives": []}, ()) for query, text in pairs]
         source = LabelledSource(self.tokenizer, {"held_out": rows}, True)
+        length = length or self.length or 512
         answers = task.answers(self.params, source, min(length, task.model.max_length or length), 32)
         return np.array([answer.prediction[0] for answer in answers], np.float32)
 

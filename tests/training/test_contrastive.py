@@ -37,7 +37,7 @@ def pairs(encoder) -> Path:
     return path
 
 
-FLAGS = ["--data.length", "32", "--train.steps", "40", "--train.batch-size", "32", "--train.eval-every", "20",
+FLAGS = ["--data.length", "24", "--train.steps", "40", "--train.batch-size", "32", "--train.eval-every", "20",
          "--train.checkpoint-every", "20", "--optimizer.learning-rate", "0.01", "--optimizer.schedule", "constant",
          "--train.tracker", "none", "--optimizer.warmup-steps", "2"]
 
@@ -90,6 +90,10 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
     np.testing.assert_allclose(theirs.encode_query("bo"), vector, atol=1e-5)
     again = json.loads(printed("embed", str(tmp_path / "out"), "bo", "--prompt", "ba de "))["vector"]
     np.testing.assert_allclose(again, vector, atol=1e-5)
+    # Texts are cut to the length of the training everywhere.
+    text = "bo de ka " * 40
+    ours = json.loads(printed("embed", str(run), text, "--prompt", ""))["vector"]
+    np.testing.assert_allclose(theirs.encode_document(text), ours, atol=1e-5)
     shown = printed("show", str(run), "--examples", "1")
     assert "query  [CLS] " in shown.replace("▁", "") and "negative" in shown
 
