@@ -11,6 +11,7 @@ Command:     jaxlm pretrain configs/simcse_tiny.py --init-from RUN_OR_HF_DIR --d
                  --run-dir runs/simcse_tiny
 Hardware:    two CPU cores
 Parameters:  4,369,408 with the published vocabulary of 30,522
+Result:      a bert_mini of 1,500 steps gets worse: Spearman on STS-B 0.375 before, 0.239 after 100 steps (three seeds)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
