@@ -44,6 +44,8 @@ def open_stand_in(
     """
     experiment.validate()
     require_model(experiment)
+    if experiment.train.steps is None:  # of `train.epochs`, which are of rows
+        experiment = with_value(experiment, "train.steps", 1)
     run = NO_RUN if config is None else RunFolder.read(config)
     names_data = config is not None and any(
         new.value != old.value

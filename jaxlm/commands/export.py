@@ -49,10 +49,11 @@ def main(arguments: list[str]) -> None:
     is_encoder = not model.objective.is_task and model.objective.answer_kind != "text"
     vectors = model.objective.vectors(model.length)
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
-    if not vectors or options.sentence_transformers or options.normalize:
-        vectors = Vectors(pooling, model.length, options.normalize) if pooling != "none" else None
+    vectors = vectors or Vectors("mean", model.length, False)
+    vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
     out = export_folder(
-        options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length, vectors=vectors
+        options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length,
+        vectors=None if pooling == "none" else vectors,
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

@@ -281,8 +281,8 @@ class Experiment:
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
                 f"{type(self.objective).__name__}."
             )
-        if t.phases and self.objective.is_task:
-            raise UserError("train.phases is for pretraining; leave it empty.")
+        if t.phases and self.data.has_labels:
+            raise UserError("train.phases is for text without labels; leave it empty.")
         for phase in self.phases if t.phases else ():
             with phase.named():
                 phase.experiment.validate()

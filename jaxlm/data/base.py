@@ -105,6 +105,8 @@ class Data:
     `tokenizer` and `held_out` (share of the data).
     """
 
+    has_labels: ClassVar[bool] = False
+    """Whether its rows have labels or belong together, so that passes over them can be counted (`train.epochs`)."""
     dev: ClassVar[str] = ""
     """File of held-out data; a flag where there is one."""
 

@@ -104,6 +104,7 @@ class RowEncoder(Protocol):
 class LabelledData(Data):
     """Rows of a task in files; a subclass per format implements `read`."""
 
+    has_labels: ClassVar[bool] = True
     label_flag: ClassVar[str] = ""
     """Flag of the column of labels."""
 

@@ -60,6 +60,8 @@ PROBLEM_TYPES = {
 """`problem_type` in config.json of each `Classification.target`."""
 CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
 """Entry of config.json by which `CrossEncoder` of sentence-transformers returns logits."""
+CROSS_ENCODER_KEYS = {*CROSS_ENCODER, "sbert_ce_default_activation_function"}
+"""Keys of config.json in folders of `CrossEncoder`, the second until version 4."""
 SETTINGS_KEY = "jaxlm"
 """Key of config.json for settings of a task without a counterpart in its Transformers class."""
 
@@ -188,7 +190,7 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     fields: dict[str, Any] = {"classifier_dropout": source.value("classifier_dropout", kind.classifier_dropout)}
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
-    is_cross_encoder = CROSS_ENCODER.keys() <= source.config.keys() or (source.folder / CONFIG).is_file()
+    is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.folder / CONFIG).is_file()
     if kind is Classification and len(names) == 1 and is_cross_encoder:
         kind = Rerank
     if kind is Classification:

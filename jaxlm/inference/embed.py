@@ -37,8 +37,8 @@ def embed(
         texts: The texts.
         pooling: "cls" for the summary token (the last token of XLNet and decoders), "mean" over all tokens, or "last"
             for the last token.
-        length: Maximum number of tokens, special tokens included; longer texts are truncated. None for the
-            length of the run's training, or the maximum of another model, at most 512.
+        length: Maximum number of tokens, special tokens included; longer texts are truncated. None for the model's
+            maximum, at most 512.
         normalize: Scale vectors to Euclidean length 1.
         progress: Show a progress bar if standard error is a terminal.
 
@@ -47,7 +47,7 @@ def embed(
     """
     objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
     model, text_params = objective.model.text_model, objective.model.text_params(loaded.params)
-    length = loaded.length or 512 if length is None else length
+    length = 512 if length is None else length
     if length < 3:
         raise UserError(f"the length of texts must be 3 or more, not {length}.")
     max_length = min(length, model.max_length or length)

@@ -26,7 +26,8 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling, TokenBatch, Vectors
 
 PRECISION = jax.lax.Precision.HIGHEST
-"""Of scores, which a small temperature multiplies: on TPUs, float32 products are those of bfloat16 by default."""
+"""Of the products of vectors: TPUs multiply float32 in bfloat16 by default, and a small temperature amplifies the
+error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Contrastive(Objective):
 
     info-nce: the mean over queries of -log softmax of the positive's score / temperature, over the positives and hard
     negatives of all queries of the batch (van den Oord et al. 2018; MultipleNegativesRankingLoss). A passage with the
-    text of the query's own positive, or the positive of a query with the same text, is no negative.
+    text of the query's own positive, or the positive in a row of the same query, is no negative.
 
     cosent: log(1 + Σ exp((s_j - s_i) / temperature)) over all pairs i and j of the batch with y_i > y_j, s the score of
     two texts and y that of the data (Huang et al. 2024).
@@ -53,14 +54,13 @@ class Contrastive(Objective):
     dropout (unsupervised SimCSE, Gao et al. 2021), or the passage around a sentence (inverse cloze task, Lee et al.
     2019)."""
     keep_rate: float = field(0.1, range="[0, 1]")
-    """Share of passages around a sentence that keep it."""
+    """Probability that a sentence also stays in its passage (cloze)."""
     temperature: float = field(0.05, range="(0, inf)")
     """Divisor of the scores; 1 / scale in sentence-transformers."""
     symmetric: bool = False
-    """Also find the query of each positive among all queries, for two texts of the same kind; the loss is the mean of
-    both directions."""
+    """Average with the loss of the positive, over all queries, for two texts of the same kind."""
     negatives: int = field(0, range="[0, 1024]")
-    """Hard negatives of each row that are read, the first ones; a row with fewer has none in their place."""
+    """Most hard negatives of a row that are read, the first ones; rows with fewer are padded and the padding masked."""
     pooling: Pooling = field("mean", weights=True)
     """Vector of a text: that of its summary token, the mean of all tokens, or the last token."""
     normalize: bool = field(True, weights=True)
@@ -75,8 +75,8 @@ class Contrastive(Objective):
     """Numbers of leading components that also serve as vectors (Matryoshka, Kusupati et al. 2022): the loss is the sum
     of the losses of these prefixes and of whole vectors."""
     chunks: int = field(1, resumable=True, range="[1, inf)")
-    """Parts of a batch that the model reads one after another, keeping only their vectors, and again for their
-    gradients (gradient caching, Gao et al. 2021): the same loss, in less memory."""
+    """Parts of a batch for gradient caching (Gao et al. 2021): the encoder reads each twice, with the activations of
+    one part in memory, and the loss is the same."""
 
     primary_metric = "contrastive_loss"
     is_separable = False
@@ -149,6 +149,8 @@ class Contrastive(Objective):
     def with_rows(self, rows: Any, data: Any) -> Self:
         if isinstance(rows, LabelledSource) == self.reads_text:
             raise UserError("objective.positives dropout and cloze read text; rows are for contrastive_tiny.")
+        if not self.reads_text and not rows.records["train"]:
+            raise UserError("--data.source is empty; give a file of rows to train on.")
         if self.positives == "cloze" and getattr(data, "sentences", False):
             raise UserError("objective.positives cloze takes sentences out of passages; set --data.sentences False.")
         return self
@@ -179,6 +181,10 @@ class Contrastive(Objective):
         template = self.text_template
         room = length - template.num_symbols(False)
         query_room = min(room, (self.query_length or length) - template.num_symbols(False))
+        for name, prompt, most in (("query", self.query_prompt, query_room), ("passage", self.passage_prompt, room)):
+            if prompt and (size := len(tokenizer.encode(prompt))) >= most:
+                raise UserError(f"objective.{name}_prompt has {size} tokens and leaves no room for a text after it; "
+                                "shorten it, or raise data.length and objective.query_length.")
         examples = []
         for number, (record, row) in enumerate(zip(records, rows, strict=True)):
             sizes = (query_room, *itertools.repeat(room, len(row) - 1))
@@ -190,7 +196,9 @@ class Contrastive(Objective):
                     array[place, : len(text.input_ids)] = value
             if self.criterion == "cosent":
                 if record.values.get("label") is None:
-                    raise UserError(f"{record.place} has no score; name its column with --data.score-field.")
+                    advice = "fill it in, or remove the row" if "label" in record.values else (
+                        "name its column with --data.score-field")
+                    raise UserError(f"{record.place} has no score; {advice}.")
                 arrays["score"] = np.float32(record.values["label"])
             examples.append(EncodedExample(number, arrays))
         return examples
@@ -240,7 +248,7 @@ class Contrastive(Objective):
         widths = [*self.widths, vectors.shape[-1]]
         if self.criterion == "cosent":
             return self._score_terms([self._score(vectors[..., :width]) for width in widths], example["score"], weights)
-        excluded = not_negatives(example)
+        excluded = excluded_passages(example)
 
         @jax.checkpoint  # the scores of one width are in memory at a time
         def losses(vectors: Float[Array, "batch texts width"]) -> Float[Array, " batch"]:
@@ -249,7 +257,7 @@ class Contrastive(Objective):
 
         total = sum(losses(vectors[..., :width]) for width in widths)
         vectors = jax.lax.stop_gradient(vectors)
-        return {"contrastive_loss": Term.of(total, weights, 1.0)} | ranking_metrics(unit(vectors), excluded, weights)
+        return {"contrastive_loss": Term.of(total, weights, 1.0)} | in_batch_metrics(unit(vectors), excluded, weights)
 
     def encode_texts(
         self, params: Params, example: Example, key: jax.Array | None
@@ -312,7 +320,7 @@ class Contrastive(Objective):
             lines.append(Line(name, shown, ["special" if self.vocabulary.special[i] else "" for i in shown]))
         own = np.arange(len(example["row"])) == row
         is_text = np.any(example["attention_mask"][:, 1:] > 0, axis=-1) & (example["row"] >= 0)[:, None]
-        found = np.flatnonzero(np.any(np.asarray(not_negatives(example))[row] & is_text, axis=-1) & ~own)
+        found = np.flatnonzero(np.any(np.asarray(excluded_passages(example))[row] & is_text, axis=-1) & ~own)
         same = [f"not negatives of this query: passages of rows {', '.join(map(str, found))}"] if len(found) else []
         return lines + [Line(title, [], []) for title in same if self.criterion == "info-nce"]
 
@@ -329,8 +337,8 @@ def text_codes(ids: Int[Array, "*rows length"], mask: Int[Array, "*rows length"]
     return jnp.sum((x ^ (x >> 15)) * factors * (mask > 0), axis=-1, dtype=jnp.uint32)
 
 
-def not_negatives(example: Example) -> Bool[Array, "batch batch passages"]:
-    """Return which passages, by row and place, are not compared with each query; its own positive is.
+def excluded_passages(example: Example) -> Bool[Array, "batch batch passages"]:
+    """Return the mask of the passages that are left out of each query's softmax, which its own positive never is.
 
     They are those with the text of its positive, the positives of queries with its text, those of rows of padding, and
     those that a row lacks. Rows of padding have no negatives at all.
@@ -353,7 +361,7 @@ def info_nce(
     Args:
         queries: Vectors of the queries, float32.
         passages: Vectors of each row's positive and hard negatives, float32.
-        excluded: See `not_negatives`.
+        excluded: See `excluded_passages`.
         temperature: Divisor of the scores.
         symmetric: Average it with the loss of the positive, over all queries.
     """
@@ -371,7 +379,7 @@ def cosent(scores: Float[Array, " batch"], is_higher: Bool[Array, "batch batch"]
     return most + jnp.log(jnp.exp(-most) + jnp.sum(jnp.exp(gaps - most)))
 
 
-def ranking_metrics(
+def in_batch_metrics(
     vectors: Float[Array, "batch texts width"], excluded: Bool[Array, "batch batch passages"],
     weights: Float[Array, " batch"],
 ) -> dict[str, Term]:

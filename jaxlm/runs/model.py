@@ -52,13 +52,13 @@ class TrainedModel(PretrainedModel):
         Args:
             texts: The texts.
             pooling: "cls", "mean" or "last".
-            length: Maximum number of tokens, special tokens included; for other models at most 512.
+            length: Maximum number of tokens, special tokens included; for other models 512.
             normalize: Scale vectors to Euclidean length 1.
             prompt: Text before each text.
             progress: Show a progress bar if standard error is a terminal.
         """
         found = read(Path(hub.local(self.path)), prompt) if self.path else None
-        folder = found or self.objective.vectors(None) or Vectors("mean", None, False)
+        folder = found or self.objective.vectors(self.length) or Vectors("mean", None, False)
         if folder.prompts and prompt is None:
             raise UserError(
                 f"{self.path} has the prompts {dict(folder.prompts)}; give the text of one as prompt (--prompt), or '' "

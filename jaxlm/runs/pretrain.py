@@ -107,9 +107,10 @@ def _check_program(session: Session, mesh: Mesh) -> None:
     A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
     are read it has no classes, and so no shapes of parameters; nor a run whose steps its rows decide.
     """
-    if not session.objective.is_task and session.experiment.train.steps:
+    e = session.experiment
+    if not session.objective.is_task and (e.train.steps or not e.data.has_labels):
         program = dataclasses.replace(session, constants=()).program(mesh)
-        for phase in session.experiment.phases:
+        for phase in e.phases:
             program.at(phase.after + 1)
 
 

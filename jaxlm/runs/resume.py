@@ -28,8 +28,8 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
     _check_decay(run, resolved.experiment)
-    # What the vocabulary and a task's rows decide is not known yet; `write_run` checks it.
-    if resolved.pretrained is None or (run.has_begun and not resolved.experiment.objective.is_task):
+    # What the vocabulary and labelled rows decide is not known yet; `write_run` checks it.
+    if resolved.pretrained is None or (run.has_begun and not resolved.experiment.data.has_labels):
         _check_configuration(run, resolved.experiment)
 
 

@@ -71,8 +71,9 @@ class Session:
         rows = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
         objective = self.objective
-        if pretrained is not None:  # a run that is resumed has its labels and parameters in its folder
+        if pretrained is not None or not objective.is_task:  # a task that is resumed has its labels in its folder
             objective = objective.with_rows(rows, data)
+        if pretrained is not None:
             pretrained = dataclasses.replace(pretrained, params=objective.select_params(pretrained))
         objective = objective.bind(objective.vocabulary, length, rows.statistics)
         objective.with_constants(self.constants)  # only to refuse a teacher with other labels

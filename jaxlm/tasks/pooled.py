@@ -166,7 +166,7 @@ class PooledTask(Task):
         inputs, rows = self.inputs(example), len(example["row"])
         hidden, mask = self.hidden(params, inputs, keys[0]), inputs.mask
         x = self.before_classifier(params, last_token(hidden, mask), keys[1])
-        weights = jnp.repeat(self.weights(example), len(mask) // rows)
+        weights = jnp.repeat(self.weights(example), len(mask) // rows) * jnp.any(mask > 0, axis=1)
         targets = mask[:, 1:].astype(jnp.float32)
         targets = targets / jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1.0)
         table, bias = self.model.output_matrix(params)

@@ -27,7 +27,7 @@ from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import total_loss
-from jaxlm.objectives.contrastive import Contrastive, not_negatives, text_codes
+from jaxlm.objectives.contrastive import Contrastive, excluded_passages, text_codes
 from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -143,7 +143,7 @@ def test_texts_that_are_no_negatives_by_hand():
     left_out = {(0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (2, 4, 2), (3, 4, 2)}
     left_out |= {(i, 5, 2) for i in range(ROWS)}
     left_out |= {(i, 6, k) for i in range(6) for k in (1, 2)} | {(6, j, k) for j in range(6) for k in (1, 2)}
-    found = np.asarray(not_negatives(example))
+    found = np.asarray(excluded_passages(example))
     assert {(i, j, k + 1) for i, j, k in np.argwhere(found).tolist()} - {(6, 6, 2)} == left_out
 
     z = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
