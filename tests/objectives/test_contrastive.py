@@ -309,12 +309,12 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     assert objective.remarks(source, 9) == [
         "Rows have up to 3 hard negatives, of which --objective.negatives 2 are read"
     ]
-    short = dataclasses.replace(objective, query_length=0, query_prompt="the dog ran and then it sat ")
+    short = dataclasses.replace(objective, query_length=0, query_prompt="the dog ran and then it ")
     assert texts(short.encode(source.records["train"], tokenizer, 9)[0].arrays)[0] == (
-        "[CLS] the dog ran and then it sat [SEP]"
+        "[CLS] the dog ran and then it the [SEP]"
     )
-    cut = dataclasses.replace(short, query_length=8).encode(source.records["train"], tokenizer, 9)
-    assert texts(cut[0].arrays)[0] == "[CLS] the dog ran and then it [SEP]"
+    with pytest.raises(UserError, match="query_prompt has 6 tokens and leaves no room"):
+        dataclasses.replace(short, query_length=8).encode(source.records["train"], tokenizer, 9)
     assert objective.num_examples(source, 9) == 2  # of an epoch
     batch = source.batches("train", 3, objective.row_format(9), 0).batch(0)
     assert batch["input_ids"].shape == (3, 4, 9)
