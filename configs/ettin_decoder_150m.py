@@ -15,8 +15,8 @@ from jaxlm.objectives.causal_lm import CausalLM
 FIRST = "objective.model.global_theta=10000 objective.model.local_theta=10000"
 DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.warmup_steps=0"
 PHASES = [
-    f"360277x1024x4608 {FIRST}", f"6783 {DECAY} optimizer.final_share=0.5",
-    f"1357 {DECAY} optimizer.final_share=0.04 optimizer.learning_rate=4e-4 optimizer.weight_decay=0.025",
+    f"360277x1024x4608 {FIRST}", f"6837 {DECAY} optimizer.final_share=0.5",
+    f"1368 {DECAY} optimizer.final_share=0.04 optimizer.learning_rate=4e-4 optimizer.weight_decay=0.025",
 ]
 
 experiment = Experiment(
@@ -27,7 +27,7 @@ experiment = Experiment(
         clip_norm=0.0,
     ),
     train=TrainConfig(
-        steps=368_417, phases=", ".join(PHASES), batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
+        steps=368_482, phases=", ".join(PHASES), batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
         checkpoint_every=2_500,
     ),
 )
