@@ -6,8 +6,8 @@ model here is only what `jaxlm plan` compiles.
 Command:     jaxlm pretrain configs/contrastive_tiny.py --init-from RUN_OR_HF_DIR --data.source pairs.jsonl \
                  --run-dir runs/contrastive_tiny
 Data:        {"query": "…", "positive": "…"} a line, or a .csv or .tsv with these columns; with hard negatives
-             --data.negative-fields negatives --objective.negatives 1, with scores --data.score-field score
-             --objective.criterion cosent
+             (a list "negatives") --objective.negatives 1, with scores --data.score-field score --objective.criterion
+             cosent
 Hardware:    two CPU cores
 Parameters:  4,369,408 with the published vocabulary of 30,522
 Result:      held-out accuracy among 64 passages 0.526 at step 200 of 200, titles and last paragraphs of 12,000 articles

@@ -82,7 +82,8 @@ def _run(arguments: list[str]) -> int:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         what = str(error).partition("\n")[0][:200]
-        advice = "lower --train.batch-size or the model's size, or raise --train.accumulate"
+        advice = ("lower --train.batch-size or the model's size, or raise --train.accumulate (for text vectors "
+                  "--objective.chunks)")
         print(f"jaxlm: out of memory ({what}); {advice}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -12,20 +12,31 @@ Report = Callable[[str], None]
 Pooling = Literal["cls", "mean", "last"]
 """How a text becomes one vector: its summary token (the last one of XLNet and decoders), all tokens, or the last."""
 
+Role = Literal["", "query", "document"]
+"""What a text is: a query, a document that answers it, or neither."""
+
 
 class Vectors(NamedTuple):
-    """Settings of text vectors, see `jaxlm.inference.embed.embed`; `prompt` comes before each text."""
+    """Settings of text vectors, see `jaxlm.inference.embed.embed`."""
 
     pooling: Pooling
     length: int | None
     normalize: bool
-    prompt: str = ""
+    prompt: str | None = ""
+    """What comes before each text; None where one of `prompts` has to be chosen."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and texts of the prompts to choose from."""
+    pools_prompt: bool = True
+    """Whether the tokens of the prompt count in the pooling."""
     similarity: str = ""
     """"cosine" or "dot", the score of two vectors that the model was trained for; "" if it was for none."""
     widths: tuple[int, ...] = ()
     """Numbers of leading components that were trained to serve as vectors of their own (Matryoshka)."""
+
+    def prompt_of(self, role: Role) -> str | None:
+        """Return the prompt of queries or documents, by the names that sentence-transformers knows, else `prompt`."""
+        names = {"query": ("query",), "document": ("document", "passage", "corpus"), "": ()}[role]
+        return next((text for name in names for each, text in self.prompts if each == name), self.prompt)
 
 
 class TokenBatch(NamedTuple):

@@ -13,7 +13,7 @@ from jaxlm.tasks.text_groups import TextGroups
 
 experiment = Experiment(
     objective=Rerank(),
-    data=TextGroups(length=256, negative_fields=("negatives",)),
+    data=TextGroups(length=256),
     optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=None, warmup_share=0.1),
     train=TrainConfig(steps=None, epochs=1, batch_size=16, eval_every=500, checkpoint_every=500, eval_batches=1000),
 )

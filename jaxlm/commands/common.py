@@ -61,7 +61,7 @@ def vector_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=count, default=None, help=(
         "longest text in tokens, the rest is cut; by default as in training for vectors, else at most 512"))
     parser.add_argument("--prompt", default=None, help=(
-        "text before each text, such as 'query: '; by default that of a folder of sentence-transformers"))
+        "text before each text, such as 'query: '; by default that of the model"))
 
 
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:

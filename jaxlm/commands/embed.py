@@ -19,22 +19,21 @@ def main(arguments: list[str]) -> None:
     parser = Parser("jaxlm embed", __doc__)
     parser.add_argument("model", help="a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]")
     parser.add_argument("texts", nargs="*", metavar="TEXT")
-    parser.add_argument("--data.source", dest="source", default=None, help="file with a text a line")
+    parser.add_argument("--data.source", dest="source", default=None, help=(
+        "file with a text a line; or .jsonl, .csv, .tsv or .parquet with texts in a column"))
+    parser.add_argument("--data.text-field", dest="field", default="text", help="that column (default: text)")
     vector_options(parser)
     parser.add_argument("--normalize", action="store_true", help="scale vectors to unit length")
     output_option(parser, "--out", "file for the vectors, in numpy's format")
-    options = parser.parse_args(arguments or ["--help"])
+    options = parser.parse_intermixed_args(arguments or ["--help"])
     out = options.out and options.out.removesuffix(".npy") + ".npy"
     check_output(out, "--out", options.overwrite, (options.source or "",))
     start_jax()
     import numpy as np
 
-    from jaxlm.data.readers import read_lines
     from jaxlm.runs.model import load_trained
 
-    texts = list(options.texts)
-    if options.source:
-        texts += [line.strip() for _, line in read_lines(options.source) if line.strip()]
+    texts = list(options.texts) + (_read_texts(options.source, options.field) if options.source else [])
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
     vectors = load_trained(options.model).encode(
@@ -49,3 +48,19 @@ def main(arguments: list[str]) -> None:
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
     print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")
+
+
+def _read_texts(source: str, field: str) -> list[str]:
+    """Return the lines of a file, or one column of its rows, without empty ones."""
+    from jaxlm.data.readers import Columns, read_lines
+    from jaxlm.data.rows import kind_of
+    from jaxlm.tasks.tables import read_table
+
+    if kind_of(source) in (None, "text"):
+        texts = [line for _, line in read_lines(source)]
+    else:
+        rows = list(read_table(source, Columns((field,), "Choose the column with --data.text-field")))
+        if bad := next((row for row in rows if isinstance(row, UserError)), None):
+            raise bad
+        texts = [row.text(field) for row in rows if not isinstance(row, UserError)]
+    return [text.strip() for text in texts if text.strip()]

@@ -51,8 +51,9 @@ def main(arguments: list[str]) -> None:
         "columns of --vectors: TEXT,TEXT,SCORE or QUERY,DOCUMENTS; by default sentence1,sentence2,score (or label), or "
         "query,positive"))
     vector_options(parser)
-    parser.add_argument("--document-prompt", default=None,
-                        help="text before each document, such as 'passage: '; by default the same as before a query")
+    parser.add_argument("--document-prompt", default=None, help=(
+        "text before each document of a retrieval, such as 'passage: '; --prompt is then before queries only; by "
+        "default the model's own, else none"))
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, rest = parser.parse_known_args(arguments or ["--help"])
     check_output(options.predictions, "--predictions", options.overwrite)
@@ -100,15 +101,17 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     """Return the result of a model's vectors; see `jaxlm.tasks.vectors.evaluate`."""
     from jaxlm.runs.model import load_trained
     from jaxlm.tasks.vectors import evaluate
+    from jaxlm.types import Role
 
-    model, query_prompt = load_trained(options.model), options.prompt
-    prompts = (query_prompt, query_prompt if options.document_prompt is None else options.document_prompt)
+    model = load_trained(options.model)
 
-    def encode(texts: Sequence[str], is_document: bool) -> Any:
-        return model.encode(texts, options.pooling, options.length, True, prompts[is_document], progress=True)
+    def encode(texts: Sequence[str], role: Role) -> Any:
+        prompt = options.document_prompt if role == "document" else options.prompt
+        return model.encode(texts, options.pooling, options.length, None, prompt, role, progress=True)
 
     columns = [name.strip() for name in options.columns.split(",") if name.strip()]
-    return evaluate(encode, options.vectors, columns, options.limit, options.predictions, options.bootstrap)
+    return evaluate(encode, options.vectors, columns, options.limit, options.predictions, options.bootstrap,
+                    is_cosine=model.vectors.similarity != "dot")
 
 
 def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def print_result(result: dict[str, Any]) -> None:
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     counts += f", threshold {result['threshold']:g}" if "threshold" in result else ""
-    print(f"{result['task']}, {counts}{seeds}: {figures or 'nothing to score'}")
+    print(f"{result['task']}, {counts}{seeds}: {figures or 'no row has a label or negatives to score'}")
     if "classes" in result and "seeds" not in result:
         _print_classes(result["classes"], result.get("confusion") or [[]] * len(result["classes"]))
 

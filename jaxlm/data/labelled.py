@@ -295,6 +295,18 @@ class LabelledSource:
             self._encoded[key] = encoder.encode(self.records[split], self.tokenizer, length)
         return self._encoded[key]
 
+    def cut_remarks(self, encoder: RowEncoder, length: int) -> list[str]:
+        """Return a line with the number of training rows that reach the length, if there are any and none is divided.
+
+        A row of several texts counts if one of them does.
+        """
+        name, examples = next(iter(encoder.padding)), self.examples("train", encoder, length)
+        num_full = int(np.sum([example.arrays[name].shape[-1] >= length for example in examples]))
+        if not num_full or len(examples) != len(self.records["train"]):
+            return []
+        rows = f"{num_full:,} of {len(examples):,} rows"
+        return [f"{rows} reach --data.length {length}; longer texts are cut there"]
+
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of the encoder's arrays and `row`, int32 [batch].
 

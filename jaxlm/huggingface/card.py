@@ -10,6 +10,8 @@ from jaxlm import __version__
 from jaxlm.huggingface.family import TransformersModel
 from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.objectives.base import Objective
+from jaxlm.tasks.rerank import Rerank
+from jaxlm.types import Vectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,7 @@ class ModelCard:
 
 def render(
     card: ModelCard, objective: Objective, models: tuple[TransformersModel, ...], parameters: int, name: str,
-    pooling: str = "",
+    vectors: Vectors | None = None,
 ) -> str:
     """Render the card as Markdown with the hub's YAML header.
 
@@ -34,12 +36,14 @@ def render(
         models: the exported models; the first one is the main one.
         parameters: number of exported parameters.
         name: name of the folder, used as title and in the example.
-        pooling: pooling of the vectors of sentence-transformers; "" for a folder without them.
+        vectors: settings of the vectors of sentence-transformers; None for a folder without them.
     """
     main, m = models[0], objective.model
     threshold = main.config.get(SETTINGS_KEY, {}).get("threshold")
     model_type = main.config["model_type"]
-    header = ["---", "library_name: transformers", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
+    is_reranker = isinstance(objective, Rerank)
+    library = "sentence-transformers" if is_reranker or (vectors and vectors.similarity) else "transformers"
+    header = ["---", f"library_name: {library}", f"pipeline_tag: {main.pipeline_tag}", "tags:", "- jaxlm",
               f"- {model_type}", "---"]
     rows: list[tuple[str, object]] = [
         ("Family", f"{model_type} ({', '.join(model.architecture for model in models)})"),
@@ -65,12 +69,22 @@ def render(
             ]
     else:
         lines += ["No evaluation was recorded."]
-    return "\n".join([*lines, "", "## Use", "", *_use(models, name, pooling)])
+    return "\n".join([*lines, "", "## Use", "", *_use(models, name, vectors, is_reranker)])
 
 
-def _use(models: tuple[TransformersModel, ...], name: str, pooling: str) -> list[str]:
+def _use(
+    models: tuple[TransformersModel, ...], name: str, vectors: Vectors | None, is_reranker: bool
+) -> list[str]:
     """Return the lines that say how the folder is loaded; the arguments are those of `render`."""
     lines = []
+    if is_reranker:
+        lines += [
+            "```python",
+            "from sentence_transformers import CrossEncoder",
+            f"scores = CrossEncoder({name!r}).predict([('A query', 'a passage'), ('A query', 'another one')])",
+            "```",
+            "",
+        ]
     for model in models:
         where = f"{name}/{model.folder}".rstrip("/")
         lines += [
@@ -86,15 +100,20 @@ def _use(models: tuple[TransformersModel, ...], name: str, pooling: str) -> list
         "of pretraining, and layers of their own that are not in the folder as MISSING: these begin with random values "
         "and are to be trained. Neither is a fault of the folder.", "",
     ]
-    if pooling:
+    if vectors:
+        prompts, options = dict(vectors.prompts), f", truncate_dim={vectors.widths[0]}" if vectors.widths else ""
         lines += [
-            f"For vectors of texts, those of `jaxlm embed --pooling {pooling}`:", "",
+            f"For vectors of texts, those of `jaxlm embed --pooling {vectors.pooling}`:", "",
             "```python",
             "from sentence_transformers import SentenceTransformer",
-            f"vectors = SentenceTransformer({name!r}).encode(['A sentence.'])",
-            "```",
-            "",
+            f"model = SentenceTransformer({name!r}{options})",
         ]
+        if prompts:
+            lines += [f"queries = model.encode_query(['A query'])  # after {prompts['query']!r}",
+                      f"documents = model.encode_document(['A passage.'])  # after {prompts['document']!r}"]
+        else:
+            lines.append("vectors = model.encode(['A sentence.'])")
+        lines += ["```", ""]
     return lines
 
 

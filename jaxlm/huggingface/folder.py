@@ -95,7 +95,7 @@ def export_folder(
         private = listed([name for model in models for name in model.table.private if name in params])
         card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
-        text = render(card, objective, models, parameters, out.name, vectors.pooling if vectors else "")
+        text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 

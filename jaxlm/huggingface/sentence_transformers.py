@@ -41,15 +41,11 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def read(folder: Path, prompt: str | None = None) -> Vectors | None:
+def read(folder: Path) -> Vectors | None:
     """Read the embedding settings of a folder; None if it is not one of sentence-transformers.
 
-    Args:
-        folder: the folder.
-        prompt: text before each text; None for the folder's default prompt.
-
     Raises:
-        UserError: jaxlm does not support its modules, its pooling or the prompt.
+        UserError: jaxlm does not support its modules or its pooling.
     """
     if not (folder / MODULES).is_file():
         return None
@@ -65,9 +61,8 @@ def read(folder: Path, prompt: str | None = None) -> Vectors | None:
         if not matches:
             raise UserError(f"{folder / POOLING} asks for {chosen}; jaxlm supports {', '.join(MODES)}.")
         prompts = config.get("prompts") or {}
-        default = prompts.get(config.get("default_prompt_name"), None if any(prompts.values()) else "")
-        prompt = default if prompt is None else prompt
-        if prompt is None or (prompt and not pooling.get("include_prompt", True)):
-            raise UserError(f"{folder} has the prompts {prompts}; give the text of one, or '' for none, with --prompt "
-                            "(jaxlm supports no prompt with include_prompt false).")
-        return Vectors(matches[0], length.get("max_seq_length"), len(types) == 3, prompt)
+        prompt = prompts.get(config.get("default_prompt_name"), None if any(prompts.values()) else "")
+        return Vectors(
+            matches[0], length.get("max_seq_length"), len(types) == 3, prompt, tuple(prompts.items()),
+            bool(pooling.get("include_prompt", True)), config.get("similarity_fn_name") or "",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -77,6 +77,8 @@ def embed(
 
 def resolve_pooling(objective: Objective, pooling: Pooling) -> Pooling:
     """Return the pooling, with "cls" replaced by "last" for models whose summary token is the last one."""
+    if pooling not in get_args(Pooling):
+        raise UserError(f"there is no pooling {pooling!r}; choose {', '.join(get_args(Pooling))}.")
     if pooling != "cls":
         return pooling
     model = objective.model.text_model

@@ -110,9 +110,10 @@ class Contrastive(Objective):
         return 2 + self.negatives
 
     def vectors(self, length: int | None) -> Vectors:
-        prompts = (("query", self.query_prompt), ("document", self.passage_prompt))
+        has_prompts = bool(self.query_prompt or self.passage_prompt)
+        prompts = (("query", self.query_prompt), ("document", self.passage_prompt)) if has_prompts else ()
         return Vectors(
-            self.pooling, length, self.normalize, prompts=prompts if any(text for _, text in prompts) else (),
+            self.pooling, length, self.normalize, None if has_prompts else "", prompts,
             similarity="cosine" if self.normalize else "dot", widths=self.widths,
         )
 
@@ -151,6 +152,11 @@ class Contrastive(Objective):
             raise UserError("objective.positives dropout and cloze read text; rows are for contrastive_tiny.")
         if not self.reads_text and not rows.records["train"]:
             raise UserError("--data.source is empty; give a file of rows to train on.")
+        if self.negatives and not _most_negatives(rows):
+            raise UserError(f"no row has hard negatives in {', '.join(data.negative_fields) or 'any column'}; name "
+                            "their columns with --data.negative-fields, or set --objective.negatives 0.")
+        if not self.reads_text and data.score_field and self.criterion != "cosent":
+            raise UserError("--data.score-field is for --objective.criterion cosent; give both, or neither.")
         if self.positives == "cloze" and getattr(data, "sentences", False):
             raise UserError("objective.positives cloze takes sentences out of passages; set --data.sentences False.")
         return self
@@ -216,11 +222,12 @@ class Contrastive(Objective):
                 "attention_mask": np.ones_like(ids)} | score
 
     def remarks(self, rows: Any, length: int) -> list[str]:
-        if not isinstance(rows, LabelledSource) or self.criterion == "cosent":
+        if not isinstance(rows, LabelledSource):
             return []
-        most = max(len(record.values["negatives"]) for record in rows.records["train"])
-        unread = f"Rows have up to {most} hard negatives, of which --objective.negatives {self.negatives} are read"
-        return [unread] if most > self.negatives else []
+        most, lines = _most_negatives(rows), rows.cut_remarks(self, length)
+        if self.criterion == "info-nce" and most != self.negatives:
+            lines.append(f"Rows have up to {most} hard negatives; --objective.negatives is {self.negatives}")
+        return lines
 
     def corrupt(self, key: jax.Array, batch: Any) -> Example:
         """Return the texts of each row: the batch itself, or of text each row twice, or its sentence and the rest.
@@ -323,6 +330,11 @@ class Contrastive(Objective):
         found = np.flatnonzero(np.any(np.asarray(excluded_passages(example))[row] & is_text, axis=-1) & ~own)
         same = [f"not negatives of this query: passages of rows {', '.join(map(str, found))}"] if len(found) else []
         return lines + [Line(title, [], []) for title in same if self.criterion == "info-nce"]
+
+
+def _most_negatives(rows: LabelledSource) -> int:
+    """Return the largest number of hard negatives of a training row."""
+    return max(len(record.values["negatives"]) for record in rows.records["train"])
 
 
 def unit(x: Float[Array, "*shape width"]) -> Float[Array, "*shape width"]:

@@ -25,8 +25,11 @@ from jaxlm.inference.score import Pair, Score, score, score_texts
 from jaxlm.inference.text import Completion, generate_text
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.runs.load import load_model
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.rerank import Rerank
+from jaxlm.tokenizers.classes import read_length
 from jaxlm.trees import within
-from jaxlm.types import Pooling, Vectors
+from jaxlm.types import Pooling, Role, Vectors
 
 
 @functools.partial(
@@ -40,9 +43,22 @@ class TrainedModel(PretrainedModel):
     Every method raises UserError for a model that cannot do it, and for a single text in place of a list.
     """
 
+    @property
+    def vectors(self) -> Vectors:
+        """The settings of its text vectors: those of a contrastive run or of sentence-transformers, else mean pooling.
+
+        Raises:
+            UserError: It is a reranker, which scores pairs.
+        """
+        if isinstance(self.objective, Rerank):
+            raise UserError(f"{self.path} is a reranker and has no vectors of texts; `jaxlm evaluate` it on rows, or "
+                            "call score_pairs.")
+        found = read(Path(hub.local(self.path))) if self.path else None
+        return found or self.objective.vectors(self.length) or Vectors("mean", None, False)
+
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
-        normalize: bool | None = None, prompt: str | None = None, progress: bool = False,
+        normalize: bool | None = None, prompt: str | None = None, role: Role = "", progress: bool = False,
     ) -> Float[np.ndarray, "texts width"]:
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`.
 
@@ -55,19 +71,23 @@ class TrainedModel(PretrainedModel):
             length: Maximum number of tokens, special tokens included; for other models 512.
             normalize: Scale vectors to Euclidean length 1.
             prompt: Text before each text.
+            role: "query" or "document", for a model that has prompts for them.
             progress: Show a progress bar if standard error is a terminal.
         """
-        found = read(Path(hub.local(self.path)), prompt) if self.path else None
-        folder = found or self.objective.vectors(self.length) or Vectors("mean", None, False)
-        if folder.prompts and prompt is None:
+        settings = self.vectors
+        prompt = settings.prompt_of(role) if prompt is None else prompt
+        if prompt is None:
             raise UserError(
-                f"{self.path} has the prompts {dict(folder.prompts)}; give the text of one as prompt (--prompt), or '' "
-                "for none."
+                f"{self.path} has the prompts {dict(settings.prompts)}; give the text of one as prompt (--prompt), or "
+                "'' for none."
             )
-        prompt = folder.prompt if prompt is None else prompt
+        if prompt and not settings.pools_prompt:
+            raise UserError(f"{self.path} pools texts without their prompt, which jaxlm does not support; give '' as "
+                            "prompt (--prompt).")
         return embed(
-            self, [prompt + text for text in _checked(texts)], pooling or folder.pooling,
-            folder.length if length is None else length, folder.normalize if normalize is None else normalize, progress,
+            self, [prompt + text for text in _checked(texts)], pooling or settings.pooling,
+            settings.length if length is None else length, settings.normalize if normalize is None else normalize,
+            progress,
         )
 
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:
@@ -107,11 +127,16 @@ class TrainedModel(PretrainedModel):
     def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int | None = None) -> Float[np.ndarray, " pairs"]:
         """Return a reranker's score of each query and passage, cut to `length` tokens together (see `encode`)."""
         task = self.objective
-        if task.name != "rerank":
+        if isinstance(task, Classification) and task.target == "number":  # how Transformers names one logit
+            task = dataclasses.replace(Rerank(), model=task.model, vocabulary=task.vocabulary)
+        if not isinstance(task, Rerank):
             raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
-        rows = [Record("", "", {"query": query, "positive": text, "negatives": []}, ()) for query, text in pairs]
+        if not len(pairs) or any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+            raise UserError("give a list of pairs, each a query and a passage.")
+        texts = [_checked(pair) for pair in pairs]
+        rows = [Record("", "", {"query": query, "positive": text, "negatives": []}, ()) for query, text in texts]
         source = LabelledSource(self.tokenizer, {"held_out": rows}, True)
-        length = length or self.length or 512
+        length = length or self.length or (read_length(Path(hub.local(self.path))) if self.path else None) or 512
         answers = task.answers(self.params, source, min(length, task.model.max_length or length), 32)
         return np.array([answer.prediction[0] for answer in answers], np.float32)
 
@@ -131,6 +156,6 @@ def load_trained(path: str | os.PathLike[str]) -> TrainedModel:
 
 
 def _checked(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str) or not len(texts):
+    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
         raise UserError("give a list of one text or more.")
     return list(texts)

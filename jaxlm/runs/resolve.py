@@ -134,8 +134,8 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     task = pretrained.objective
     if not task.is_task:
         raise UserError(
-            f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, or "
-            "--task FILE to evaluate it with prompts."
+            f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, "
+            "--task FILE to evaluate it with prompts, or --vectors FILE for its text vectors."
         )
     run = RunFolder.read(path)
     stored = run.experiment or folder_experiment(task)

@@ -168,7 +168,7 @@ class Task(Objective):
         return self.with_labels(labelled, data.class_names())
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        return row_remarks(self, rows, rows.examples("train", self, length), length)
+        return row_remarks(self, rows) + rows.cut_remarks(self, length)
 
     def num_examples(self, rows: LabelledSource, length: int) -> int:
         return len(rows.examples("train", self, length))

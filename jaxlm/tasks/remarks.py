@@ -6,9 +6,7 @@ import collections
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from jaxlm.data.labelled import EncodedExample, LabelledData, LabelledSource, Record
+from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 
 _SHOWN = 20  # labels in one line
@@ -35,27 +33,18 @@ def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledD
     )
 
 
-def row_remarks(
-    task: HasClasses, rows: LabelledSource, examples: Sequence[EncodedExample], length: int
-) -> list[str]:
-    """Return one line per remark about the training rows.
+def row_remarks(task: HasClasses, rows: LabelledSource) -> list[str]:
+    """Return one line per remark about the labels and texts of the training rows.
 
     Args:
-        task: The task, bound and with labels; of one that writes its answers, the task that they answer.
+        task: The task with labels; of one that writes its answers, the task that they answer.
         rows: The rows.
-        examples: The examples of the training rows.
-        length: Maximum sequence length.
     """
     records = rows.records["train"]
     counts = collections.Counter(label for record in records for label in task.label_names(record))
     lines = label_remarks(task.labels, counts) if task.labels else []
     if empty := [record for record in records if not all(text.strip() for text in record.texts)]:
         lines.append(f"{_rows(len(empty))} with an empty text (kept), the first at {empty[0].place}")
-    num_full = int(np.sum([example.arrays["input_ids"].shape[-1] >= length for example in examples]))
-    if num_full and len(examples) == len(records):  # otherwise the task reads long texts in windows
-        lines.append(
-            f"{num_full:,} of {len(records):,} rows reach --data.length {length}; longer texts are cut there"
-        )
     return lines
 
 

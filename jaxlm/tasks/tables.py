@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
 from jaxlm.data.readers import LABELS, Columns, text_of, texts_of
@@ -59,6 +59,8 @@ class TableData(LabelledData):
     """
 
     label_flag = "--data.label-field"
+    column_flags: ClassVar[str] = "--data.text-field, --data.label-field ('': no labels) and so on"
+    """The flags that choose columns, for messages."""
 
     id_field: str = ""
     """Column of the row's id; empty: the number of the row."""
@@ -67,13 +69,17 @@ class TableData(LabelledData):
         """Return the columns to read; one without a name is refused."""
         raise NotImplementedError
 
+    def optional_columns(self) -> Sequence[str]:
+        """Return the columns that are read where rows have them."""
+        return ()
+
     def record(self, row: TableRow) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return `values` and `texts` of the row's `Record`."""
         raise NotImplementedError
 
     def read(self, path: str) -> Iterator[Record | UserError]:
-        advice = f"Choose columns with --data.text-field, {self.label_flag} ('': no labels) and so on"
-        columns = Columns([*self.columns(), *filter(None, [self.id_field])], advice)
+        names = [*self.columns(), *filter(None, [self.id_field])]
+        columns = Columns(names, f"Choose columns with {self.column_flags}", self.optional_columns())
         for number, row in enumerate(read_table(path, columns)):
             yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
 

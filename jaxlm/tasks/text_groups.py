@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlm.errors import UserError
@@ -20,21 +21,28 @@ class TextGroups(TableData):
     positive_field: str = "positive"
     """Column of the text that matches it, or of the second text."""
 
-    negative_fields: tuple[str, ...] = ()
-    """Columns of its hard negatives; of JSON, a column may hold a list of texts."""
+    negative_fields: tuple[str, ...] = ("negatives",)
+    """Columns of its hard negatives, which rows may lack; of JSON, a column may hold a list of texts."""
 
     score_field: str = ""
     """Column of the score of two texts, a number that is higher the closer they are, for --objective.criterion
     cosent."""
 
-    label_flag = "--data.query-field, --data.positive-field, --data.score-field"
+    column_flags = "--data.query-field, --data.positive-field and --data.score-field"
 
     def columns(self) -> list[str]:
-        return [self.query_field, self.positive_field, *self.negative_fields, *filter(None, [self.score_field])]
+        return [self.query_field, self.positive_field, *filter(None, [self.score_field])]
+
+    def optional_columns(self) -> Sequence[str]:
+        return self.negative_fields
 
     def record(self, row: TableRow) -> tuple[dict[str, Any], tuple[str, ...]]:
         texts = (row.text(self.query_field), row.text(self.positive_field))
-        negatives = [text for column in self.negative_fields for text in row.texts(column) if text.strip()]
+        columns = [column for column in self.negative_fields if column in row.values]
+        negatives = [text for column in columns for text in row.texts(column) if text.strip()]
+        if any(text.startswith(('["', "['")) for text in negatives):
+            raise UserError(f"{row.place}: {', '.join(columns)} holds a list as text; write the rows as JSON lines, or "
+                            "a column for each negative.")
         for column, text in zip((self.query_field, self.positive_field), texts, strict=True):
             if not text.strip():
                 raise UserError(f"{row.place} has no {column}; fill it in, or remove the row.")

@@ -116,7 +116,7 @@ class TextToText(Task):
         return dataclasses.replace(self, kind=self.kind.with_rows(rows, data))
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        return row_remarks(self.kind or self, rows, rows.examples("train", self, length), length)
+        return row_remarks(self.kind or self, rows) + rows.cut_remarks(self, length)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         for name in ("both_orders", "lm_coefficient", "teacher", "threshold"):

@@ -1,10 +1,11 @@
 """Evaluation of text vectors without training: similarity of pairs, classification of pairs, retrieval.
 
-Vectors are compared by their cosine, in float32.
+Vectors are compared by their cosine, or by their product if the model was trained for it, in float32.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -23,9 +24,10 @@ from jaxlm.paths import check_output
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
 from jaxlm.tasks.metrics import correlations
 from jaxlm.tasks.tables import TableRow, read_table
+from jaxlm.types import Role
 
-Encode = Callable[[Sequence[str], bool], Float[np.ndarray, "texts width"]]
-"""Function that returns the vectors of texts; the second argument is whether they are documents of a retrieval."""
+Encode = Callable[[Sequence[str], Role], Float[np.ndarray, "texts width"]]
+"""Function that returns the vectors of texts."""
 PAIR, GOLDS, RETRIEVAL = ("sentence1", "sentence2"), ("score", "label"), ("query", "positive")
 """Columns that are found by their names."""
 CUTOFF, DEPTH = 10, 100
@@ -44,7 +46,7 @@ class Retrieval(NamedTuple):
 
 def evaluate(
     encode: Encode, path: str, columns: Sequence[str] = (), limit: int = 0, predictions: str | None = None,
-    resamples: int = 0,
+    resamples: int = 0, is_cosine: bool = True,
 ) -> Result:
     """Evaluate vectors on a file of pairs, of queries with their documents, or on a folder in BEIR's format.
 
@@ -56,6 +58,7 @@ def evaluate(
         limit: Number of pairs or of queries, from the first; 0 for all.
         predictions: File to write, one JSON object per pair or query.
         resamples: Number of resamples for the confidence intervals of the metrics; 0 for none.
+        is_cosine: Compare vectors by their cosine, not by their product.
 
     Returns:
         The `Result` of the task "similarity" (scores), "pairs" (labels) or "retrieval".
@@ -64,6 +67,7 @@ def evaluate(
         UserError: The file cannot be read, or nothing in it can be scored.
     """
     check_output(predictions, "--predictions", inputs=(path,))
+    encode = functools.partial(_encode_distinct, encode, is_cosine)
     if Path(path).is_dir():
         found = _retrieval(encode, _read_folder(Path(path)), limit)
     else:
@@ -85,25 +89,25 @@ Evaluated = tuple[list[dict[str, Any]], Result, list[np.ndarray], Callable[[np.n
 
 
 def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: int) -> Evaluated:
-    """Score pairs by their cosine, and by the share of their words that they have in common."""
+    """Score pairs by their vectors, and by the share of their words that they have in common."""
     labelled = [row for row in table[: limit or None] if row.label(names[2]) is not None]
     golds = np.array([_number(row, names[2]) for row in labelled])
     if len(np.unique(golds)) < 2:
         raise UserError(f"all values of {names[2]} are equal, which measures nothing; choose others with --columns.")
     texts = [(row.text(names[0]), row.text(names[1])) for row in labelled]
-    vectors = _unit_vectors(encode, [*itertools.chain(*texts)]).reshape(len(texts), 2, -1)
-    cosines = np.sum(vectors[:, 0] * vectors[:, 1], axis=1)
+    vectors = encode([*itertools.chain(*texts)], "").reshape(len(texts), 2, -1)
+    scores = np.sum(vectors[:, 0] * vectors[:, 1], axis=1)
     overlaps = np.array([word_overlap(*pair) for pair in texts])
     is_label = bool(np.isin(golds, (0, 1)).all())
 
     def measure(chosen: np.ndarray) -> dict[str, float]:
         gold, metrics = golds[chosen], label_metrics if is_label else correlations
         return {
-            f"{prefix}{name}": value for prefix, scores in (("", cosines), ("word_overlap_", overlaps))
-            for name, value in metrics(scores[chosen], gold).items()
+            f"{prefix}{name}": value for prefix, found in (("", scores), ("word_overlap_", overlaps))
+            for name, value in metrics(found[chosen], gold).items()
         }
 
-    columns = {"id": np.arange(len(texts)), "prediction": cosines, "gold": golds, "word_overlap": overlaps}
+    columns = {"id": np.arange(len(texts)), "prediction": scores, "gold": golds, "word_overlap": overlaps}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*(x.tolist() for x in columns.values()), strict=True)]
     counts = {"unlabelled": unlabelled} if (unlabelled := len(table[: limit or None]) - len(rows)) else {}
     return rows, {"task": "pairs" if is_label else "similarity"} | counts, text_groups(texts), measure
@@ -117,15 +121,15 @@ def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
     # The search keeps the first of equally good documents. trec_eval takes them in descending order of their ids.
     ids = sorted(data.documents, reverse=True)
     texts = [data.queries[query] for query in queries]
-    vectors = _unit_vectors(encode, [data.documents[name] for name in ids], True)
-    found, cosines = search(_unit_vectors(encode, texts), vectors, min(DEPTH, len(ids)))
+    vectors = encode([data.documents[name] for name in ids], "document")
+    found, scores = search(encode(texts, "query"), vectors, min(DEPTH, len(ids)))
     gains = np.array([
         [data.relevant[query].get(ids[i], 0.0) for i in ranked] for query, ranked in zip(queries, found, strict=True)
     ])
     figures = ranking_metrics(gains, [[*data.relevant[query].values()] for query in queries])
     rows = [
         {"id": query, "prediction": [ids[i] for i in found[n, :CUTOFF]], "gold": [*data.relevant[query]],
-         "scores": cosines[n, :CUTOFF].tolist()} | {name: float(values[n]) for name, values in figures.items()}
+         "scores": scores[n, :CUTOFF].tolist()} | {name: float(values[n]) for name, values in figures.items()}
         for n, query in enumerate(queries)
     ]
 
@@ -217,13 +221,14 @@ def _merge(
     return best, jnp.take_along_axis(jnp.concatenate([rows, own], axis=1), at, axis=1)
 
 
-def _unit_vectors(
-    encode: Encode, texts: Sequence[str], is_document: bool = False
+def _encode_distinct(
+    encode: Encode, is_unit: bool, texts: Sequence[str], role: Role
 ) -> Float[np.ndarray, "texts width"]:
-    """Return vectors of Euclidean length 1. Each distinct text is encoded once, so that equal texts have equal ones."""
+    """Return vectors. Each distinct text is encoded once, so that equal ones have equal vectors."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    vectors = encode(list(number), is_document)
-    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = encode(list(number), role)
+    if is_unit:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return vectors[[number[text] for text in texts]]
 
 

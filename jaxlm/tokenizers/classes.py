@@ -125,6 +125,12 @@ def read_class(folder: epath.Path) -> str:
     return next((name for file in files if (name := file.get("tokenizer_class"))), "")
 
 
+def read_length(folder: epath.Path) -> int | None:
+    """Return the number of tokens at which Transformers cuts texts; None if the folder does not say."""
+    longest = _read(folder, "tokenizer_config.json").get("model_max_length", 0)
+    return int(longest) if 0 < longest < 1e9 else None  # Transformers writes 1e30 for no limit
+
+
 def num_separators(post_processor: Mapping[str, Any]) -> int:
     """Return the number of separators that a post-processor of a `tokenizer.json` puts between two texts."""
     texts = [i for i, part in enumerate(post_processor.get("pair", ())) if "Sequence" in part]

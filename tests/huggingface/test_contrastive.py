@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 import transformers
 from sentence_transformers import SentenceTransformer
 
+from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.runs.load import load_model
+from jaxlm.runs.model import load_trained
 from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
@@ -51,7 +54,23 @@ def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path
         np.testing.assert_allclose(encode(TEXTS), ours, atol=1e-5)
     config = read_json(out / "config_sentence_transformers.json")
     assert config["matryoshka_dims"] == ([8, 16, 24] if objective.widths else None)
-    assert read(out, prompt="")[:3] == vectors._replace(pooling="last" if model is Xlnet else vectors.pooling)[:3]
+    wanted = vectors._replace(pooling="last" if model is Xlnet else vectors.pooling, widths=())
+    assert read(out) == wanted
+    card = (out / "README.md").read_text()
+    assert "library_name: sentence-transformers" in card and ("truncate_dim=8" in card) == bool(objective.widths)
+    trained = load_trained(out)
+    if objective.query_prompt:
+        assert "encode_query(['A query'])  # after 'the query: '" in card
+        with pytest.raises(UserError, match=r"'query': 'the query: '.*--prompt"):
+            trained.encode(TEXTS)
+        for role, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+            np.testing.assert_allclose(trained.encode(TEXTS, role=role), encode(TEXTS), atol=1e-5)
+        with pytest.raises(UserError, match="pools texts without their prompt"):
+            pooling = read_json(out / "1_Pooling/config.json") | {"include_prompt": False}
+            (out / "1_Pooling/config.json").write_text(json.dumps(pooling))
+            trained.encode(TEXTS, role="query")
+    with pytest.raises(UserError, match="no pooling 'max'; choose cls, mean, last"):
+        trained.encode(TEXTS, "max", prompt="")
     # A prefix scores as in training.
     width = 8
     short = SentenceTransformer(str(out), device="cpu", truncate_dim=width).encode(TEXTS, normalize_embeddings=True)

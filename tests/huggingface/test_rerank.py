@@ -22,6 +22,7 @@ from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.objectives.base import total_loss
 from jaxlm.runs.model import load_trained
 from jaxlm.tasks.base import Answer
+from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.text_groups import TextGroups
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
@@ -45,7 +46,7 @@ def write(path, rows):
 
 
 def records(folder):
-    return [*TextGroups(negative_fields=("negatives",)).read(str(write(folder / "rows.jsonl", ROWS)))]
+    return [*TextGroups().read(str(write(folder / "rows.jsonl", ROWS)))]
 
 
 @pytest.mark.parametrize(("model", "architecture"), [
@@ -65,12 +66,25 @@ def test_losses_and_scores_are_those_of_sentence_transformers(model, architectur
     trained = load_trained(out)  # the folder is imported as a reranker, with its classifier
     assert type(trained.objective) is Rerank and not trained.fresh
     assert trained.path == str(out) and jax.tree.all(jax.tree.map(np.array_equal, trained.params, params))
-    np.testing.assert_allclose(trained.score_pairs(PAIRS, LENGTH), scores, atol=1e-5)
+    np.testing.assert_allclose(trained.score_pairs(PAIRS), scores, atol=1e-5)
+    long = [("or the gq " * 9, "hr lb as fp " * size) for size in (9, 6)]  # the spare token of an odd length
+    long += [(passage, query) for query, passage in long]
+    np.testing.assert_allclose(trained.score_pairs(long), theirs.predict(long), atol=1e-5)
+    with pytest.raises(UserError, match="is a reranker and has no vectors"):
+        trained.encode(["the tree"])
+    for wrong in (["the tree"], [("a", "b", "c")], []):
+        with pytest.raises(UserError, match="give a list of pairs"):
+            trained.score_pairs(wrong)
+    assert "CrossEncoder('out').predict" in (out / "README.md").read_text()
     theirs.save_pretrained(str(tmp_path / "saved"))  # a folder of theirs has the activation in a file of its own
     del config["sentence_transformers"]
     (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
     saved = load_trained(tmp_path / "saved")
     assert type(saved.objective) is Rerank and not saved.fresh
+    (tmp_path / "saved" / "config_sentence_transformers.json").unlink()  # a folder of Transformers alone
+    alone = load_trained(tmp_path / "saved")
+    assert type(alone.objective) is Classification
+    np.testing.assert_allclose(alone.score_pairs(PAIRS), scores, atol=1e-5)
 
     source = LabelledSource(bpe, {"held_out": records(tmp_path)}, False)
     (batch,) = source.batches("held_out", 4, task.row_format(LENGTH), 0).evaluation(4, 1)
@@ -141,7 +155,7 @@ def test_from_the_command_line(tmp_path, capsys):
 
 
 def test_refusals(bpe, tmp_path):  # noqa: F811
-    data = TextGroups(source=str(write(tmp_path / "rows.jsonl", ROWS)), held_out=0.0)
+    data = TextGroups(source=str(write(tmp_path / "rows.jsonl", ROWS[2:])), held_out=0.0)
     task = Rerank(model=MODELS[Bert]).bind(bpe.vocabulary, LENGTH)
     with pytest.raises(UserError, match=r"has no hard negatives; name their columns with --data.negative-fields"):
         task.with_rows(data.open(bpe), data)

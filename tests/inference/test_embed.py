@@ -52,12 +52,19 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
     assert read(out) == (vectors._replace(pooling="last") if model is Xlnet else vectors)
 
 
-def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path):
+def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
 
     texts = tmp_path / "texts.txt"
     texts.write_text("A man is eating food.\nThe girl carries a baby, who is asleep at last.\n")
     assert main(["embed", str(minilm()), "--data.source", str(texts), "--out", str(tmp_path / "v.base")]) == 0
+    rows = [json.dumps({"query": text, "text": "x"}) + "\n" for text in texts.read_text().splitlines()]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    of_rows = ["--data.source", str(tmp_path / "rows.jsonl"), "--data.text-field"]
+    assert main(["embed", str(minilm()), *of_rows, "query", "--out", str(tmp_path / "r.npy")]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "r.npy"), np.load(tmp_path / "v.base.npy"))
+    assert main(["embed", str(minilm()), *of_rows, "body", "--out", str(tmp_path / "r2.npy")]) == 2
+    assert "no column 'body'; it has 'query', 'text'. Choose the column with --data.text" in capsys.readouterr().err
     peer = SentenceTransformer(str(minilm()), device="cpu", prompts={"query": "query: "}, default_prompt_name="query")
     theirs = peer.encode(texts.read_text().splitlines(), prompt="")
     assert np.abs(np.load(tmp_path / "v.base.npy") - theirs).max() < 1e-4
@@ -107,13 +114,11 @@ def test_prompts_of_a_folder(pooling, expected, tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"'query': 'q: '.*--prompt"):
-        read(tmp_path)
-    assert read(tmp_path, "") == Vectors(expected, None, False) and read(tmp_path, "q: ").prompt == "q: "
+    found = read(tmp_path)
+    assert found == Vectors(expected, None, False, None, (("query", "q: "), ("none", "")))
+    assert found.prompt_of("query") == "q: " and found.prompt_of("document") is None is found.prompt_of("")
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling | {"include_prompt": False}))
-    assert read(tmp_path, "").prompt == ""
-    with pytest.raises(UserError, match="include_prompt false"):
-        read(tmp_path, "q: ")
+    assert not read(tmp_path).pools_prompt
 
 
 def test_folders_with_other_modules_are_refused(tmp_path):

@@ -260,7 +260,7 @@ def test_more_noise_than_words_is_refused():
 def test_rows_that_cannot_be_halved_are_refused(rows, accumulate):
     train, optimizer = TrainConfig(batch_size=rows, accumulate=accumulate), OptimizerConfig()
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    with pytest.raises(UserError, match=f"batch_size {rows}.* is not divisible .*groups of 2 rows; change") as error:
+    with pytest.raises(UserError, match=f"batch_size {rows}.* is not divisible .*groups of 2 rows .*; change") as error:
         Program(OBJECTIVE, train, optimizer, mesh)
     assert "\n" not in str(error.value)
     Program(OBJECTIVE, dataclasses.replace(train, batch_size=8), optimizer, mesh)

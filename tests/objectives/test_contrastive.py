@@ -275,7 +275,8 @@ def test_rows_of_every_format(tmp_path):
 
     wanted = [SHORT | {"negatives": ["dog", "tree"]}, SHORT | {"negatives": []}]
     lines = "".join(json.dumps(row) + "\n" for row in wanted)
-    assert values("a.jsonl", lines, negative_fields=("negatives",)) == wanted
+    lacking = json.dumps(SHORT) + "\n"
+    assert values("a.jsonl", lines + lacking) == [*wanted, wanted[1]]
     table = "query,positive,one,two\nthe cat,a cat sat on the mat,dog,tree\nthe cat,a cat sat on the mat,,\n"
     assert values("a.csv", table, negative_fields=("one", "two")) == wanted
     scored = "the cat\ta cat sat on the mat\t3.5\n"
@@ -283,6 +284,8 @@ def test_rows_of_every_format(tmp_path):
     assert values("a.tsv", scored, **numbers) == [SHORT | {"negatives": [], "label": 3.5}]
     (bad,) = rows_of(tmp_path, "b.tsv", "x\ty\thigh\n", **numbers)
     assert "'high' in the column '3' is not a number" in str(bad)
+    (bad,) = rows_of(tmp_path, "b.csv", 'query;positive;negatives\nthe cat;a cat;["dog", "tree"]\n')
+    assert "negatives holds a list as text; write the rows as JSON lines" in str(bad)
     (bad,) = rows_of(tmp_path, "b.csv", "query,positive\nthe cat, \n")
     assert "line 2 has no positive" in str(bad)
     with pytest.raises(UserError, match=r"no column 'query'.*--data.query-field"):
@@ -291,7 +294,7 @@ def test_rows_of_every_format(tmp_path):
 
 def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     lines = [SHORT | {"negatives": ["dog", "tree", "mat"]}, SHORT | {"negatives": []}]
-    data = TextGroups(source=str(tmp_path / "a.jsonl"), negative_fields=("negatives",), held_out=0.0)
+    data = TextGroups(source=str(tmp_path / "a.jsonl"), held_out=0.0)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     objective = Contrastive(
         model=BERT, negatives=2, query_prompt="the dog ran ", passage_prompt="it ", query_length=8,
@@ -307,8 +310,16 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     assert texts(first) == [*shared, "[CLS] it dog [SEP]", "[CLS] it tree [SEP]"]
     assert texts(second) == [*shared, "", ""]
     assert objective.remarks(source, 9) == [
-        "Rows have up to 3 hard negatives, of which --objective.negatives 2 are read"
+        "2 of 2 rows reach --data.length 9; longer texts are cut there",
+        "Rows have up to 3 hard negatives; --objective.negatives is 2",
     ]
+    assert objective.with_rows(source, data) == objective
+    with pytest.raises(UserError, match=r"score-field is for --objective.criterion cosent"):
+        objective.with_rows(source, dataclasses.replace(data, score_field="score"))
+    (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
+    with pytest.raises(UserError, match="no row has hard negatives in others; name their columns"):
+        named = dataclasses.replace(data, negative_fields=("others",))
+        objective.with_rows(named.open(tokenizer), named)
     short = dataclasses.replace(objective, query_length=0, query_prompt="the dog ran and then it ")
     assert texts(short.encode(source.records["train"], tokenizer, 9)[0].arrays)[0] == (
         "[CLS] the dog ran and then it the [SEP]"

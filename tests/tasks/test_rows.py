@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import types
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
-from jaxlm.data.labelled import EncodedExample, Record, good_rows
+from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, good_rows
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
@@ -430,6 +431,17 @@ def test_at_most_ten_bad_rows_are_shown_and_a_file_of_bad_rows_is_refused(tmp_pa
         TextRows(source=str(path), skip_bad_rows=True).open(ByteTokenizer(), print)
 
 
+class PairsOfTexts:
+    """A row encoder of two texts a row."""
+
+    padding = types.MappingProxyType({"ids": 0, "other": 1})
+
+    @staticmethod
+    def encode(records, tokenizer, length):
+        sizes = [min(length, len(record.texts[0])) for record in records]
+        return [EncodedExample(i, {"ids": np.zeros((2, size))}) for i, size in enumerate(sizes)]
+
+
 def test_remarks_about_rows():
     labels = ["good", "Good ", "1", "1.0", "true", "rare", "new"]
     counts = collections.Counter({"good": 5, "Good ": 2, "1": 2, "1.0": 2, "true": 2, "rare": 1})
@@ -443,12 +455,12 @@ def test_remarks_about_rows():
     rows = [Record(str(i), f"x, line {i}", {"text": text, "label": "a"}, (text,)) for i, text in
             enumerate(("short", "a text of many words", " "))]
     task = Classification(labels=("a",), vocabulary=Vocabulary.stand_in(300))
-    examples = [EncodedExample(i, {"input_ids": np.zeros(min(12, 2 + len(row.texts[0])), np.int32)})
-                for i, row in enumerate(rows)]
-    assert row_remarks(task, SimpleNamespace(records={"train": rows}), examples, 12) == [
+    source = LabelledSource(ByteTokenizer(), {"train": rows}, True)
+    assert row_remarks(task, source) == [
         "Labels (1): a (3)", "1 row with an empty text (kept), the first at x, line 2",
-        "1 of 3 rows reach --data.length 12; longer texts are cut there",
     ]
+    assert source.cut_remarks(PairsOfTexts, 12) == ["1 of 3 rows reach --data.length 12; longer texts are cut there"]
+    assert source.cut_remarks(PairsOfTexts, 30) == []
 
 
 def test_the_share_of_unknown_words_in_rows(tmp_path, monkeypatch):

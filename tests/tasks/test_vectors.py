@@ -31,7 +31,7 @@ def write_folder(folder, queries, documents, qrels):
     (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
 
 
-def encode(texts, is_document):
+def encode(texts, role):
     """Vectors that are written in the texts."""
     return np.array([[float(number) for number in text.split()] for text in texts], np.float32)
 
@@ -117,7 +117,7 @@ def test_similarity_beside_word_overlap(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(rows) + "1 1 1\t1 1 1\t\n")
     found = vectors.evaluate(encode, str(tmp_path / "a.tsv"), resamples=20)
     assert (found["task"], found["examples"], found["unlabelled"]) == ("similarity", 60, 1)
-    pairs = [encode(pair, False) for pair in texts]
+    pairs = [encode(pair, "") for pair in texts]
     cosines = [one @ other / np.linalg.norm(one) / np.linalg.norm(other) for one, other in pairs]
     words = [[set(text.split()) for text in pair] for pair in texts]
     overlaps = [sum(word in other for word in one) / len({*one, *other}) for one, other in words]
@@ -127,6 +127,9 @@ def test_similarity_beside_word_overlap(tmp_path):
         "word_overlap_pearson": scipy.stats.pearsonr(overlaps, golds)[0],
     }, abs=2e-6)
     assert found["intervals"].keys() == found["metrics"].keys()
+    found = vectors.evaluate(encode, str(tmp_path / "a.tsv"), is_cosine=False)
+    products = [one @ other for one, other in pairs]
+    assert found["metrics"]["pearson"] == pytest.approx(scipy.stats.pearsonr(products, golds)[0], abs=2e-6)
 
 
 def test_classification_of_pairs_with_ties():

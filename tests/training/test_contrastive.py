@@ -49,7 +49,7 @@ def command(encoder: Path, pairs: Path, run: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(encoder, pairs) -> Path:
-    options = ["--objective.widths", "4", "--objective.query-prompt", "ba de ", "--data.negative-fields", "negatives",
+    options = ["--objective.widths", "4", "--objective.query-prompt", "ba de ",
                "--objective.negatives", "1", "--train.steps", "None", "--train.epochs", "3.5"]
     assert main(command(encoder, pairs, encoder / "vectors", *options)) == 0
     return encoder / "vectors"
