@@ -29,14 +29,14 @@ class Statistics:
             only token frequencies. 0 without a held-out split.
         longest_document: share of the training tokens that are in the longest document; 0 if there are no documents.
         held_out_counts: int64 [vocabulary], count of each id in the held-out split; None if no text is held out.
-        held_out_bytes: UTF-8 bytes of the text of that split.
+        held_out_bytes: UTF-8 bytes of the text of that split. Of a mixture both are per token.
     """
 
     token_counts: np.ndarray
     unigram_entropy: float
     longest_document: float = 0.0
     held_out_counts: np.ndarray | None = None
-    held_out_bytes: int = 0
+    held_out_bytes: float = 0
 
 
 def entropy(counts: np.ndarray) -> float:

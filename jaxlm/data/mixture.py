@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,17 +205,19 @@ class Mixture:
 
     @functools.cached_property
     def statistics(self) -> Statistics:
-        """Token statistics of the mixture, whose training counts are rounded up."""
+        """Token statistics of the mixture: training counts are rounded up, held-out figures are means per token."""
         total = sum(store.train.num_tokens for store in self.stores.values())
         longest = max(self.shares[name] * store.statistics.longest_document for name, store in self.stores.items())
-        counts = np.ceil(self._frequencies("train") * total).astype(np.int64)
-        return Statistics(counts, entropy(self._frequencies("held_out")), longest)
+        counts = np.ceil(self._mean("train", lambda store: store.counts("train")) * total).astype(np.int64)
+        held_out = self._mean("held_out", lambda store: store.counts("held_out"))
+        size = self._mean("held_out", lambda store: store.held_out.text_bytes)
+        return Statistics(counts, entropy(held_out), longest, held_out if held_out.any() else None, size)
 
-    def _frequencies(self, split: str) -> np.ndarray:
-        """Return the frequency of each id in the mixture's rows of a split: float64 [vocabulary]."""
-        counts = [(self.shares[name], store.counts(split)) for name, store in self.stores.items()]
-        found = sum(share for share, each in counts if each.any())
-        return sum(share / max(found, 1e-12) * each / max(1, each.sum()) for share, each in counts)
+    def _mean(self, split: str, figure: Callable[[Store], Any]) -> Any:
+        """Return the mean per token of a sum over each store, such as its counts of ids, in the mixture's rows."""
+        sizes = [(self.shares[name], store.counts(split).sum(), figure(store)) for name, store in self.stores.items()]
+        found = sum(share for share, size, _ in sizes if size)
+        return sum(share / max(found, 1e-12) * each / max(1, size) for share, size, each in sizes)
 
     def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source` and `Store.batches`."""

@@ -367,7 +367,7 @@ class Objective:
         held-out split are those of its text, which a tokenizer may have changed, as by dropping spaces.
 
         Args:
-            nats: Sum of the targets' -log p, given the text before them.
+            nats: Sum of the targets' -log p, given the text before them, or a bound on it.
             labels: Ids, int32 [...]; special tokens, such as the end of a document, have no bytes.
             weights: 1 at targets, else 0 [...].
 

@@ -40,7 +40,8 @@ class MaskedDiffusion(Objective):
 
     Held-out loss is the same bound without the discretization of t: with k of a row's n tokens masked, k uniform in
     1 … n, it is n / k times the sum (LLaDA, section 2.4). Each row has several masks, with equally spaced k. The bound
-    is comparable with the unigram entropy and with a causal loss, and not with a masked-LM loss.
+    is comparable with the unigram entropy and with a causal loss, between vocabularies as bits_per_byte, and not with a
+    masked-LM loss.
 
     As in MDLM (section 3.2.3), visible tokens are copied, and [MASK] is never predicted; here its output bias says so,
     so that the exported model does not predict it either. Special tokens are never masked; theirs may be. Rows are full
@@ -123,7 +124,8 @@ class MaskedDiffusion(Objective):
 
         draws = jnp.arange(EVAL_DRAWS) / EVAL_DRAWS, jnp.moveaxis(example["noise"], 1, 0)
         bound = total(example) if train else jnp.mean(jax.lax.map(total_of_draw, draws))
-        return {"diffusion_loss": Term(bound, jnp.sum(example["is_text"]), 1.0)}
+        terms = {"diffusion_loss": Term(bound, jnp.sum(example["is_text"]), 1.0)}
+        return terms if train else terms | self.bits_per_byte(bound, example["masked_labels"], example["is_text"])
 
     def _draw_weights(self, example: Example, shift: Array, noise: Float[Array, "batch length"]) -> Array:
         """Return n / k at k uniformly chosen ones of each row's n tokens of text, 0 at the others."""

@@ -17,7 +17,7 @@ from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.multiple_choice import MultipleChoice
-from jaxlm.tasks.vectors import CUTOFF, ranking_metrics
+from jaxlm.tasks.vectors import CUTOFF
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
@@ -42,6 +42,12 @@ class Rerank(MultipleChoice):
         if not any(len(self.texts(record)) > 1 for record in rows.records["train"]):
             raise UserError(f"{data.source} has no hard negatives; name their columns with --data.negative-fields.")
         return super().with_rows(rows, data)
+
+    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
+        sizes = [len(self.texts(record)) for record in rows.records["train"]]
+        most, mean = max(sizes), np.mean(sizes)
+        padded = f"Rows have {mean:.1f} passages on average and are padded to {most}; --objective.negatives reads fewer"
+        return super().remarks(rows, length) + ([padded] if most > 2 * mean else [])
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         query, positive, negatives = (record.values[name] for name in ("query", "positive", "negatives"))
@@ -84,10 +90,11 @@ class Rerank(MultipleChoice):
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         """Return nDCG and MRR of the rows with negatives; a negative with the positive's score comes before it."""
         scores = [np.array(answer.prediction) for answer in answers if len(answer.prediction) > 1]
-        ranks = np.array([np.sum(row >= row[0]) for row in scores])[:, None]
-        figures = ranking_metrics((ranks == np.arange(1, CUTOFF + 1)).astype(float), [[1.0]] * len(scores))
-        names = (f"ndcg_at_{CUTOFF}", f"mrr_at_{CUTOFF}") if scores else ()
-        return {name: float(figures[name].mean()) for name in names}
+        if not scores:
+            return {}
+        ranks = np.array([np.sum(row >= row[0]) for row in scores])
+        gains = {"ndcg": 1 / np.log2(ranks + 1), "mrr": 1 / ranks}
+        return {f"{name}_at_{CUTOFF}": float(np.mean(gain * (ranks <= CUTOFF))) for name, gain in gains.items()}
 
     def as_text(self, record: Record) -> tuple[str, str]:
         raise UserError("a reranker scores pairs and writes no text; give an encoder or a decoder, without --as-text.")

@@ -179,6 +179,9 @@ def test_statistics_are_those_of_the_mixture(mixed, stores):
     np.testing.assert_allclose(counts / counts.sum(), expected, atol=3 / counts.sum())
     expected = expected[expected > 0]
     assert mixed.statistics.unigram_entropy == pytest.approx(-(expected * np.log(expected)).sum())
+    size = mixed.statistics.held_out_bytes / mixed.statistics.held_out_counts.sum()
+    each = [stores[name].held_out for name in "amz"]
+    assert size == pytest.approx(np.dot([0.5, 0.3, 0.2], [part.text_bytes / part.num_tokens for part in each]))
     longest = max(s * stores[n].statistics.longest_document for n, s in zip("amz", (0.5, 0.3, 0.2), strict=True))
     assert mixed.statistics.longest_document == pytest.approx(longest)
 

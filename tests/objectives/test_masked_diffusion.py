@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
@@ -265,6 +266,13 @@ def test_packed_rows_have_the_losses_of_their_documents():
         totals.append(slow(np.where(weights > 0, V.mask, ids), weights))
     evaluated = loss(objective, params(), example, KEY, train=False)["diffusion_loss"]
     assert float(evaluated.total) == pytest.approx(np.mean(totals), rel=1e-5)
+    sizes = np.arange(V.size)
+    counts = (sizes != V.unk).astype(np.int64)
+    statistics = Statistics(counts, 0.0, held_out_counts=counts, held_out_bytes=counts @ sizes)
+    known = MaskedDiffusion(model=MODEL).bind(dataclasses.replace(V, num_bytes=sizes), 16, statistics)
+    bits = loss(known, params(), example, KEY, train=False)["bits_per_byte"]
+    assert float(bits.total) == pytest.approx(np.mean(totals) / math.log(2), rel=1e-5)
+    assert float(bits.weight) == 7 + 8 + 9 + 10 + 11 + 7 + 7
 
 
 def test_describe():
