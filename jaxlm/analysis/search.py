@@ -17,7 +17,7 @@ from jaxlm.types import Report
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 TENSOR_SIZES = (1, 2, 4, 8)
-"""Sizes of the axis `tensor` that are tried, until something fits."""
+"""Sizes of the axis `tensor` that are tried, until something fits and is no faster for it or not bound by links."""
 
 
 def search(session: Session, topology: str, extrapolate: bool = False, report: Report = print) -> Iterator[Plan]:
@@ -25,8 +25,8 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
 
     For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where
     it does not fit, with twice the microbatches, or chunks, until they have one row a chip, then with all activations
-    recomputed. Sizes of `tensor` above 1 are tried only where nothing has fitted. Several slices divide `data`, so
-    that `fsdp` and `tensor` fill one at most.
+    recomputed. Larger sizes of `tensor` are tried where nothing has fitted, and where links bind the fastest plan,
+    until they no longer help. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
@@ -34,9 +34,11 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
     devices = topology_devices(topology)
     chips = len(devices) // num_slices(devices)  # of one slice
     host = sum(device.process_index == devices[0].process_index for device in devices)
-    tried = fitted = False
+    plans: list[Plan] = []
     for tensor in TENSOR_SIZES:
-        if fitted:
+        best = fastest(plans)
+        is_bound = best and best.prediction and best.prediction.bound == "links"
+        if any(one.fits for one in plans) and not (is_bound and best.changes["mesh.tensor"] == tensor // 2):
             break
         for fsdp in sorted({size for size in (*FSDP_SIZES, host // tensor, chips // tensor)
                             if size and not chips % (size * tensor)}):
@@ -46,12 +48,11 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
                 except UserError as error:
                     refused = error
                     break
-                tried = True
-                yield dataclasses.replace(found, changes=changes)
+                plans.append(dataclasses.replace(found, changes=changes))
+                yield plans[-1]
                 if found.fits:
-                    fitted = True
                     break
-    if not tried:
+    if not plans:
         raise refused
 
 

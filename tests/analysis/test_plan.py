@@ -18,6 +18,7 @@ from jaxlm.analysis import compilation
 from jaxlm.analysis import search as searching
 from jaxlm.analysis.extrapolate import extrapolate, with_layers
 from jaxlm.analysis.hlo import Traffic, parse
+from jaxlm.analysis.links import Prediction
 from jaxlm.analysis.plan import Plan, plan
 from jaxlm.analysis.report import describe, table_row
 from jaxlm.analysis.step import CompiledStep, Estimate, Kernels, Operation, open_stand_in
@@ -180,6 +181,23 @@ def test_a_search_fills_at_most_one_slice_with_fsdp(topology, sizes, monkeypatch
     ))
     tried = [found.mesh for found in searching.search(open_stand_in(EXPERIMENT), topology)]
     assert tried == [MeshConfig(data=-1, fsdp=size) for size in sizes]
+
+
+@needs_compiler
+def test_a_search_goes_on_with_tensor_while_links_bind_and_it_helps(monkeypatch):
+    seconds, bounds = {1: 4.0, 2: 3.0, 4: 3.5, 8: 1.0}, {}
+
+    def predict(found):
+        tensor = found.changes["mesh.tensor"]
+        return Prediction(seconds[tensor], 0.0, bounds.get(tensor, "links"))
+
+    monkeypatch.setattr(searching, "plan", lambda *_, **__: PLAN)
+    monkeypatch.setattr(Plan, "prediction", property(predict))
+    for tensor, sizes in ((8, {1, 2, 4}), (2, {1, 2}), (1, {1})):
+        bounds[tensor] = "compute"
+        plans = list(searching.search(open_stand_in(EXPERIMENT), "v5e:4x4"))
+        assert {found.changes["mesh.tensor"] for found in plans} == sizes
+        assert searching.fastest(plans).changes["mesh.tensor"] == min(2, max(sizes))
 
 
 @pytest.mark.slow
