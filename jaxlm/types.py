@@ -23,7 +23,7 @@ class Vectors(NamedTuple):
     length: int | None
     normalize: bool
     prompt: str | None = ""
-    """What comes before each text; None where one of `prompts` has to be chosen."""
+    """What comes before a text that is neither query nor document; None where one of `prompts` has to be chosen."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and texts of the prompts to choose from."""
     pools_prompt: bool = True
@@ -34,9 +34,11 @@ class Vectors(NamedTuple):
     """Numbers of leading components that were trained to serve as vectors of their own (Matryoshka)."""
 
     def prompt_of(self, role: Role) -> str | None:
-        """Return the prompt of queries or documents, by the names that sentence-transformers knows, else `prompt`."""
-        names = {"query": ("query",), "document": ("document", "passage", "corpus"), "": ()}[role]
-        return next((text for name in names for each, text in self.prompts if each == name), self.prompt)
+        """Return the prompt of a text; queries and documents have none unless a prompt has their name."""
+        if role == "":
+            return self.prompt
+        names = ("query",) if role == "query" else ("document", "passage", "corpus")
+        return next(filter(None, map(dict(self.prompts).get, names)), "")
 
 
 class TokenBatch(NamedTuple):

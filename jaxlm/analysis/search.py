@@ -17,7 +17,7 @@ from jaxlm.types import Report
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 TENSOR_SIZES = (1, 2, 4, 8)
-"""Sizes of the axis `tensor` that are tried, until something fits and is no faster for it or not bound by links."""
+"""Sizes of the axis `tensor`, of which the larger ones are tried under conditions."""
 
 
 def search(session: Session, topology: str, extrapolate: bool = False, report: Report = print) -> Iterator[Plan]:
@@ -25,8 +25,8 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
 
     For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where
     it does not fit, with twice the microbatches, or chunks, until they have one row a chip, then with all activations
-    recomputed. Larger sizes of `tensor` are tried where nothing has fitted, and where links bind the fastest plan,
-    until they no longer help. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
+    recomputed. The next size of `tensor` is tried where nothing has fitted yet, and where links bind the fastest plan
+    and that has the last size. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.

@@ -51,16 +51,14 @@ def main(arguments: list[str]) -> None:
 
 
 def _read_texts(source: str, field: str) -> list[str]:
-    """Return the lines of a file, or one column of its rows, without empty ones."""
+    """Return the lines of a file that are not empty, or one column of its rows."""
     from jaxlm.data.readers import Columns, read_lines
     from jaxlm.data.rows import kind_of
-    from jaxlm.tasks.tables import read_table
+    from jaxlm.tasks.tables import whole_table
 
     if kind_of(source) in (None, "text"):
-        texts = [line for _, line in read_lines(source)]
-    else:
-        rows = list(read_table(source, Columns((field,), "Choose the column with --data.text-field")))
-        if bad := next((row for row in rows if isinstance(row, UserError)), None):
-            raise bad
-        texts = [row.text(field) for row in rows if not isinstance(row, UserError)]
-    return [text.strip() for text in texts if text.strip()]
+        return [line.strip() for _, line in read_lines(source) if line.strip()]
+    rows = whole_table(source, Columns((field,), "Choose the column with --data.text-field"))
+    if empty := next((row for row in rows if not row.text(field).strip()), None):
+        raise UserError(f"{empty.place} has no {field}; fill it in, or remove the row.")
+    return [row.text(field).strip() for row in rows]

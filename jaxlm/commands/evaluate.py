@@ -104,6 +104,8 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     from jaxlm.types import Role
 
     model = load_trained(options.model)
+    if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
+        raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
 
     def encode(texts: Sequence[str], role: Role) -> Any:
         prompt = options.document_prompt if role == "document" else options.prompt
@@ -111,7 +113,7 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
 
     columns = [name.strip() for name in options.columns.split(",") if name.strip()]
     return evaluate(encode, options.vectors, columns, options.limit, options.predictions, options.bootstrap,
-                    is_cosine=model.vectors.similarity != "dot")
+                    is_cosine=similarity != "dot")
 
 
 def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class Statistics:
             only token frequencies. 0 without a held-out split.
         longest_document: share of the training tokens that are in the longest document; 0 if there are no documents.
         held_out_counts: int64 [vocabulary], count of each id in the held-out split; None if no text is held out.
-        held_out_bytes: UTF-8 bytes of the text of that split. Of a mixture both are per token.
+        held_out_bytes: UTF-8 bytes of the text of that split. A mixture divides both by the number of its tokens; only
+            their ratio is used.
     """
 
     token_counts: np.ndarray

@@ -20,8 +20,8 @@ csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 def kind_of(source: str) -> str | None:
     """Return "tfds", "hf", or the kind of a file by its suffix; None for a file of no known kind."""
-    dataset = source.partition(":")[0]
-    return dataset if dataset in ("tfds", "hf") else KINDS.get(suffix_of(source))
+    dataset, suffix = source.partition(":")[0], suffix_of(source)
+    return dataset if dataset in ("tfds", "hf") else "json" if suffix == ".json" else KINDS.get(suffix)
 
 
 def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
@@ -35,7 +35,7 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
     Raises:
         UserError: The source cannot be read, or a column is missing.
     """
-    kind = "json" if suffix_of(source) == ".json" else kind_of(source)
+    kind = kind_of(source)
     if "" in columns.names:
         raise UserError(f"{source}: the name of a column is empty; set --data.text-field and the other column flags.")
     if kind is None:

@@ -101,16 +101,15 @@ def _use(
         "and are to be trained. Neither is a fault of the folder.", "",
     ]
     if vectors:
-        prompts, options = dict(vectors.prompts), f", truncate_dim={vectors.widths[0]}" if vectors.widths else ""
+        shorter = f"  # truncate_dim={vectors.widths[0]} for shorter vectors" if vectors.widths else ""
         lines += [
             f"For vectors of texts, those of `jaxlm embed --pooling {vectors.pooling}`:", "",
             "```python",
             "from sentence_transformers import SentenceTransformer",
-            f"model = SentenceTransformer({name!r}{options})",
+            f"model = SentenceTransformer({name!r}){shorter}",
         ]
-        if prompts:
-            lines += [f"queries = model.encode_query(['A query'])  # after {prompts['query']!r}",
-                      f"documents = model.encode_document(['A passage.'])  # after {prompts['document']!r}"]
+        if vectors.prompts:
+            lines += ["queries = model.encode_query(['A query'])", "passages = model.encode_document(['A passage.'])"]
         else:
             lines.append("vectors = model.encode(['A sentence.'])")
         lines += ["```", ""]

@@ -9,6 +9,7 @@ from typing import Any
 from jaxlm.errors import UserError
 from jaxlm.inference.embed import resolve_pooling
 from jaxlm.paths import reading
+from jaxlm.tokenizers.classes import read_length
 from jaxlm.types import Vectors
 
 MODES = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
@@ -44,6 +45,8 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
 def read(folder: Path) -> Vectors | None:
     """Read the embedding settings of a folder; None if it is not one of sentence-transformers.
 
+    Since version 6, the longest text is that of the tokenizer.
+
     Raises:
         UserError: jaxlm does not support its modules or its pooling.
     """
@@ -62,7 +65,8 @@ def read(folder: Path) -> Vectors | None:
             raise UserError(f"{folder / POOLING} asks for {chosen}; jaxlm supports {', '.join(MODES)}.")
         prompts = config.get("prompts") or {}
         prompt = prompts.get(config.get("default_prompt_name"), None if any(prompts.values()) else "")
+        longest = length.get("max_seq_length") or read_length(folder)
         return Vectors(
-            matches[0], length.get("max_seq_length"), len(types) == 3, prompt, tuple(prompts.items()),
+            matches[0], longest, len(types) == 3, prompt, tuple(prompts.items()),
             bool(pooling.get("include_prompt", True)), config.get("similarity_fn_name") or "",
         )

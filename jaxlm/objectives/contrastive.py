@@ -225,6 +225,9 @@ class Contrastive(Objective):
         if not isinstance(rows, LabelledSource):
             return []
         most, lines = _most_negatives(rows), rows.cut_remarks(self, length)
+        examples = rows.examples("train", self, length) if self.query_length else []
+        if cut := int(np.sum([np.sum(each.arrays["attention_mask"][0]) >= self.query_length for each in examples])):
+            lines.append(f"{cut:,} queries reach --objective.query-length {self.query_length}; longer are cut there")
         if self.criterion == "info-nce" and most != self.negatives:
             lines.append(f"Rows have up to {most} hard negatives; --objective.negatives is {self.negatives}")
         return lines

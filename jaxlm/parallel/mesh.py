@@ -76,7 +76,7 @@ def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) ->
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if (batch_size // accumulate) % (shards * group):
         microbatches = f" in {accumulate} microbatches" if accumulate > 1 else ""
-        why = "objective.chunks, or one of each direction"
+        why = "one for each of objective.chunks, or for each direction"
         groups = f", of which each takes groups of {group} rows ({why})" if group > 1 else ""
         raise UserError(
             f"train.batch_size {batch_size}{microbatches} is not divisible by data x fsdp = {shards} devices{groups}; "

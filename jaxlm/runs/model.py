@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -75,6 +75,8 @@ class TrainedModel(PretrainedModel):
             progress: Show a progress bar if standard error is a terminal.
         """
         settings = self.vectors
+        if role not in get_args(Role):
+            raise UserError(f"there is no role {role!r} of a text; give query or document.")
         prompt = settings.prompt_of(role) if prompt is None else prompt
         if prompt is None:
             raise UserError(
@@ -127,18 +129,19 @@ class TrainedModel(PretrainedModel):
     def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int | None = None) -> Float[np.ndarray, " pairs"]:
         """Return a reranker's score of each query and passage, cut to `length` tokens together (see `encode`)."""
         task = self.objective
-        if isinstance(task, Classification) and task.target == "number":  # how Transformers names one logit
-            task = dataclasses.replace(Rerank(), model=task.model, vocabulary=task.vocabulary)
-        if not isinstance(task, Rerank):
+        is_number = isinstance(task, Classification) and task.target == "number"  # how Transformers names one logit
+        if not isinstance(task, Rerank) and not is_number:
             raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
-        if not len(pairs) or any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+        if not len(pairs) or not all(isinstance(pair, tuple | list) and len(pair) == 2 and
+                                     all(isinstance(text, str) for text in pair) for pair in pairs):
             raise UserError("give a list of pairs, each a query and a passage.")
-        texts = [_checked(pair) for pair in pairs]
-        rows = [Record("", "", {"query": query, "positive": text, "negatives": []}, ()) for query, text in texts]
-        source = LabelledSource(self.tokenizer, {"held_out": rows}, True)
-        length = length or self.length or (read_length(Path(hub.local(self.path))) if self.path else None) or 512
-        answers = task.answers(self.params, source, min(length, task.model.max_length or length), 32)
-        return np.array([answer.prediction[0] for answer in answers], np.float32)
+        names = ("text", "text_pair") if is_number else ("query", "positive")
+        values = [dict(zip(names, pair, strict=True)) | {"label": None, "negatives": []} for pair in pairs]
+        source = LabelledSource(self.tokenizer, {"held_out": [Record("", "", each, ()) for each in values]}, True)
+        longest, found = task.model.max_length, read_length(Path(hub.local(self.path))) if self.path else None
+        length = length or self.length or found or longest or 512
+        answers = task.answers(self.params, source, min(length, longest or length), 32)
+        return np.array([np.ravel(answer.prediction)[0] for answer in answers], np.float32)
 
     def require_heads(self) -> None:
         """Raise UserError if the folder lacks parameters that predict tokens."""

@@ -188,8 +188,8 @@ def flat_inputs(example: Arrays) -> Inputs:
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Truncate a pair to `room` tokens, one at a time from the longer text.
 
-    BERT's `_truncate_seq_pair`, but where both are too long and `room` is odd, the longer text keeps one token more, of
-    equal ones the second: so do the fast tokenizers of Transformers, which read the exported model.
+    As `longest_first` of the library tokenizers: where both are too long and `room` is odd, the longer text, of equal
+    ones the second, keeps a token more.
     """
     half = room // 2 if len(first) > len(second) else room - room // 2
     second = second[: max(half, room - len(first))]

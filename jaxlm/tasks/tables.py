@@ -88,6 +88,18 @@ class TableData(LabelledData):
         return Record(name, row.place, *self.record(row))
 
 
+def whole_table(path: str, columns: Columns) -> list[TableRow]:
+    """Return all rows; raise UserError for the first one that cannot be read, and if there are none."""
+    rows = []
+    for row in read_table(path, columns):
+        if isinstance(row, UserError):
+            raise row
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} has no rows.")
+    return rows
+
+
 def read_table(path: str, columns: Columns) -> Iterator[TableRow | UserError]:
     """Read the wanted columns of each row as `jaxlm.data.rows.read_rows` does."""
     for row in read_rows(path, columns):

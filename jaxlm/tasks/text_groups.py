@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from typing import Any
 
 from jaxlm.errors import UserError
 from jaxlm.tasks.tables import TableData, TableRow
+
+_NEGATIVES = ("negatives",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +24,8 @@ class TextGroups(TableData):
     positive_field: str = "positive"
     """Column of the text that matches it, or of the second text."""
 
-    negative_fields: tuple[str, ...] = ("negatives",)
-    """Columns of its hard negatives, which rows may lack; of JSON, a column may hold a list of texts."""
+    negative_fields: tuple[str, ...] = _NEGATIVES
+    """Columns of its hard negatives; rows may lack the default one. Of JSON, a column may hold a list of texts."""
 
     score_field: str = ""
     """Column of the score of two texts, a number that is higher the closer they are, for --objective.criterion
@@ -31,18 +34,19 @@ class TextGroups(TableData):
     column_flags = "--data.query-field, --data.positive-field and --data.score-field"
 
     def columns(self) -> list[str]:
-        return [self.query_field, self.positive_field, *filter(None, [self.score_field])]
+        negatives = () if self.optional_columns() else self.negative_fields
+        return [self.query_field, self.positive_field, *negatives, *filter(None, [self.score_field])]
 
     def optional_columns(self) -> Sequence[str]:
-        return self.negative_fields
+        return _NEGATIVES if self.negative_fields == _NEGATIVES else ()
 
     def record(self, row: TableRow) -> tuple[dict[str, Any], tuple[str, ...]]:
         texts = (row.text(self.query_field), row.text(self.positive_field))
         columns = [column for column in self.negative_fields if column in row.values]
+        if listed := next((column for column in columns if _is_list(row.values[column])), None):
+            raise UserError(f"{row.place}: {listed} holds a list as text; write lists in JSON lines, or a column for "
+                            "each negative.")
         negatives = [text for column in columns for text in row.texts(column) if text.strip()]
-        if any(text.startswith(('["', "['")) for text in negatives):
-            raise UserError(f"{row.place}: {', '.join(columns)} holds a list as text; write the rows as JSON lines, or "
-                            "a column for each negative.")
         for column, text in zip((self.query_field, self.positive_field), texts, strict=True):
             if not text.strip():
                 raise UserError(f"{row.place} has no {column}; fill it in, or remove the row.")
@@ -50,6 +54,16 @@ class TextGroups(TableData):
         if self.score_field:
             values["label"] = _number(row, self.score_field)
         return values, texts
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether a value is text that reads as a list, such as pandas writes into a table."""
+    if not isinstance(value, str) or not (value.lstrip().startswith("[") and value.rstrip().endswith("]")):
+        return False
+    try:
+        return isinstance(ast.literal_eval(value.strip()), list)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
 
 
 def _number(row: TableRow, column: str) -> float | None:

@@ -23,7 +23,7 @@ from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
 from jaxlm.tasks.metrics import correlations
-from jaxlm.tasks.tables import TableRow, read_table
+from jaxlm.tasks.tables import TableRow, read_table, whole_table
 from jaxlm.types import Role
 
 Encode = Callable[[Sequence[str], Role], Float[np.ndarray, "texts width"]]
@@ -74,7 +74,7 @@ def evaluate(
         names = list(columns) or _columns(path)
         if len(names) not in (2, 3):
             raise UserError("--columns takes two texts and a score, or a query and its documents, between commas.")
-        table = _rows(path, names, "Choose columns with --columns")
+        table = whole_table(path, Columns(names, "Choose columns with --columns"))
         is_pairs = len(names) == 3
         found = _pairs(encode, table, names, limit) if is_pairs else _retrieval(encode, _paired(table, *names), limit)
     rows, result, groups, measure = found
@@ -245,19 +245,6 @@ def _columns(path: str) -> list[str]:
     return [*PAIR, golds[0]]
 
 
-def _rows(
-    path: str | Path, names: Sequence[str], advice: str = "Write it as in BEIR", optional: Sequence[str] = ()
-) -> list[TableRow]:
-    """Return the rows of a file; raise UserError for the first one that cannot be read."""
-    rows = list(read_table(str(path), Columns(names, advice, optional)))
-    if not rows:
-        raise UserError(f"{path} has no rows.")
-    for row in rows:
-        if isinstance(row, UserError):
-            raise row
-    return rows
-
-
 def _number(row: TableRow, name: str) -> float:
     """Return the value of a column as a finite number."""
     label = row.label(name) or ""
@@ -282,16 +269,19 @@ def _paired(rows: list[TableRow], query: str, documents: str) -> Retrieval:
 
 def _read_folder(folder: Path) -> Retrieval:
     """Read a folder in BEIR's format; the text of a document is its title and its text."""
-    queries = {row.text("_id"): row.text("text") for row in _rows(folder / "queries.jsonl", ("_id", "text"))}
+    def rows(file: Path, *names: str, optional: Sequence[str] = ()) -> list[TableRow]:
+        return whole_table(str(file), Columns(names, "Write it as in BEIR", optional))
+
+    queries = {row.text("_id"): row.text("text") for row in rows(folder / "queries.jsonl", "_id", "text")}
     documents = {
         row.text("_id"): f"{row.values.get('title') or ''} {row.text('text')}".strip()
-        for row in _rows(folder / "corpus.jsonl", ("_id", "text"), optional=("title",))
+        for row in rows(folder / "corpus.jsonl", "_id", "text", optional=("title",))
     }
     relevant: dict[str, dict[str, float]] = defaultdict(dict)
     qrels = next((file for file in (folder / "qrels.tsv", folder / "qrels/test.tsv") if file.is_file()), None)
     if qrels is None:
         raise UserError(f"{folder} has neither qrels.tsv nor qrels/test.tsv, the table of relevant documents; add it.")
-    for row in _rows(qrels, ("query-id", "corpus-id", "score")):
+    for row in rows(qrels, "query-id", "corpus-id", "score"):
         query, document, gain = row.text("query-id"), row.text("corpus-id"), _number(row, "score")
         for name, known, kind in ((query, queries, "queries.jsonl"), (document, documents, "corpus.jsonl")):
             if name not in known:

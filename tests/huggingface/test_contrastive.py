@@ -60,14 +60,16 @@ def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path
     assert "library_name: sentence-transformers" in card and ("truncate_dim=8" in card) == bool(objective.widths)
     trained = load_trained(out)
     if objective.query_prompt:
-        assert "encode_query(['A query'])  # after 'the query: '" in card
+        assert "encode_query(['A query'])" in card
+        with pytest.raises(UserError, match="no role 'passage' of a text"):
+            trained.encode(TEXTS, role="passage")
         with pytest.raises(UserError, match=r"'query': 'the query: '.*--prompt"):
             trained.encode(TEXTS)
         for role, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
             np.testing.assert_allclose(trained.encode(TEXTS, role=role), encode(TEXTS), atol=1e-5)
+        pooling = read_json(out / "1_Pooling/config.json") | {"include_prompt": False}
+        (out / "1_Pooling/config.json").write_text(json.dumps(pooling))
         with pytest.raises(UserError, match="pools texts without their prompt"):
-            pooling = read_json(out / "1_Pooling/config.json") | {"include_prompt": False}
-            (out / "1_Pooling/config.json").write_text(json.dumps(pooling))
             trained.encode(TEXTS, role="query")
     with pytest.raises(UserError, match="no pooling 'max'; choose cls, mean, last"):
         trained.encode(TEXTS, "max", prompt="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 
@@ -13,6 +14,9 @@ import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.cross_encoder.losses import ListNetLoss
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import jaxlm
 from jaxlm.cli import main
@@ -23,6 +27,7 @@ from jaxlm.objectives.base import total_loss
 from jaxlm.runs.model import load_trained
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.pooled import truncate_pair
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.text_groups import TextGroups
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
@@ -72,7 +77,7 @@ def test_losses_and_scores_are_those_of_sentence_transformers(model, architectur
     np.testing.assert_allclose(trained.score_pairs(long), theirs.predict(long), atol=1e-5)
     with pytest.raises(UserError, match="is a reranker and has no vectors"):
         trained.encode(["the tree"])
-    for wrong in (["the tree"], [("a", "b", "c")], []):
+    for wrong in (["the tree"], [("a", "b", "c")], [], [1, 2], [("a", None)]):
         with pytest.raises(UserError, match="give a list of pairs"):
             trained.score_pairs(wrong)
     assert "CrossEncoder('out').predict" in (out / "README.md").read_text()
@@ -152,6 +157,25 @@ def test_from_the_command_line(tmp_path, capsys):
                      "mrr_at_10": pytest.approx(wanted["mrr@10"], abs=1e-6)}
     with pytest.raises(UserError, match="is no reranker"):
         jaxlm.load(str(start)).score_pairs(pairs)
+
+
+def test_a_pair_is_cut_as_by_the_library_tokenizers():
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    for first, second, room in itertools.product(range(9), range(9), range(1, 9)):
+        tokenizer.enable_truncation(room, strategy="longest_first")
+        kept = tokenizer.encode("a " * first, "b " * second).tokens
+        ours = truncate_pair(np.zeros(first), np.zeros(second), room)
+        assert [len(part) for part in ours] == [kept.count("a"), kept.count("b")], (first, second, room)
+
+
+def test_padding_is_told(bpe, tmp_path):  # noqa: F811
+    task = Rerank(model=MODELS[Bert]).bind(bpe.vocabulary, LENGTH)
+    for sizes, told in (([1, 1, 1, 7], ["Rows have 3.5 passages on average and are padded to 8"]), ([1, 3], [])):
+        rows = [{"query": "ak", "positive": "the", "negatives": ["bks", "cm", "dn", "eo", "fp", "gq", "hr"][:size]}
+                for size in sizes]
+        source = LabelledSource(bpe, {"train": [*TextGroups().read(str(write(tmp_path / "rows.jsonl", rows)))]}, False)
+        assert [line.partition(";")[0] for line in task.remarks(source, LENGTH)] == told
 
 
 def test_refusals(bpe, tmp_path):  # noqa: F811

@@ -56,13 +56,16 @@ def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
 
     texts = tmp_path / "texts.txt"
-    texts.write_text("A man is eating food.\nThe girl carries a baby, who is asleep at last.\n")
+    texts.write_text(f"A man is eating food.\n{'The girl carries a baby, who is asleep at last. ' * 30}\n")
     assert main(["embed", str(minilm()), "--data.source", str(texts), "--out", str(tmp_path / "v.base")]) == 0
     rows = [json.dumps({"query": text, "text": "x"}) + "\n" for text in texts.read_text().splitlines()]
     (tmp_path / "rows.jsonl").write_text("".join(rows))
     of_rows = ["--data.source", str(tmp_path / "rows.jsonl"), "--data.text-field"]
     assert main(["embed", str(minilm()), *of_rows, "query", "--out", str(tmp_path / "r.npy")]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "r.npy"), np.load(tmp_path / "v.base.npy"))
+    (tmp_path / "rows.csv").write_text("text,label\none,1\n,2\n")
+    assert main(["embed", str(minilm()), "--data.source", str(tmp_path / "rows.csv")]) == 2
+    assert "rows.csv, line 3 has no text; fill it in" in capsys.readouterr().err
     assert main(["embed", str(minilm()), *of_rows, "body", "--out", str(tmp_path / "r2.npy")]) == 2
     assert "no column 'body'; it has 'query', 'text'. Choose the column with --data.text" in capsys.readouterr().err
     peer = SentenceTransformer(str(minilm()), device="cpu", prompts={"query": "query: "}, default_prompt_name="query")
@@ -116,7 +119,7 @@ def test_prompts_of_a_folder(pooling, expected, tmp_path):
         (tmp_path / name).write_text(json.dumps(content))
     found = read(tmp_path)
     assert found == Vectors(expected, None, False, None, (("query", "q: "), ("none", "")))
-    assert found.prompt_of("query") == "q: " and found.prompt_of("document") is None is found.prompt_of("")
+    assert [found.prompt_of(role) for role in ("query", "document", "")] == ["q: ", "", None]
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling | {"include_prompt": False}))
     assert not read(tmp_path).pools_prompt
 

@@ -284,8 +284,15 @@ def test_rows_of_every_format(tmp_path):
     assert values("a.tsv", scored, **numbers) == [SHORT | {"negatives": [], "label": 3.5}]
     (bad,) = rows_of(tmp_path, "b.tsv", "x\ty\thigh\n", **numbers)
     assert "'high' in the column '3' is not a number" in str(bad)
-    (bad,) = rows_of(tmp_path, "b.csv", 'query;positive;negatives\nthe cat;a cat;["dog", "tree"]\n')
-    assert "negatives holds a list as text; write the rows as JSON lines" in str(bad)
+    for cell in ('["dog", "tree"]', "[]", " [ 'dog']"):
+        (bad,) = rows_of(tmp_path, "b.csv", f"query;positive;negatives\nthe cat;a cat;{cell}\n")
+        assert "negatives holds a list as text; write lists in JSON lines" in str(bad)
+    quoted = SHORT | {"negatives": ['["x"] is JSON', "[1]"]}
+    assert values("q.jsonl", json.dumps(quoted) + "\n") == [quoted]
+    nested = json.dumps(SHORT | {"wrong": {"texts": ["dog"]}}) + "\n"
+    assert values("n.jsonl", nested, negative_fields=("wrong.texts",)) == [SHORT | {"negatives": ["dog"]}]
+    with pytest.raises(UserError, match="no column 'two'; perhaps 'Two' is meant"):
+        rows_of(tmp_path, "d.csv", "query,positive,Two\nx,y,z\n", negative_fields=("two",))
     (bad,) = rows_of(tmp_path, "b.csv", "query,positive\nthe cat, \n")
     assert "line 2 has no positive" in str(bad)
     with pytest.raises(UserError, match=r"no column 'query'.*--data.query-field"):
@@ -313,13 +320,14 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
         "2 of 2 rows reach --data.length 9; longer texts are cut there",
         "Rows have up to 3 hard negatives; --objective.negatives is 2",
     ]
+    cut = dataclasses.replace(objective, query_length=7).remarks(source, 9)
+    assert cut[1] == "2 queries reach --objective.query-length 7; longer are cut there"
     assert objective.with_rows(source, data) == objective
     with pytest.raises(UserError, match=r"score-field is for --objective.criterion cosent"):
         objective.with_rows(source, dataclasses.replace(data, score_field="score"))
     (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
-    with pytest.raises(UserError, match="no row has hard negatives in others; name their columns"):
-        named = dataclasses.replace(data, negative_fields=("others",))
-        objective.with_rows(named.open(tokenizer), named)
+    with pytest.raises(UserError, match="no row has hard negatives in negatives; name their columns"):
+        objective.with_rows(data.open(tokenizer), data)
     short = dataclasses.replace(objective, query_length=0, query_prompt="the dog ran and then it ")
     assert texts(short.encode(source.records["train"], tokenizer, 9)[0].arrays)[0] == (
         "[CLS] the dog ran and then it the [SEP]"

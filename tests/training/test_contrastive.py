@@ -96,6 +96,22 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
     np.testing.assert_allclose(theirs.encode_document(text), ours, atol=1e-5)
     shown = printed("show", str(run), "--examples", "1")
     assert "query  [CLS] " in shown.replace("▁", "") and "negative" in shown
+    # Queries and documents have their prompts, and scores are the product where the folder says so.
+    rows = [{"query": "bo", "positive": "de ka"}, {"query": "ka", "positive": "ba"}, {"query": "de", "positive": "bo"}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for folder in (run, tmp_path / "out"):
+        if folder != run:
+            for name, change in (("modules.json", lambda modules: modules[:2]),
+                                 ("config_sentence_transformers.json", lambda x: x | {"similarity_fn_name": "dot"})):
+                (folder / name).write_text(json.dumps(change(json.loads((folder / name).read_text()))))
+        printed("evaluate", str(folder), "--vectors", str(tmp_path / "q.jsonl"), "--predictions",
+                str(tmp_path / "found.jsonl"), "--overwrite")
+        peer = theirs if folder == run else SentenceTransformer(str(folder), device="cpu")
+        wanted = peer.similarity(peer.encode_query([row["query"] for row in rows]),
+                                 peer.encode_document([row["positive"] for row in rows])).numpy()
+        found = [json.loads(line)["scores"] for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+        np.testing.assert_allclose(found, -np.sort(-wanted, axis=1), atol=1e-4)
+        assert np.abs(wanted).max() > 1.5 or folder == run
 
 
 def test_refusals(encoder, pairs, tmp_path, capsys):
