@@ -94,6 +94,7 @@ def _use(
             f"model = {model.auto_class}.from_pretrained({where!r})",
             "```",
             "",
+            *([model.remark, ""] if model.remark else []),
         ]
     lines += [
         "Other classes (`AutoModel`, those of tasks) report layers that they do not have as UNEXPECTED, such as heads "

@@ -96,7 +96,9 @@ def models(objective: Objective) -> tuple[TransformersModel, ...]:
 
     def predictor(model: Deberta, network: str = "") -> TransformersModel:
         return TransformersModel(
-            "DebertaV2ForMaskedLM", "AutoModelForMaskedLM", _config(model, v), table(model, network), network
+            "DebertaV2ForMaskedLM", "AutoModelForMaskedLM", _config(model, v), table(model, network), network,
+            remark="Its probabilities of masked tokens differ from jaxlm's: the class leaves out the mask decoder's "
+            "absolute positions.",
         )
 
     if m.text_model is m:

@@ -41,6 +41,8 @@ class TransformersModel:
     """Content of generation_config.json, for generative models."""
     pipeline_tag: str = "fill-mask"
     """Task of the model on the hub."""
+    remark: str = ""
+    """Sentence of the model card about what differs in Transformers."""
 
 
 class Head(NamedTuple):

@@ -26,7 +26,9 @@ from jaxlm.huggingface.weights import Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.paths import cause, local_folder, reading, remedy, without_empty_folders
+from jaxlm.tokenizers.classes import symbols_around
 from jaxlm.tokenizers.export import export as export_tokenizer
+from jaxlm.tokenizers.template import parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import get, paths, put, subtrees, within
@@ -120,10 +122,16 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         architecture = next(iter(config.get("architectures") or [""]))
         family = family_named(config["model_type"], str(folder), architecture)
         source = Source(folder, config, shapes)
-        objective = family.read_objective(source)
+        try:
+            objective = family.read_objective(source)
+        except UserError as error:
+            if not str(error).startswith("objective."):
+                raise
+            raise UserError(f"{folder / 'config.json'} has a model that jaxlm does not support: {error}") from error
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, objective, tokenizer.vocabulary)
     objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
+    _check_template(folder, objective, tokenizer)
     template = _template(objective)
     params: dict[str, np.ndarray] = {}
     for model in family.stored_models(objective, source) if family.stored_models else family.models(objective):
@@ -165,6 +173,23 @@ def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary)
         raise UserError(
             f"{folder}: its tokenizer and config.json differ in the id of a special token that the model depends on "
             "(padding); replace it by the tokenizer that the model was trained with."
+        )
+
+
+def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) -> None:
+    """Raise UserError if the folder's tokenizer puts other special tokens around a text than the family does.
+
+    Decoders have none here, whatever their tokenizer adds.
+    """
+    around, model = symbols_around(folder), objective.model.text_model
+    if around is None or getattr(model, "is_causal", False):
+        return
+    names, v = [name for name, _ in parts(objective.text_template.single or "$A")], tokenizer.vocabulary
+    ours = [name if name == "$A" else tokenizer.piece(symbol_id(v, name)) for name in names]
+    if around != ours:
+        raise UserError(
+            f"{folder}: its tokenizer.json reads a text as {' '.join(around)}, and jaxlm's {type(model).__name__} as "
+            f"{' '.join(ours)}; if the model was trained with these, change post_processor, else choose another model."
         )
 
 

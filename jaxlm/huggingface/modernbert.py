@@ -98,6 +98,9 @@ def read_model(source: Source) -> dict[str, Any]:
     """
     source.require(**FIXED, rope_scaling=None)
     fields = source.read(FIELDS)
+    # A decoder stores both sizes and attends by this one, half of the other in what it writes by default.
+    if "sliding_window" in source.config:
+        fields["local_attention"] = 2 * source.value("sliding_window", fields["local_attention"] // 2)
     # Their attention dropout is that of the output too.
     fields["dropout"] = fields["attention_dropout"]
     period, length = source.value("global_attn_every_n_layers", 3), fields["num_layers"]

@@ -131,6 +131,23 @@ def read_length(folder: epath.Path) -> int | None:
     return int(longest) if 0 < longest < 1e9 else None  # Transformers writes 1e30 for no limit
 
 
+def symbols_around(folder: epath.Path) -> list[str] | None:
+    """Return the parts of a text with its special tokens, by a folder's `tokenizer.json`, with "$A" for the text.
+
+    None without that file, or where the folder's class has rules of its own.
+    """
+    generic = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
+    if not (folder / "tokenizer.json").exists() or read_class(folder) not in generic:
+        return None
+    step = _read(folder, "tokenizer.json").get("post_processor") or {}
+    for each in step.get("processors", [step]):
+        if "single" in each:
+            return [part["SpecialToken"]["id"] if "SpecialToken" in part else "$A" for part in each["single"]]
+        if "cls" in each:  # BertProcessing, RobertaProcessing
+            return [each["cls"][0], "$A", each["sep"][0]]
+    return ["$A"]
+
+
 def num_separators(post_processor: Mapping[str, Any]) -> int:
     """Return the number of separators that a post-processor of a `tokenizer.json` puts between two texts."""
     texts = [i for i, part in enumerate(post_processor.get("pair", ())) if "Sequence" in part]

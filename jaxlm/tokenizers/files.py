@@ -164,6 +164,9 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
         if not hasattr(tokenizers.normalizers, step["type"]) and not hasattr(tokenizers.pre_tokenizers, step["type"]):
             raise UserError(f"{path} has the step {step['type']}, which jaxlm does not know; choose another tokenizer.")
         step |= {f: folder.settings[name] for f, name in _SETTINGS.items() if f in step and name in folder.settings}
+    if dropout := content["model"].get("dropout"):
+        raise UserError(f"{path} merges pieces at random (dropout {dropout}), so that each reading would have "
+                        "other ids; set it to null.")
     vocab = content["model"]["vocab"]
     added = {token["content"]: token for token in content.get("added_tokens") or []}
     ids = dict(vocab) if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab)}

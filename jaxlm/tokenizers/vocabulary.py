@@ -103,8 +103,9 @@ class Vocabulary:
         if missing:
             names = ", ".join(SYMBOL_NAMES.get(symbol, "<extra_id_0>") for symbol in missing)
             raise UserError(
-                f"{self.name} has no {names}, which {purpose} needs; choose a tokenizer that has it, "
-                "or train one with `jaxlm tokenizer train`, which adds every symbol."
+                f"{self.name} has no {names}, which {purpose} needs; if a token has that role, name it in "
+                f"tokenizer_config.json ({missing[0]}_token), else choose a tokenizer that has one, or train one with "
+                "`jaxlm tokenizer train`, which adds every symbol."
             )
 
     def id(self, symbol: str) -> int:
