@@ -35,14 +35,14 @@ def test_rows_are_placed_without_a_comparison_between_processes(monkeypatch):
     np.testing.assert_array_equal(place(rows), rows)
 
 
-def processes(folder: Path, *arguments: list[object]) -> list[Command]:
+def processes(folder: Path, *arguments: list[object], command: type[Command] = Command) -> list[Command]:
     """One process for each list of arguments."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return [
-        Command(
+        command(
             words, folder / f"process{index}.log", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
             JAX_NUM_PROCESSES=str(len(arguments)), JAX_PROCESS_ID=str(index),
         )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from jaxlm.cli import main
-from tests.parallel.test_processes import train_to
-from tests.training.support import metadata, metrics, stopped_after, write_preset, write_text
+from jaxlm.runs.load import load_run
+from jaxlm.training import loop
+from tests.parallel.test_processes import processes
+from tests.training.support import Command, metadata, metrics, stopped_after, write_preset, write_text
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +65,51 @@ def test_other_weights_are_another_text(arguments, whole, capsys):
     assert "the text has changed since this run began" in capsys.readouterr().err
 
 
+PHASES = "5x16x12, 7x32x4"
+PARTS = {1: (12,), 2: (6, 12), 4: (12,)}
+"""Steps at which a run of 1, 2 and 4 processes ends; one of them is resumed in its second phase."""
+
+
+class Recorder(Command):
+    """A `Command` that writes down the rows of every training step, as the devices of its process have them."""
+
+    @staticmethod
+    def target(arguments: list[str], environment: dict[str, str], log: str) -> None:
+        real = loop.run_step
+
+        def run_step(program, state, batches, step_log, step):
+            batch = next(batches)
+            shards = zip(*(leaf.addressable_shards for leaf in jax.tree.leaves(batch)), strict=True)
+            with Path(log).with_suffix(".rows").open("a") as file:
+                for shard in shards:  # the tokens of some rows, and their segments
+                    first = shard[0].index[0].start or 0
+                    for number, row in enumerate(zip(*(np.asarray(part.data) for part in shard), strict=True), first):
+                        print(json.dumps([step, number, np.concatenate(row).tolist()]), file=file)
+            return real(program, state, iter([batch]), step_log, step)
+
+        loop.run_step = run_step
+        Command.target(arguments, environment, log)
+
+
 @pytest.mark.slow
-def test_two_processes_do_what_one_does(arguments, whole, tmp_path):
-    preset, *flags = arguments
-    train_to(preset, tmp_path / "run", tmp_path, 12, *flags)
-    for ours, theirs in zip(metrics(tmp_path / "run"), metrics(whole), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
+def test_one_two_and_four_processes_read_the_same_batches(arguments, tmp_path):
+    """Over a phase boundary. Parameters differ by the order in which gradients are summed."""
+    rows, params, lines = {}, {}, {}
+    for count, parts in PARTS.items():
+        run, folder = tmp_path / f"run{count}", tmp_path / str(count)
+        command = ["pretrain", *arguments, "--run-dir", run, "--train.phases", PHASES]
+        for steps in parts:
+            started = processes(folder, *[[*command, "--train.steps", steps]] * count, command=Recorder)
+            for process in started:
+                assert process.wait() == 0, process.output
+        found = [json.loads(line) for file in folder.glob("*.rows") for line in file.read_text().splitlines()]
+        rows[count], lines[count] = sorted(found), metrics(run)
+        params[count] = load_run(run).params
+    numbers = [[step, row] for step in range(1, 13) for row in range(12 if step <= 5 else 4)]
+    assert [row[:2] for row in rows[1]] == numbers
+    assert [len(row[2]) for row in rows[1]] == [26] * 60 + [58] * 28
+    for count in (2, 4):
+        assert rows[count] == rows[1]
+        for ours, theirs in zip(lines[count], lines[1], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5)
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), params[count], params[1])
