@@ -197,7 +197,7 @@ def test_loss_on_old_text_before_training(texts, tmp_path):
     """Within 5 % of that before, for a trained model: new words take little probability from the old ones."""
     preset = Path(__file__).parents[2] / "configs" / "bert_tiny.py"
     base = ["pretrain", str(preset), "--data.source", str(texts["old"]), "--data.held-out", "0.2",
-            "--data.length", "32", "--train.short-steps", "0", "--train.eval-every", "0", "--train.eval-batches", "40"]
+            "--data.length", "32", "--train.phases", "", "--train.eval-every", "0", "--train.eval-batches", "40"]
     assert main([*base, "--run-dir", str(tmp_path / "run"), "--train.steps", "300", "--data.vocab-size", "2048"]) == 0
     assert main(["tokenizer", "extend", str(tmp_path / "run"), str(tmp_path / "new"), "--words", "300",
                  "--data.source", str(texts["new"]), "--old-text", str(texts["old"])]) == 0
