@@ -25,6 +25,7 @@ def preset(tmp_path_factory):
     [
         (["--train.stepz", "3"], "there is no field --train.stepz; did you mean --train.steps?"),
         (["--steps", "3"], "did you mean --train.steps?"),
+        (["--objective.model.zebra", "3"], "there is no field --objective.model.zebra; --help lists"),
         (["--lr", "3"], "did you mean --optimizer.learning-rate?"),
         (["--objective.vocabulary", "3"], "there is no field --objective.vocabulary"),
         (["--objective.hidden-size", "3"], "did you mean --objective.model.hidden-size?"),

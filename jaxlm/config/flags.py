@@ -79,6 +79,7 @@ def _unknown_field(argument: str, names: list[str]) -> str:
     fields = {other: other.rsplit(".", 1)[-1] for other in names}
     close = [other for other, field in fields.items() if field == last]
     close = close or [other for other, field in fields.items() if "".join(w[0] for w in field.split("_") if w) == last]
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = close or [other for other in difflib.get_close_matches(name, names, n=1)
+                      if difflib.get_close_matches(last, [fields[other]])]
     hint = f"did you mean --{close[0].replace('_', '-')}?" if close else "--help lists the fields."
     return f"there is no field {argument.split('=', 1)[0]}; {hint}"
