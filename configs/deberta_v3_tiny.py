@@ -3,7 +3,8 @@
 Command:     jaxlm pretrain configs/deberta_v3_tiny.py --run-dir runs/deberta_v3_tiny
 Hardware:    two CPU cores
 Parameters:  3,378,817 with the vocabulary of 8,192 trained here
-Result:      none yet
+Result:      held-out generator_loss 5.719, discriminator_loss 0.371 after 490 steps (245x16,245), English
+             Wikipedia (configs/RESULTS.md)
 
 Dropout, initial weights and the short rows at the start are those of electra_tiny. With 64 buckets, distances from 33
 tokens on share them.
