@@ -17,6 +17,7 @@ from jaxlm.inference import score as module
 from jaxlm.inference.generate import max_length, prepare_prompts
 from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
 from jaxlm.inference.text import fit_prompts
+from jaxlm.models.bert import Bert
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import PretrainedModel
@@ -38,6 +39,7 @@ MODELS = {
         vocab_size=512,
     )),
 }
+TEMPLATES = {"gpt2": Gpt2.template, "t5": T5.template, "bert": Bert.template}
 
 
 def side(family: str, folder):
@@ -53,7 +55,7 @@ def side(family: str, folder):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder / "hf")
-    export(tokenizer, folder / "hf", (Gpt2 if family == "gpt2" else T5).template, 40)
+    export(tokenizer, folder / "hf", TEMPLATES[family], 40)
     return model, import_folder(folder / "hf")
 
 
