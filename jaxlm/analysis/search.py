@@ -17,7 +17,7 @@ from jaxlm.types import Report
 FSDP_SIZES = (1, 4, 16, 64, 256, 1024)
 """Sizes of the axis `fsdp` that are tried."""
 TENSOR_SIZES = (1, 2, 4, 8)
-"""Sizes of the axis `tensor`, of which the larger ones are tried under conditions."""
+"""Sizes of the axis `tensor`; see `search` for when the next one is tried."""
 
 
 def search(session: Session, topology: str, extrapolate: bool = False, report: Report = print) -> Iterator[Plan]:

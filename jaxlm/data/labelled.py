@@ -296,9 +296,9 @@ class LabelledSource:
         return self._encoded[key]
 
     def cut_remarks(self, encoder: RowEncoder, length: int) -> list[str]:
-        """Return a line with the number of training rows that reach the length, if there are any and none is divided.
+        """Return a line about the training rows that reach the length; none if there are no such rows.
 
-        A row of several texts counts if one of them does.
+        A row of several texts counts if one of them does. Encoders that read long texts in windows cut nothing.
         """
         name, examples = next(iter(encoder.padding)), self.examples("train", encoder, length)
         num_full = int(np.sum([example.arrays[name].shape[-1] >= length for example in examples]))

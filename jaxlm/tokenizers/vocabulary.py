@@ -102,10 +102,11 @@ class Vocabulary:
         missing = [symbol for symbol in symbols if getattr(self, symbol) < 0]
         if missing:
             names = ", ".join(SYMBOL_NAMES.get(symbol, "<extra_id_0>") for symbol in missing)
+            role = missing[0]
+            named = "" if role == "sentinel" else f"name its token in tokenizer_config.json ({role}_token), "
             raise UserError(
-                f"{self.name} has no {names}, which {purpose} needs; if a token has that role, name it in "
-                f"tokenizer_config.json ({missing[0]}_token), else choose a tokenizer that has one, or train one with "
-                "`jaxlm tokenizer train`, which adds every symbol."
+                f"{self.name} has no {names}, which {purpose} needs; {named}choose a tokenizer that has it, or train "
+                "one with `jaxlm tokenizer train`, which adds every symbol."
             )
 
     def id(self, symbol: str) -> int:
