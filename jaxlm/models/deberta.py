@@ -43,8 +43,9 @@ class Deberta(Encoder):
     Attention scores are the sum of content to content, content to position and position to content, over
     √(3 · head_dim). Projections of positions are those of tokens. As in the code, both terms of positions take the
     vector of the same distance; the paper takes that of j - i in the last term. Dropout of these vectors is per
-    distance, not per bucket. Hidden states of padding are not set to zero, since no token attends to them. No fused
-    kernel has such scores, so that they are in memory on every device. The convolution of v2-xlarge is not supported.
+    distance, not per bucket. Hidden states of padding are not set to zero, since no token attends to them. On a TPU a
+    kernel computes rows of up to 1,024 tokens; elsewhere scores are in memory. The convolution of v2-xlarge is not
+    supported.
 
     Parameters: those of `Encoder` without positions, `relative/{embedding,norm}`, and `position` for the mask decoder.
     """

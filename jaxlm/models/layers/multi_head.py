@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.models.layers.attention import attend, choose_kernel, in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.relative import disentangled_bias
+from jaxlm.models.layers.relative import attend_disentangled
 
 Cache = dict[str, jax.Array]
 """Key/value cache: {"key", "value"}, each [batch, slots, heads, head_dim]."""
@@ -71,18 +71,11 @@ class MultiHeadAttention(nn.Module):
         """
         c = self.config
         source = x if source is None and not cross else source
-        keys = cache["key"].shape[1] if source is None else source.shape[1]
         decoding = cache is not None
         if c.band is not None and decoding:  # slots are positions
             band = in_band(x.shape[1], cache["key"].shape[1], c.band, index)
             visibility = visibility._replace(mask=visibility.mask & band)
         dropout_key = module_key(self, c.attention_dropout, deterministic)
-        # No fused kernel computes the gradient of a bias that differs between rows.
-        kernel = "xla" if decoding or distances is not None else choose_kernel(
-            c.attention, x.shape[1], keys, c.num_heads, c.head_dim, c.dtype, drops=dropout_key is not None,
-            mask=visibility.mask, bias=visibility.bias, causal=causal,
-            packed=visibility.query_segments is not None or c.band is not None,
-        )
         project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
         query = project("query")(x)
         if source is None:
@@ -95,16 +88,26 @@ class MultiHeadAttention(nn.Module):
                 query, key = rotate(query, at, c.rope_theta), rotate(key, own, c.rope_theta)
             if decoding and not cross:
                 key, value = (_write(cache[name], new, index) for name, new in (("key", key), ("value", value)))
-        if distances is not None:
-            distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
-            visibility = visibility._replace(bias=_distance_bias(c, project, query, key, distances, positions))
         extra = {"key": key, "value": value} if decoding else None
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
-        y = attend(
-            query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
-            scale=c.attention_scale, dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
-        )
+        if distances is not None:
+            distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
+            both = (project(name)(distances[None])[0] for name in ("query", "key"))
+            y = attend_disentangled(
+                c, query, key, value, *both, positions, query_segments=visibility.query_segments,
+                key_segments=visibility.key_segments, mask=visibility.mask, dropout_key=dropout_key,
+            )
+        else:
+            kernel = "xla" if decoding else choose_kernel(
+                c.attention, x.shape[1], key.shape[1], c.num_heads, c.head_dim, c.dtype, drops=dropout_key is not None,
+                mask=visibility.mask, bias=visibility.bias, causal=causal,
+                packed=visibility.query_segments is not None or c.band is not None,
+            )
+            y = attend(
+                query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
+                scale=c.attention_scale, dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+            )
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
@@ -114,12 +117,6 @@ class MultiHeadAttention(nn.Module):
 def _write(slots, new, index):
     """Return a key or value cache with new vectors in the slots from `index` on."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), index, 1)
-
-
-def _distance_bias(config, project, query, key, distances, positions):
-    """Return the bias of disentangled attention; `project` gives the layers that tokens and distances share."""
-    both = (project(name)(distances[None])[0] for name in ("query", "key"))
-    return disentangled_bias(query, key, *both, positions, config.attention_scale)
 
 
 def rotate(

@@ -14,13 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.attention import attend, choose_kernel, dropout_seeds, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.disentangled_kernel import disentangled_attention
 from jaxlm.models.layers.dropout import module_key
 from jaxlm.models.layers.norm import Norm
-from jaxlm.models.layers.relative_kernel import TILE, fits, relative_attention
+from jaxlm.models.layers.relative_kernel import fits, relative_attention
+from jaxlm.models.layers.tiles import TILE
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
 
@@ -97,6 +99,80 @@ def distance_buckets(distances: Int[np.ndarray, "*shape"], buckets: int, max_len
     size = np.maximum(np.abs(distances), half)
     share = np.log(size / half) / np.log(max(max_length - 1, half + 1) / half)
     return np.where(size > half, np.sign(distances) * (half + np.ceil(share * (half - 1))), distances).astype(np.int32)
+
+
+def attend_disentangled(
+    config: StackConfig, query: Float[Array, "batch queries heads head_dim"],
+    key: Float[Array, "batch keys heads head_dim"], value: Float[Array, "batch keys heads head_dim"],
+    distance_query: Float[Array, "distances heads head_dim"], distance_key: Float[Array, "distances heads head_dim"],
+    positions: Int[Array, "batch queries"] | None, *, query_segments: Int[Array, "batch queries"] | None,
+    key_segments: Int[Array, "batch keys"] | None, mask: Bool[Array, "#batch #heads #queries keys"] | None,
+    dropout_key: jax.Array | None,
+) -> Float[Array, "batch queries heads head_dim"]:
+    """Return disentangled attention, by the TPU's kernel where there is one.
+
+    Args:
+        config: Configuration of the layer.
+        query: Queries of tokens.
+        key: Keys of tokens.
+        value: Values of tokens.
+        distance_query: Queries of the distances length, …, -length.
+        distance_key: Keys of these distances.
+        positions: Positions of the queries; None for one query at every position.
+        query_segments: Segment of each query (see `attend`).
+        key_segments: Segment of each key.
+        mask: True where attention is allowed.
+        dropout_key: Key of the probabilities' dropout.
+    """
+    length = key.shape[1]
+    if mask is None and _has_kernel(config, 2 * length, length):
+        segments = _joint_segments(query.shape[0], length, query_segments is not None, key_segments)
+        distances = distance_query[::-1], distance_key
+        return _fused_disentangled(config, query, key, value, *distances, positions, segments, dropout_key)
+    bias = disentangled_bias(query, key, distance_query, distance_key, positions, config.attention_scale)
+    return attend(
+        query, key, value, query_segments=query_segments, key_segments=key_segments, mask=mask, bias=bias,
+        scale=config.attention_scale, dropout_rate=config.attention_dropout, dropout_key=dropout_key,
+    )
+
+
+def _joint_segments(
+    batch: int, length: int, is_packed: bool, segments: Int[Array, "batch length"] | None
+) -> Int[Array, "batch 2 length"]:
+    """Return the segments of the tokens as queries and as keys. Without packing, only padding is hidden."""
+    ones = jnp.ones((batch, length), jnp.int32)
+    if is_packed:
+        return jnp.stack([segments, segments], axis=1)
+    return jnp.stack([ones, ones if segments is None else (segments > 0).astype(jnp.int32)], axis=1)
+
+
+def _fused_disentangled(
+    config, query, key, value, distance_query, distance_key, positions, segments, dropout_key
+):
+    """Return disentangled attention by the TPU's kernel, which has a query at every position."""
+    batch, length, heads, _ = key.shape
+    rate = 0.0 if dropout_key is None else config.attention_dropout
+    scale = jnp.asarray(config.attention_scale, query.dtype)
+    if positions is not None:
+        # Products move the queries to their positions and the outputs back; a scatter would loop over the rows.
+        is_at = positions[:, :, None] == jnp.arange(length)
+        first = (is_at & (jnp.cumsum(is_at, axis=1) == 1)).astype(query.dtype)
+        query = jnp.einsum("bqp,bqhd->bphd", first, query)
+
+    def positions_last(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:-2], -1).swapaxes(-1, -2)
+
+    arrays = [positions_last(x) for x in (query * scale, key, value)]
+    arrays += [positions_last(x[: 2 * length])[None] for x in (distance_query * scale, distance_key)]
+    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, batch, heads)
+    rows, axis = ACTIVATION_AXES["batch"], split_heads(heads)[0]
+    split, distances = PartitionSpec(rows, axis), PartitionSpec(None, axis)
+    run = on_each_device(
+        functools.partial(disentangled_attention, rate=rate),
+        (split, split, split, distances, distances, PartitionSpec(rows), split), split,
+    )
+    y = run(*arrays, segments, seeds).swapaxes(1, 2).reshape(key.shape)
+    return y if positions is None else jnp.einsum("bqp,bphd->bqhd", is_at.astype(y.dtype), y)
 
 
 def disentangled_bias(

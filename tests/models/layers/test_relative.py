@@ -1,4 +1,4 @@
-"""Relative attention: the TPU's kernel in Pallas's interpreter against scores in memory."""
+"""Attention with relative positions: the TPU's kernels in Pallas's interpreter against scores in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxlm.models.layers import attention, relative
 from jaxlm.models.layers.config import StackConfig
+from jaxlm.models.layers.disentangled_kernel import disentangled_attention
 from jaxlm.models.layers.dropout import keep_scale, resolution
-from jaxlm.models.layers.relative import Keys, Queries, RelativeAttention, by_key, sinusoids
+from jaxlm.models.layers.relative import (
+    Keys,
+    Queries,
+    RelativeAttention,
+    attend_disentangled,
+    by_key,
+    disentangled_bias,
+    sinusoids,
+)
 from jaxlm.models.layers.relative_kernel import relative_attention
 from jaxlm.models.xlnet import MASKED_RANK, MEMORY_RANK
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -67,7 +76,7 @@ def words(shape: tuple[int, int], *seeds: jax.Array) -> jax.Array:
 
 
 def use_kernel(patch) -> None:
-    """Make RelativeAttention use the kernel, in the interpreter, whose own generator gives zeros."""
+    """Make relative attention use its kernel, in the interpreter, whose own generator gives zeros."""
     seeds = []
     patch.setattr(relative, "_has_kernel", lambda *_: True)
     patch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
@@ -228,19 +237,113 @@ def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     assert relative._has_kernel(config, memory + 2 * length, memory + length) == expected
 
 
+def disentangled_inputs(kind: str, dtype=jnp.float32) -> tuple[list[jax.Array], dict[str, jax.Array], np.ndarray]:
+    """Return arrays and masks of `attend_disentangled`, and which outputs count: padded, packed, or at positions."""
+    rng = np.random.default_rng(0)
+    length = 384
+    shapes = [(ROWS, length, HEADS, HEAD_DIM)] * 3 + [(2 * length + 1, HEADS, HEAD_DIM)] * 2
+    arrays = [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+    padding = np.arange(length) < np.array([length, 200, 1, 383])[:, None]
+    segments = np.sort(rng.integers(1, 5, (ROWS, length)), axis=1) * padding
+    masks = dict(positions=None, query_segments=None, key_segments=jnp.asarray(padding, jnp.int32))
+    counts = np.ones((ROWS, length), bool)
+    if kind == "packed":
+        masks |= dict.fromkeys(("query_segments", "key_segments"), jnp.asarray(segments, jnp.int32))
+    if kind == "at":  # the ends of a row, and positions that pad the others
+        positions = np.stack([rng.permutation(length)[:40] for _ in range(ROWS)])
+        positions[:, :2], positions[:, -3:] = (0, length - 1), 0
+        masks["positions"], counts = jnp.asarray(positions, jnp.int32), np.ones(positions.shape, bool)
+        counts[:, -3:] = False
+        arrays[0] = jnp.take_along_axis(arrays[0], masks["positions"][..., None, None], axis=1)
+    return arrays, masks, counts
+
+
+def run_disentangled(config: StackConfig, given: tuple, key: jax.Array | None = None) -> dict[str, np.ndarray]:
+    """Return the outputs that count, and the gradients of all arrays."""
+    arrays, masks, counts = given
+    rng = np.random.default_rng(1)
+    attention = functools.partial(attend_disentangled, config, **masks, mask=None, dropout_key=key)
+    names = "query", "key", "value", "distance_query", "distance_key"
+    cotangent = jnp.asarray(rng.standard_normal(arrays[0].shape) * counts[..., None, None], arrays[0].dtype)
+
+    @jax.jit
+    def results(*arrays):
+        y, pull = jax.vjp(lambda *a: attention(**dict(zip(names, a, strict=True))), *arrays)
+        return dict(zip(("output", *names), (y, *pull(cotangent)), strict=True))
+
+    found = {name: np.asarray(x, np.float32) for name, x in results(*arrays).items()}
+    return found | {"output": found["output"] * counts[..., None, None]}
+
+
+DISENTANGLED = dataclasses.replace(CONFIG, hidden_size=32, num_heads=2, attention_terms=3)
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed", "at"])
+def test_the_disentangled_kernel_equals_scores_in_memory(kind, monkeypatch):
+    """In bfloat16 its errors, relative to float32, are no larger than those of scores in memory."""
+    rounded, *rest = disentangled_inputs(kind, jnp.bfloat16)
+    exact = [x.astype(jnp.float32) for x in rounded]
+    expected, plain = (run_disentangled(DISENTANGLED, (arrays, *rest)) for arrays in (exact, rounded))
+    use_kernel(monkeypatch)
+    for name, found in run_disentangled(DISENTANGLED, (exact, *rest)).items():
+        assert np.abs(found - expected[name]).max() <= 1e-5 * np.abs(expected[name]).max() > 1e-6, name
+    for name, found in run_disentangled(DISENTANGLED, (rounded, *rest)).items():
+        errors = [np.linalg.norm(x - expected[name]) / np.linalg.norm(expected[name]) for x in (found, plain[name])]
+        assert errors[0] < 1.05 * errors[1] < 0.02, (name, errors)
+
+
+def test_dropout_of_the_disentangled_kernel(monkeypatch):
+    """The backward pass has the mask of the forward pass, which differs between heads and rows."""
+    use_kernel(monkeypatch)
+    rate, length, width = 0.1, 128, HEADS * HEAD_DIM
+    rng, rows = np.random.default_rng(0), length // HEAD_DIM
+    seeds = jnp.tile(jnp.asarray([[5, -7]], jnp.int32), (rows, 1))
+    segments = jnp.ones((rows, 2, length), jnp.int32)
+    sizes = [(rows, width, length)] * 3 + [(1, width, 2 * length)] * 2
+    arrays = [jnp.asarray(rng.standard_normal(size), jnp.float32) for size in sizes]
+    zeros = [jnp.zeros_like(x) for x in arrays]
+    value = np.tile(np.eye(length).reshape(rows, HEAD_DIM, length), (1, HEADS, 1))
+    shares = disentangled_attention(*zeros[:2], jnp.asarray(value, jnp.float32), *zeros[3:], segments, seeds, rate)
+    shares = np.asarray(shares).reshape(rows, HEADS, HEAD_DIM, length).transpose(1, 3, 0, 2)
+    masks = shares.reshape(HEADS, length, length) > 0
+    assert abs(1 - masks.mean() - 26 / 256) < 0.01 and (masks[0] != masks[1]).mean() > 0.1
+
+    def formula(query, key, value, distance_query, distance_key):
+        split = lambda x: x.reshape(x.shape[0], HEADS, HEAD_DIM, -1).transpose(0, 3, 1, 2)  # noqa: E731
+        vectors = [jnp.pad(split(x)[0], ((0, 1), (0, 0), (0, 0))) for x in (distance_query, distance_key)]
+        scores = jnp.einsum("bqhd,bkhd->bhqk", split(query), split(key))
+        scores += disentangled_bias(split(query), split(key), vectors[0][::-1], vectors[1], None, 1.0)
+        y = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores) * masks * keep_scale(rate), split(value))
+        return y.transpose(0, 2, 3, 1).reshape(query.shape)
+
+    def kernel(*arrays):
+        return disentangled_attention(*arrays, segments, seeds, rate)
+
+    cotangent = jnp.asarray(rng.standard_normal(sizes[0]), jnp.float32)
+    results = []
+    for function in (kernel, formula):
+        y, pull = jax.vjp(jax.jit(function), *arrays)
+        results.append([y, *pull(cotangent)])
+    for found, expected in zip(*results, strict=True):
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max() > 1e-5
+
+
 def largest_differences() -> list[float]:
     """Return the differences between one device and eight (rows over 4, heads over 2), relative to the numbers."""
     use_kernel(pytest.MonkeyPatch())
-    arguments, key = inputs("query", 128), jax.random.key(3)
-    config = dataclasses.replace(CONFIG, attention_dropout=0.1)
-    one = run(config, arguments, key)
-    mesh = make_mesh(MeshConfig(2, 2, 2), jax.devices())
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        on_mesh = jax.tree.map(lambda x: jax.device_put(x, replicated(mesh)), arguments)
-        eight = run(config, on_mesh, jax.device_put(key, replicated(mesh)))
-    kept_whole = run(CONFIG, arguments)
-    assert np.abs(one["['output']"] - kept_whole["['output']"]).max() > 0.1
-    return [float(np.abs(eight[name] - x).max() / np.abs(x).max()) for name, x in one.items()]
+    mesh, key, differences = make_mesh(MeshConfig(2, 2, 2), jax.devices()), jax.random.key(3), []
+    for results, config, given in (
+        (run, CONFIG, inputs("query", 128)), (run_disentangled, DISENTANGLED, disentangled_inputs("at"))
+    ):
+        drops = dataclasses.replace(config, attention_dropout=0.1)
+        one, whole = results(drops, given, key), results(config, given)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            on_mesh = jax.tree.map(lambda x: jax.device_put(x, replicated(mesh)), given)
+            eight = results(drops, on_mesh, jax.device_put(key, replicated(mesh)))
+        output = next(name for name in one if "output" in name)
+        assert np.abs(one[output] - whole[output]).max() > 0.1
+        differences += [float(np.abs(eight[name] - x).max() / np.abs(x).max()) for name, x in one.items()]
+    return differences
 
 
 def test_a_mesh_gives_the_results_of_one_device_with_dropout():
@@ -249,7 +352,7 @@ def test_a_mesh_gives_the_results_of_one_device_with_dropout():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     differences = json.loads(done.stdout)
-    assert len(differences) == 13 and max(differences) < 1e-5
+    assert len(differences) == 13 + 6 and max(differences) < 1e-5
 
 
 if __name__ == "__main__":

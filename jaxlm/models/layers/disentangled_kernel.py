@@ -1,0 +1,172 @@
+"""Pallas kernel of disentangled attention (DeBERTa), for TPUs.
+
+A step of the grid has one head of one row of the batch. VMEM holds the scores of 128 queries and all keys (tiles.py).
+Scores of content to position are computed by distance and shifted to the keys. Those of position to content are first
+computed for 128 keys and all queries, shifted to the queries in the same way and transposed; VMEM holds them for all
+queries. The backward pass computes the scores and draws the bits of dropout again. Arrays are
+[batch, heads · head_dim, length].
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from jaxlm.models.layers.dropout import keep_scale
+from jaxlm.models.layers.kernel_tools import HIDDEN, VMEM, dot
+from jaxlm.models.layers.tiles import TILE, Tiles, Window, as_columns, score_gradients, tile, write_output
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def disentangled_attention(
+    query: Float[Array, "batch width length"],
+    key: Float[Array, "batch width length"],
+    value: Float[Array, "batch width length"],
+    distance_query: Float[Array, "1 width distances"],
+    distance_key: Float[Array, "1 width distances"],
+    segments: Int[Array, "batch 2 length"],
+    seeds: Int[Array, "batch heads"],
+    rate: float,
+) -> Float[Array, "batch width length"]:
+    """Return softmax(q_i · k_j + q_i · distance_key[i - j] + k_j · distance_query[i - j]) v, the softmax in float32.
+
+    A query without visible keys gets a finite, meaningless result and has no gradients.
+
+    `width` is heads · head_dim, the length a multiple of 128, and the number of distances twice the length.
+
+    Args:
+        query: Queries; they contain the factor on the scores.
+        key: Keys.
+        value: Values.
+        distance_query: Queries of the distances -length, …, length - 1, with the factor on the scores.
+        distance_key: Keys of the distances length, …, 1 - length.
+        segments: int32; segment of each token as a query and as a key. A query attends to the keys of its segment.
+        seeds: int32, seeds of dropout.
+        rate: Dropout rate of the probabilities.
+    """
+    return _forward(query, key, value, distance_query, distance_key, segments, seeds, rate)[0]
+
+
+def _forward(*arguments):
+    *arrays, seeds, rate = arguments
+    query, by_row = arrays[0], jax.ShapeDtypeStruct((*seeds.shape, 1, arrays[0].shape[2]), jnp.float32)
+    output, normalizer = _call(_forward_kernel, (2, 2), arrays, [], (query, by_row), [], seeds, rate)
+    output, normalizer = (checkpoint_name(x, "attention") for x in (output, normalizer))
+    return output, (*arrays, seeds, output, normalizer)
+
+
+def _backward(rate, saved, gradient):
+    *arrays, seeds, output, normalizer = saved
+    query, *_, distances, _ = arrays
+    sums = jax.ShapeDtypeStruct(distances.shape, jnp.float32)
+    both = pltpu.VMEM((query.shape[1] // seeds.shape[1], query.shape[2]), jnp.float32)
+    *d_distances, dq, dk, dv = _call(
+        _backward_kernel, (5, 6), arrays, [output, normalizer, gradient], (sums, sums, query, query, query),
+        [both, both], seeds, rate,
+    )
+    return dq, dk, dv, *(x.astype(distances.dtype) for x in d_distances), None, None
+
+
+disentangled_attention.defvjp(_forward, _backward)
+
+
+def _call(kernel, products, arrays, saved, shapes, scratch, seeds, rate):
+    """Run a kernel whose numbers of products with keys and with distances are `products`, for its cost estimate."""
+    (batch, heads), (_, width, length) = seeds.shape, arrays[0].shape
+    inputs = [*arrays, *saved]
+
+    def spec(x: Any) -> pl.BlockSpec:
+        if x.ndim == 4:  # one number for each query of a head
+            return pl.BlockSpec((1, 1, *x.shape[2:]), lambda head, row, _: (row, head, 0, 0))
+        if x.shape[1] == 2:  # segments
+            return pl.BlockSpec((1, *x.shape[1:]), lambda head, row, _: (row, 0, 0))
+        block = (1, width // heads, x.shape[2])
+        if x.shape[2] == length:
+            return pl.BlockSpec(block, lambda head, row, _: (row, head, 0))
+        return pl.BlockSpec(block, lambda head, row, _: (0, head, 0))  # distances
+
+    # A tile of queries or keys has neighbouring positions, and so few distances.
+    flops = 2 * batch * length * width * (products[0] * length + products[1] * (length + TILE))
+    return pl.pallas_call(
+        functools.partial(kernel, rate=rate),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(heads, batch), in_specs=[spec(x) for x in inputs],
+            out_specs=[spec(x) for x in shapes],
+            scratch_shapes=[pltpu.VMEM((length, length), jnp.float32), *scratch],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM),
+        cost_estimate=pl.CostEstimate(
+            flops=flops, transcendentals=batch * heads * length**2,
+            bytes_accessed=sum(x.nbytes for x in inputs) + sum(x.size * x.dtype.itemsize for x in shapes),
+        ),
+        name=f"disentangled_attention{kernel.__name__.removesuffix('_kernel')}",
+    )(seeds, *inputs)
+
+
+def _forward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_ref, normalizer_ref, position, *, rate):
+    _position_scores(k_ref, rq_ref, position)
+    for block in range(q_ref.shape[2] // TILE):
+        scores, _ = _scores(block, q_ref, k_ref, rk_ref, segments, position)
+        write_output(block, scores, v_ref, out_ref, normalizer_ref, seeds, rate)
+
+
+def _backward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_ref, normalizer_ref, do_ref,
+                     drq_ref, drk_ref, dq_ref, dk_ref, dv_ref, position, dk_sum, dv_sum, *, rate):
+    length, factor = q_ref.shape[2], keep_scale(rate)
+
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        drq_ref[...], drk_ref[...] = jnp.zeros_like(drq_ref), jnp.zeros_like(drk_ref)
+
+    dk_sum[...], dv_sum[...] = jnp.zeros_like(dk_sum), jnp.zeros_like(dv_sum)
+    _position_scores(k_ref, rq_ref, position)
+    blocks = range(length // TILE)
+    for block in blocks:
+        queries = tile(block)
+        scores, window = _scores(block, q_ref, k_ref, rk_ref, segments, position)
+        d_scores, dq = score_gradients(
+            block, scores, q_ref, k_ref, v_ref, out_ref, normalizer_ref, do_ref, dk_sum, dv_sum, seeds, rate
+        )
+        dq += window.gradients(d_scores, q_ref[0, :, queries], rk_ref, drk_ref, 0, factor)
+        dq_ref[0, :, queries] = (dq * factor).astype(dq_ref.dtype)
+        # No other block reads the scores of these queries.
+        for i, ds in enumerate(d_scores):
+            position[queries, tile(i)] = ds
+    for block in blocks:
+        keys = tile(block)
+        d_scores = [position[tile(i), keys].T for i in blocks]
+        window = Window.in_order(block, length, 2 * length)
+        dk_sum[:, keys] += window.gradients(d_scores, k_ref[0, :, keys], rq_ref, drq_ref, 0, factor)
+    dk_ref[0] = (dk_sum[...] * factor).astype(dk_ref.dtype)
+    dv_ref[0] = (dv_sum[...] * factor).astype(dv_ref.dtype)
+
+
+def _position_scores(k_ref: Any, rq_ref: Any, position: Any) -> None:
+    """Write the scores of position to content, [queries, keys]."""
+    length = k_ref.shape[2]
+    for block in range(length // TILE):
+        # From a key, the distances of the queries have the other sign; so has the order of `distance_query`.
+        window = Window.in_order(block, length, 2 * length)
+        for i, x in enumerate(window.scores(k_ref[0, :, tile(block)], rq_ref)):
+            position[tile(i), tile(block)] = x.T
+
+
+def _scores(
+    block: int, q_ref: Any, k_ref: Any, rk_ref: Any, segments: Any, position: Any
+) -> tuple[Tiles, Window]:
+    """Return the scores of 128 queries, and their window of distances."""
+    queries, length = tile(block), q_ref.shape[2]
+    q, window, scores = q_ref[0, :, queries], Window.in_order(block, length, 2 * length), []
+    (own,) = as_columns(segments[0, 0:1, queries])
+    for i, x in enumerate(window.scores(q, rk_ref)):
+        x += dot(q, k_ref[0, :, tile(i)], (0, 0)) + position[queries, tile(i)]
+        scores.append(jnp.where(segments[0, 1:2, tile(i)] == own, x, HIDDEN))
+    return scores, window
