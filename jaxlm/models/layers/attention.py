@@ -155,9 +155,9 @@ def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causa
     bias = None if bias is None else bias.astype(query.dtype)
     rows, heads = ACTIVATION_AXES["batch"], split_heads(query.shape[2])[0]
 
-    def spec(x: jax.Array | None) -> PartitionSpec | None:
+    def spec(x: jax.Array) -> PartitionSpec:
         """Return the sharding of an array [batch, heads, …], in which either may be 1."""
-        return None if x is None else PartitionSpec(*(a if n > 1 else None for a, n in zip((rows, heads), x.shape)))
+        return PartitionSpec(rows if x.shape[0] > 1 else None, heads if x.shape[1] > 1 else None)
 
     def run(query, key, value, bias, visible, lengths):
         return jax.nn.dot_product_attention(
@@ -167,8 +167,8 @@ def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causa
 
     split = PartitionSpec(rows, None, heads)
     # jax's own partitioning of the kernel refuses a bias that the compiler has sharded in another way than the queries.
-    run = on_each_device(run, (split, split, split, spec(bias), spec(visible), spec(lengths)), split)
-    return run(query, key, value, bias, visible, lengths)
+    specs = (split, split, split, *(None if x is None else spec(x) for x in (bias, visible)), PartitionSpec(rows))
+    return on_each_device(run, specs, split)(query, key, value, bias, visible, lengths)
 
 
 def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
