@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.analysis.compilation import prepare_environment, topology_devices
-from jaxlm.analysis.extrapolate import with_layers
 from jaxlm.analysis.plan import Plan, plan
 from jaxlm.analysis.report import gib
 from jaxlm.analysis.step import open_stand_in
@@ -75,10 +74,9 @@ def _for_gpu(experiment: Any, length: int | None) -> Any:
 def _plan(session: Session, batch_size: int, topology: str) -> Plan:
     session = session.replace(train=dataclasses.replace(session.experiment.train, batch_size=batch_size))
     try:
-        with_layers(session, 2)
+        return plan(session, topology, extrapolate=True, report=_say)
     except UserError:
         return plan(session, topology, report=_say)
-    return plan(session, topology, extrapolate=True, report=_say)
 
 
 def cells(name: str, found: Plan) -> list[str]:

@@ -82,28 +82,35 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
     from jaxlm.parallel.mesh import MeshConfig
     from jaxlm.runs.resolve import resolve
 
+    def plan_variant(variant: Any, topology: str) -> Any:
+        try:
+            return plan(variant, topology, extrapolate=True)
+        except UserError:
+            return plan(variant, topology)
+
+    def can_extrapolate(session: Any) -> bool:
+        try:
+            return bool(with_layers(session, 2))
+        except UserError:
+            return False
+
     experiment = resolve(str(CONFIGS / f"{name}.py")).experiment
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
     session = open_stand_in(experiment, report=lambda line: print(f"{name}: {line}", file=sys.stderr))
-    is_extrapolated, found = True, None
-    try:
-        with_layers(session, 2)
-    except UserError:
-        is_extrapolated = False
+    found = None
     try:
         if row is None:
             topology = smallest_topology(session, experiment.train.steps)
-            plans = search(session, topology, is_extrapolated)
+            plans = search(session, topology, can_extrapolate(session))
         else:
             topology, accumulate = row["topology"], row["changes"].get("train.accumulate", experiment.train.accumulate)
             session = session.replace(train=dataclasses.replace(experiment.train, accumulate=accumulate))
             tried = variants(session, MeshConfig(**row["mesh"]), len(topology_devices(topology)))
             plans = (
-                dataclasses.replace(
-                    plan(variant, topology, extrapolate=is_extrapolated), changes=row["changes"] | flags
-                ) for variant, flags in tried
+                dataclasses.replace(plan_variant(variant, topology), changes=row["changes"] | flags)
+                for variant, flags in tried
             )
         for found in plans:
             if found.fits:

@@ -76,7 +76,16 @@ def stack_depths(model: Any) -> dict[str, int]:
 
 
 def extrapolate(small: CompiledStep, large: CompiledStep, depths: tuple[int, int], layers: int) -> CompiledStep:
-    """Extrapolate steps of `depths` layers, which fit in HBM, linearly to `layers` layers."""
+    """Extrapolate steps of `depths` layers, which fit in HBM, linearly to `layers` layers.
+
+    Raises:
+        UserError: The deeper step needs less memory.
+    """
+    if large.hbm_bytes < small.hbm_bytes:
+        raise UserError(
+            f"--extrapolate finds that {depths[1]} layers need less memory than {depths[0]}, since the compiler "
+            f"recomputes more where memory is short; only the whole step tells what {layers} layers need. Leave it out."
+        )
 
     def line(low: float, high: float) -> float:
         return high + (high - low) * (layers - depths[1]) / (depths[1] - depths[0])

@@ -104,6 +104,12 @@ def test_a_base_step_of_few_layers_has_the_expected_kernels(name, topology):
     assert attention(found) == BASE[name] and found.fits
 
 
+def test_a_bias_is_split_as_the_queries_are():
+    """Left to itself the compiler gives each GPU the biases of some heads, as their table is split."""
+    found = planned("t5_3b", "h100:8", 2, dtype="bfloat16", attention_dropout=0.0, loop_layers=False)
+    assert found.mesh["fsdp"] == 8 and attention(found) == BASE["t5_1_1_base"]
+
+
 @pytest.mark.parametrize(("name", "changes"), [
     ("bert_base", {"dtype": "bfloat16", "attention_dropout": 0.1}), ("gpt2", {"dtype": "float32"}),
     ("t5_1_1_base", {"dtype": "bfloat16", "attention": "xla"}),

@@ -185,6 +185,8 @@ def step(scale: float, collectives: dict[str, Traffic], other: int = 0) -> Compi
 def test_an_extrapolated_step_lies_on_the_line_and_hides_no_more_than_it_moves():
     few = {"all-gather": Traffic(2, 20, 2, 20, 10.0, 2.0)}
     more = {"all-gather": Traffic(4, 40, 4, 40, 12.0, 9.0), "all-reduce": Traffic(1, 8, 0, 0, 0.5, 0.0)}
+    with pytest.raises(UserError, match=r"4 layers need less memory than 2, .* what 12 layers need"):
+        extrapolate(step(30, few), step(20, more), (2, 4), 12)
     found = extrapolate(step(20, few, other=-3), step(30, more, other=-3), (2, 4), 12)
     assert found.hbm_by_kind == {"parameters": 70, "other": -3} and found.hbm_bytes == 67 and found.compile_seconds == 2
     assert found.estimate == Estimate(70, 70, 70, "cycles", Kernels(70, 1, 0), {"dot": Operation(70, 70)})

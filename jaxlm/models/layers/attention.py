@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     SegmentIds,
     make_splash_mha,
 )
-from jax.sharding import PartitionSpec, get_abstract_mesh
+from jax.sharding import AbstractMesh, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
@@ -152,10 +152,23 @@ def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causa
         visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     if visible is not None:
         visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
-    return jax.nn.dot_product_attention(
-        query, key, value, None if bias is None else bias.astype(query.dtype), visible, scale=scale,
-        is_causal=causal, key_value_seq_lengths=lengths, implementation="cudnn",
-    )
+    bias = None if bias is None else bias.astype(query.dtype)
+    rows, heads = ACTIVATION_AXES["batch"], split_heads(query.shape[2])[0]
+
+    def spec(x: jax.Array) -> PartitionSpec:
+        """Return the sharding of an array [batch, heads, …], in which either may be 1."""
+        return PartitionSpec(rows if x.shape[0] > 1 else None, heads if x.shape[1] > 1 else None)
+
+    def run(query, key, value, bias, visible, lengths):
+        return jax.nn.dot_product_attention(
+            query, key, value, bias, visible, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
+            implementation="cudnn",
+        )
+
+    split = PartitionSpec(rows, None, heads)
+    # jax's own partitioning of the kernel refuses a bias that the compiler has sharded in another way than the queries.
+    specs = (split, split, split, *(None if x is None else spec(x) for x in (bias, visible)), PartitionSpec(rows))
+    return on_each_device(run, specs, split)(query, key, value, bias, visible, lengths)
 
 
 def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
@@ -306,7 +319,8 @@ def cudnn_works(
         mask and struct(mask, bool), bias and struct(bias, jnp.float32),
     )
     try:
-        lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):  # two rows for one device
+            lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
         if jax.devices()[0].device_kind == kind:
             lowered.compile()
     except Exception:  # whatever the reason is, attention with scores in memory works
