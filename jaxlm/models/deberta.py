@@ -44,8 +44,8 @@ class Deberta(Encoder):
     √(3 · head_dim). Projections of positions are those of tokens. As in the code, both terms of positions take the
     vector of the same distance; the paper takes that of j - i in the last term. Dropout of these vectors is per
     distance, not per bucket. Hidden states of padding are not set to zero, since no token attends to them. On a TPU a
-    kernel computes rows of up to 1,024 tokens; elsewhere scores are in memory. The convolution of v2-xlarge is not
-    supported.
+    kernel computes rows of up to 1,024 tokens, a multiple of 128, in bfloat16; otherwise scores are in memory. The
+    convolution of v2-xlarge is not supported.
 
     Parameters: those of `Encoder` without positions, `relative/{embedding,norm}`, and `position` for the mask decoder.
     """

@@ -1,10 +1,9 @@
 """Pallas kernel of disentangled attention (DeBERTa), for TPUs.
 
-A step of the grid has one head of one row of the batch. VMEM holds the scores of 128 queries and all keys (tiles.py).
-Scores of content to position are computed by distance and shifted to the keys. Those of position to content are first
-computed for 128 keys and all queries, shifted to the queries in the same way and transposed; VMEM holds them for all
-queries. The backward pass computes the scores and draws the bits of dropout again. Arrays are
-[batch, heads · head_dim, length].
+A step of the grid has one head of one row of the batch. Scores of position to content come first, for 128 keys at a
+time: they are computed by distance, shifted to the queries, transposed, and kept in VMEM for all queries. Then each 128
+queries (tiles.py) add their scores of content, and those of content to position, shifted to the keys. The backward pass
+computes the scores and draws the bits of dropout again. Arrays are [batch, heads · head_dim, length].
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ def disentangled_attention(
         query: Queries; they contain the factor on the scores.
         key: Keys.
         value: Values.
-        distance_query: Queries of the distances -length, …, length - 1, with the factor on the scores.
+        distance_query: Queries of the distances -length, …, length - 1, with the factor on the scores. They are in the
+            opposite order of `distance_key`, since from a key the distances of the queries have the other sign.
         distance_key: Keys of the distances length, …, 1 - length.
         segments: int32; segment of each token as a query and as a key. A query attends to the keys of its segment.
         seeds: int32, seeds of dropout.
@@ -64,12 +64,12 @@ def _forward(*arguments):
 
 def _backward(rate, saved, gradient):
     *arrays, seeds, output, normalizer = saved
-    query, *_, distances, _ = arrays
-    sums = jax.ShapeDtypeStruct(distances.shape, jnp.float32)
-    both = pltpu.VMEM((query.shape[1] // seeds.shape[1], query.shape[2]), jnp.float32)
+    query, _, _, distances, *_ = arrays
+    distance_sums = jax.ShapeDtypeStruct(distances.shape, jnp.float32)
+    key_sums = pltpu.VMEM((query.shape[1] // seeds.shape[1], query.shape[2]), jnp.float32)
     *d_distances, dq, dk, dv = _call(
-        _backward_kernel, (5, 6), arrays, [output, normalizer, gradient], (sums, sums, query, query, query),
-        [both, both], seeds, rate,
+        _backward_kernel, (5, 6), arrays, [output, normalizer, gradient],
+        (distance_sums, distance_sums, query, query, query), [key_sums, key_sums], seeds, rate,
     )
     return dq, dk, dv, *(x.astype(distances.dtype) for x in d_distances), None, None
 
@@ -111,15 +111,16 @@ def _call(kernel, products, arrays, saved, shapes, scratch, seeds, rate):
     )(seeds, *inputs)
 
 
-def _forward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_ref, normalizer_ref, position, *, rate):
-    _position_scores(k_ref, rq_ref, position)
+def _forward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_ref, normalizer_ref, position_scores, *,
+                    rate):
+    _position_scores(k_ref, rq_ref, position_scores)
     for block in range(q_ref.shape[2] // TILE):
-        scores, _ = _scores(block, q_ref, k_ref, rk_ref, segments, position)
+        scores, _ = _scores(block, q_ref, k_ref, rk_ref, segments, position_scores)
         write_output(block, scores, v_ref, out_ref, normalizer_ref, seeds, rate)
 
 
 def _backward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_ref, normalizer_ref, do_ref,
-                     drq_ref, drk_ref, dq_ref, dk_ref, dv_ref, position, dk_sum, dv_sum, *, rate):
+                     drq_ref, drk_ref, dq_ref, dk_ref, dv_ref, position_scores, dk_sum, dv_sum, *, rate):
     length, factor = q_ref.shape[2], keep_scale(rate)
 
     @pl.when(pl.program_id(1) == 0)
@@ -127,46 +128,45 @@ def _backward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_r
         drq_ref[...], drk_ref[...] = jnp.zeros_like(drq_ref), jnp.zeros_like(drk_ref)
 
     dk_sum[...], dv_sum[...] = jnp.zeros_like(dk_sum), jnp.zeros_like(dv_sum)
-    _position_scores(k_ref, rq_ref, position)
+    _position_scores(k_ref, rq_ref, position_scores)
     blocks = range(length // TILE)
     for block in blocks:
         queries = tile(block)
-        scores, window = _scores(block, q_ref, k_ref, rk_ref, segments, position)
+        scores, window = _scores(block, q_ref, k_ref, rk_ref, segments, position_scores)
         d_scores, dq = score_gradients(
             block, scores, q_ref, k_ref, v_ref, out_ref, normalizer_ref, do_ref, dk_sum, dv_sum, seeds, rate
         )
-        dq += window.gradients(d_scores, q_ref[0, :, queries], rk_ref, drk_ref, 0, factor)
+        dq += window.add_gradients(d_scores, q_ref[0, :, queries], rk_ref, drk_ref, 0, factor)
         dq_ref[0, :, queries] = (dq * factor).astype(dq_ref.dtype)
-        # No other block reads the scores of these queries.
+        # These scores are not read again; their gradients take their place for the loop below.
         for i, ds in enumerate(d_scores):
-            position[queries, tile(i)] = ds
+            position_scores[queries, tile(i)] = ds
     for block in blocks:
         keys = tile(block)
-        d_scores = [position[tile(i), keys].T for i in blocks]
+        d_scores = [position_scores[tile(i), keys].T for i in blocks]
         window = Window.in_order(block, length, 2 * length)
-        dk_sum[:, keys] += window.gradients(d_scores, k_ref[0, :, keys], rq_ref, drq_ref, 0, factor)
+        dk_sum[:, keys] += window.add_gradients(d_scores, k_ref[0, :, keys], rq_ref, drq_ref, 0, factor)
     dk_ref[0] = (dk_sum[...] * factor).astype(dk_ref.dtype)
     dv_ref[0] = (dv_sum[...] * factor).astype(dv_ref.dtype)
 
 
-def _position_scores(k_ref: Any, rq_ref: Any, position: Any) -> None:
+def _position_scores(k_ref: Any, rq_ref: Any, position_scores: Any) -> None:
     """Write the scores of position to content, [queries, keys]."""
     length = k_ref.shape[2]
     for block in range(length // TILE):
-        # From a key, the distances of the queries have the other sign; so has the order of `distance_query`.
         window = Window.in_order(block, length, 2 * length)
         for i, x in enumerate(window.scores(k_ref[0, :, tile(block)], rq_ref)):
-            position[tile(i), tile(block)] = x.T
+            position_scores[tile(i), tile(block)] = x.T
 
 
 def _scores(
-    block: int, q_ref: Any, k_ref: Any, rk_ref: Any, segments: Any, position: Any
+    block: int, q_ref: Any, k_ref: Any, rk_ref: Any, segments: Any, position_scores: Any
 ) -> tuple[Tiles, Window]:
     """Return the scores of 128 queries, and their window of distances."""
     queries, length = tile(block), q_ref.shape[2]
     q, window, scores = q_ref[0, :, queries], Window.in_order(block, length, 2 * length), []
     (own,) = as_columns(segments[0, 0:1, queries])
     for i, x in enumerate(window.scores(q, rk_ref)):
-        x += dot(q, k_ref[0, :, tile(i)], (0, 0)) + position[queries, tile(i)]
+        x += dot(q, k_ref[0, :, tile(i)], (0, 0)) + position_scores[queries, tile(i)]
         scores.append(jnp.where(segments[0, 1:2, tile(i)] == own, x, HIDDEN))
     return scores, window

@@ -118,15 +118,17 @@ def attend_disentangled(
         value: Values of tokens.
         distance_query: Queries of the distances length, …, -length.
         distance_key: Keys of these distances.
-        positions: Positions of the queries; None for one query at every position.
+        positions: Positions of the queries; None for one query at every position. Queries of one position are the
+            same, or the kernel takes the first of them.
         query_segments: Segment of each query (see `attend`).
         key_segments: Segment of each key.
         mask: True where attention is allowed.
         dropout_key: Key of the probabilities' dropout.
     """
     length = key.shape[1]
-    if mask is None and _has_kernel(config, 2 * length, length):
-        segments = _joint_segments(query.shape[0], length, query_segments is not None, key_segments)
+    # With wider heads in longer rows the kernel does not fit into a v4's vector memory.
+    if mask is None and length * config.head_dim < 2**17 and _has_kernel(config, 2 * length, length):
+        segments = _both_segments(query.shape[0], length, query_segments is not None, key_segments)
         distances = distance_query[::-1], distance_key
         return _fused_disentangled(config, query, key, value, *distances, positions, segments, dropout_key)
     bias = disentangled_bias(query, key, distance_query, distance_key, positions, config.attention_scale)
@@ -136,7 +138,7 @@ def attend_disentangled(
     )
 
 
-def _joint_segments(
+def _both_segments(
     batch: int, length: int, is_packed: bool, segments: Int[Array, "batch length"] | None
 ) -> Int[Array, "batch 2 length"]:
     """Return the segments of the tokens as queries and as keys. Without packing, only padding is hidden."""
@@ -146,9 +148,7 @@ def _joint_segments(
     return jnp.stack([ones, ones if segments is None else (segments > 0).astype(jnp.int32)], axis=1)
 
 
-def _fused_disentangled(
-    config, query, key, value, distance_query, distance_key, positions, segments, dropout_key
-):
+def _fused_disentangled(config, query, key, value, distance_query, distance_key, positions, segments, dropout_key):
     """Return disentangled attention by the TPU's kernel, which has a query at every position."""
     batch, length, heads, _ = key.shape
     rate = 0.0 if dropout_key is None else config.attention_dropout
@@ -156,8 +156,8 @@ def _fused_disentangled(
     if positions is not None:
         # Products move the queries to their positions and the outputs back; a scatter would loop over the rows.
         is_at = positions[:, :, None] == jnp.arange(length)
-        first = (is_at & (jnp.cumsum(is_at, axis=1) == 1)).astype(query.dtype)
-        query = jnp.einsum("bqp,bqhd->bphd", first, query)
+        is_first = is_at & (jnp.cumsum(is_at, axis=1) == 1)
+        query = jnp.einsum("bqp,bqhd->bphd", is_first.astype(query.dtype), query)
 
     def positions_last(x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:-2], -1).swapaxes(-1, -2)

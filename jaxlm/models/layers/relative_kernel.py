@@ -88,12 +88,13 @@ def _backward(rate, is_content, saved, gradient):
     query, _, key, _, distance, segment_scores, *_ = arrays
     specs = _specs(arrays)
     width = key.shape[1] // seeds.shape[1]
-    both = pl.BlockSpec((2, width, distance.shape[2]), lambda head, row, *_: (0, head, 0))
-    sums = pltpu.VMEM((width, key.shape[2]), jnp.float32)
+    distance_sums = pl.BlockSpec((2, width, distance.shape[2]), lambda head, row, *_: (0, head, 0))
+    key_sums = pltpu.VMEM((width, key.shape[2]), jnp.float32)
     *gradients, d_distance, d_segment = _call(
-        _backward_kernel, (5, 3), [*specs, specs[0], _by_head(normalizer), specs[0]], [*specs[:4], both, specs[5]],
-        (query, query, key, key, jax.ShapeDtypeStruct(distance.shape, jnp.float32), segment_scores), [sums, sums],
-        rate, is_content, seeds, is_backward, *arrays, output, normalizer, gradient,
+        _backward_kernel, (5, 3), [*specs, specs[0], _by_head(normalizer), specs[0]],
+        [*specs[:4], distance_sums, specs[5]],
+        (query, query, key, key, jax.ShapeDtypeStruct(distance.shape, jnp.float32), segment_scores),
+        [key_sums, key_sums], rate, is_content, seeds, is_backward, *arrays, output, normalizer, gradient,
     )
     return *gradients, d_distance.astype(distance.dtype), d_segment, None, None, None, None
 
@@ -165,7 +166,7 @@ def _backward_kernel(seeds, is_backward, q_ref, qd_ref, k_ref, v_ref, r_ref, seg
         d_scores, dq = score_gradients(
             block, scores, q_ref, k_ref, v_ref, out_ref, normalizer_ref, do_ref, dk_sum, dv_sum, seeds, rate
         )
-        dqd = window.gradients(d_scores, qd_ref[0, :, queries], r_ref, dr_ref, is_backward[row], factor)
+        dqd = window.add_gradients(d_scores, qd_ref[0, :, queries], r_ref, dr_ref, is_backward[row], factor)
         dq_ref[0, :, queries] = (dq * factor).astype(dq_ref.dtype)
         dqd_ref[0, :, queries] = (dqd * factor).astype(dqd_ref.dtype)
         other = add(jnp.where(is_other, ds, 0.0) for is_other, ds in zip(others, d_scores, strict=True))

@@ -40,7 +40,7 @@ class Window(NamedTuple):
 
     @classmethod
     def in_order(cls, block: int, length: int, distances: int) -> Window:
-        """Return the window of the queries in block `block` of the text, of few distances.
+        """Return the window of the consecutive queries in block `block` of the text: that of the keys, and a tile.
 
         The keys of position i begin at distance length - i.
         """
@@ -49,7 +49,7 @@ class Window(NamedTuple):
 
     @classmethod
     def at(cls, positions: Int[Array, "128 1"], length: int, distances: int) -> Window:
-        """Return the window of queries at any positions of the text, of all distances."""
+        """Return the window of queries at any positions of the text: all distances."""
         # Shifts and masks divide by TILE; integer division of vectors is slow.
         lanes, most, moves = length - 1 - positions, length // TILE - 1, []
         passed = lanes >> (TILE.bit_length() - 1)
@@ -66,11 +66,11 @@ class Window(NamedTuple):
             [dot(query, distance_ref[0, :, tile(self.first + i)], (0, 0)) for i in range(self.count)]
         )
 
-    def gradients(
+    def add_gradients(
         self, d_scores: Tiles, query: Float[Array, "head_dim 128"], distance_ref: Any, sum_ref: Any, row: Any,
         factor: float,
     ) -> Float[Array, "head_dim 128"]:
-        """Return the gradient of the queries; add that of the distances, times `factor`, to `sum_ref[row]`."""
+        """Return the gradient of the queries, which lacks `factor`; add that of the distances to `sum_ref[row]`."""
         found = []
         for i, ds in enumerate(self.to_distances(d_scores), self.first):
             ds, distances = ds.astype(query.dtype), tile(i)
@@ -82,7 +82,8 @@ class Window(NamedTuple):
         """Select the scores of the keys from those of the distances."""
         for step, move in self.moves:
             tiles = [jnp.where(move, b, a) for a, b in zip(tiles[:-step], tiles[step:], strict=True)]
-        # Of each two tiles one holds the lanes that come to lie in the first places.
+        # Select first, then rotate, so that n tiles are rotated and not n + 1: lanes from `self.lanes` on come from the
+        # earlier tile, the others from the later one.
         tiles = [jnp.where(lane() >= self.lanes, a, b) for a, b in itertools.pairwise(tiles)]
         return [rotate(x, lane() + self.lanes) for x in tiles]
 
@@ -100,7 +101,7 @@ class Window(NamedTuple):
 def write_output(
     block: int, scores: Tiles, v_ref: Any, out_ref: Any, normalizer_ref: Any, seeds: Any, rate: float
 ) -> None:
-    """Write the output of the queries in block `block`, and what normalizes their scores in the backward pass."""
+    """Write the output of the queries in block `block`, and the logarithm of Σ exp(score), for the backward pass."""
     top = jnp.max(functools.reduce(jnp.maximum, scores), axis=1, keepdims=True)
     exponentials = [jnp.exp(x - top) for x in scores]
     total = jnp.sum(add(exponentials), axis=1, keepdims=True)
@@ -118,7 +119,7 @@ def score_gradients(
 ) -> tuple[Tiles, Float[Array, "head_dim 128"]]:
     """Return the gradients of the scores, and of the queries by the keys; add those of keys and values to the sums.
 
-    All of them lack the factor of dropout, `keep_scale`.
+    None of them is multiplied by `keep_scale` yet.
     """
     queries = tile(block)
     q, do = q_ref[0, :, queries], do_ref[0, :, queries]

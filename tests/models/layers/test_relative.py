@@ -238,7 +238,7 @@ def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
 
 
 def disentangled_inputs(kind: str, dtype=jnp.float32) -> tuple[list[jax.Array], dict[str, jax.Array], np.ndarray]:
-    """Return arrays and masks of `attend_disentangled`, and which outputs count: padded, packed, or at positions."""
+    """Return arrays and masks of `attend_disentangled`, and which outputs count."""
     rng = np.random.default_rng(0)
     length = 384
     shapes = [(ROWS, length, HEADS, HEAD_DIM)] * 3 + [(2 * length + 1, HEADS, HEAD_DIM)] * 2
@@ -247,14 +247,16 @@ def disentangled_inputs(kind: str, dtype=jnp.float32) -> tuple[list[jax.Array], 
     segments = np.sort(rng.integers(1, 5, (ROWS, length)), axis=1) * padding
     masks = dict(positions=None, query_segments=None, key_segments=jnp.asarray(padding, jnp.int32))
     counts = np.ones((ROWS, length), bool)
-    if kind == "packed":
+    if "packed" in kind:
         masks |= dict.fromkeys(("query_segments", "key_segments"), jnp.asarray(segments, jnp.int32))
-    if kind == "at":  # the ends of a row, and positions that pad the others
-        positions = np.stack([rng.permutation(length)[:40] for _ in range(ROWS)])
+    if "at" in kind:  # the ends of a row, and positions that pad the others
+        positions = 1 + np.stack([rng.permutation(length - 2)[:40] for _ in range(ROWS)])
         positions[:, :2], positions[:, -3:] = (0, length - 1), 0
         masks["positions"], counts = jnp.asarray(positions, jnp.int32), np.ones(positions.shape, bool)
         counts[:, -3:] = False
         arrays[0] = jnp.take_along_axis(arrays[0], masks["positions"][..., None, None], axis=1)
+        if "packed" in kind:
+            masks["query_segments"] = jnp.take_along_axis(masks["key_segments"], masks["positions"], axis=1)
     return arrays, masks, counts
 
 
@@ -278,7 +280,7 @@ def run_disentangled(config: StackConfig, given: tuple, key: jax.Array | None = 
 DISENTANGLED = dataclasses.replace(CONFIG, hidden_size=32, num_heads=2, attention_terms=3)
 
 
-@pytest.mark.parametrize("kind", ["padded", "packed", "at"])
+@pytest.mark.parametrize("kind", ["padded", "packed", "at", "packed, at"])
 def test_the_disentangled_kernel_equals_scores_in_memory(kind, monkeypatch):
     """In bfloat16 its errors, relative to float32, are no larger than those of scores in memory."""
     rounded, *rest = disentangled_inputs(kind, jnp.bfloat16)
@@ -292,8 +294,37 @@ def test_the_disentangled_kernel_equals_scores_in_memory(kind, monkeypatch):
         assert errors[0] < 1.05 * errors[1] < 0.02, (name, errors)
 
 
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True), (dict(platform="gpu"), False), (dict(dtype="float32"), False), (dict(length=1024), True),
+    (dict(length=1152), False), (dict(length=500), False), (dict(length=1024, head_dim=128), False),
+])
+def test_the_disentangled_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
+    given = dict(platform="tpu", dtype="bfloat16", length=512, head_dim=64) | changes
+    monkeypatch.setattr(attention, "target_platform", lambda: given["platform"])
+    monkeypatch.setattr(attention, "target_kind", lambda: "TPU v5 lite")
+    length, head_dim, dtype = given["length"], given["head_dim"], given["dtype"]
+    config = dataclasses.replace(DISENTANGLED, head_dim=head_dim, hidden_size=2 * head_dim, dtype=dtype)
+    tokens, distances = (jax.ShapeDtypeStruct(shape, dtype) for shape in (
+        (2, length, 2, head_dim), (2 * length + 1, 2, head_dim)
+    ))
+    masks = dict.fromkeys(("positions", "query_segments", "key_segments", "mask", "dropout_key"))
+    run = jax.make_jaxpr(functools.partial(attend_disentangled, config, **masks))
+    text = str(run(tokens, tokens, tokens, distances, distances))
+    assert ("disentangled_attention_forward" in text) == expected
+
+
+def test_each_key_and_row_drops_other_probabilities(monkeypatch):
+    use_kernel(monkeypatch)
+    drops = dataclasses.replace(DISENTANGLED, attention_dropout=0.5)
+    arrays, masks, counts = disentangled_inputs("padded")
+    arrays = [jnp.tile(x[:1], (ROWS, 1, 1, 1)) if x.ndim == 4 else x for x in arrays]
+    given = arrays, masks | {"key_segments": None}, counts
+    one, other = (run_disentangled(drops, given, jax.random.key(seed))["output"] for seed in (1, 2))
+    assert np.abs(one - other).max() > 0.1 and all(np.abs(one[0] - row).max() > 0.1 for row in one[1:])
+
+
 def test_dropout_of_the_disentangled_kernel(monkeypatch):
-    """The backward pass has the mask of the forward pass, which differs between heads and rows."""
+    """The backward pass has the mask of the forward pass, which differs between heads."""
     use_kernel(monkeypatch)
     rate, length, width = 0.1, 128, HEADS * HEAD_DIM
     rng, rows = np.random.default_rng(0), length // HEAD_DIM
