@@ -7,12 +7,14 @@ here (`write_whole`), in `jaxlm.training.metrics` (appended files) and in `jaxlm
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from etils import epath
@@ -21,6 +23,7 @@ from jaxlm.errors import UserError
 
 DEFAULT_CACHE = "~/.cache/jaxlm"
 """Cache folder without $JAXLM_CACHE."""
+JSON_TYPES = {dict: "an object", list: "a list", str: "text", int: "an integer", float: "a number", bool: "a boolean"}
 
 # The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -202,11 +205,44 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read ({cause(error)}); check its permissions.") from error
     except Exception as error:
-        hint = "is it whole, and what it should be?"
+        hint, what = "is it whole, and what it should be?", cause(error)
+        if type(error) in (AttributeError, Exception, IndexError, KeyError, TypeError):  # their texts are about code
+            what = f"it lacks {error}" if type(error) is KeyError else "its form is unknown"
         if in_bucket(path):
             is_missing = isinstance(error, ImportError)
             hint = "pip install -e '.[buckets]'." if is_missing else "check the bucket, its permissions and your login."
-        raise UserError(f"{path} cannot be read ({cause(error)}); {hint}") from error
+        raise UserError(f"{path} cannot be read ({what}); {hint}") from error
+
+
+def read_json(file: Path | epath.Path, form: Any, content: bytes | None = None) -> Any:
+    """Return the value of a JSON file, or of its `content` where it is compressed; UserError if it has another form."""
+    with reading(file):
+        try:
+            value = json.loads(content or file.read_bytes())
+        except ValueError as error:  # of JSON, or of UTF-8, which names no line
+            place = f"line {getattr(error, 'lineno', 1)}"
+            raise UserError(f"{file} is no JSON from {place} on: it is cut off or damaged; copy it again.") from error
+    check_form(value, form, file)
+    return value
+
+
+def check_form(value: Any, form: Any, file: str | os.PathLike[str], key: str = "") -> None:
+    """Raise UserError unless a JSON value, which is `key` of a file, has a form.
+
+    A form is a type, a list with the form of all items, a dict with the forms of keys, of which those with "?" may be
+    missing or null and "*" stands for all, or a tuple of such forms.
+    """
+    forms = {f if isinstance(f, type) else type(f): f for f in (form if isinstance(form, tuple) else (form,))}
+    if type(value) not in forms:
+        found, wanted = "missing" if value is None else json.dumps(value)[:80], " or ".join(map(JSON_TYPES.get, forms))
+        raise UserError(f"{file}: {key or 'it'} is {found}; it must be {wanted}, so mend the file or copy it again.")
+    form = forms[type(value)]
+    items = {str(i): item for i, item in enumerate(value)} if isinstance(form, list) else value
+    fields = {"*": form[0]} if isinstance(form, list) else form if isinstance(form, dict) else {}
+    for name, part in (dict.fromkeys(items, fields["*"]) if "*" in fields else fields).items():
+        item = items.get(name.removesuffix("?"))
+        if item is not None or not name.endswith("?"):
+            check_form(item, part, file, f"{key}.{name}".strip(".?"))
 
 
 def cause(error: Exception) -> str:

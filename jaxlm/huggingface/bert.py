@@ -118,6 +118,8 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
 def read_encoder(source: Source, fields: Fields = FIELDS) -> dict[str, Any]:
     """Read the fields of `Encoder` from the config.json of BERT or a successor."""
     source.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    if source.config.get("type_vocab_size") == 0:
+        raise ValueError("type_vocab_size is 0, but the models of this family have at least one type")
     return source.read(fields)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Table
-from jaxlm.paths import reading
+from jaxlm.paths import read_json
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -21,6 +20,9 @@ Fields = Mapping[str, tuple[str, Any]]
 
 Transformers omits default values from the file.
 """
+FORM = {"architectures?": [str], "id2label?": dict, "jaxlm?": dict,
+        "rope_parameters?": {"full_attention?": dict, "sliding_attention?": dict}}
+"""Form of a config.json, for keys that `Source` does not check."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Source:
         if isinstance(default, str):
             self.require(**{key: tuple(ACTIVATIONS)})
             return ACTIVATIONS[value]
-        if not isinstance(value, (int, float)) or type(default)(value) != value:
+        if not isinstance(value, (int, float)) or not abs(value) < 1e30 or type(default)(value) != value:
             raise UserError(f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a number like {default}.")
         return type(default)(value)
 
@@ -167,9 +169,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} has no config.json: it is neither a folder that Transformers saved nor a run that has started."
         )
-    with reading(file):
-        config = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    if not isinstance((config := read_json(file, FORM)).get("model_type"), str):
         raise UserError(
             f'{file} names no "model_type", so {folder} is no Transformers folder, or a run that has no checkpoint '
             'yet; if you know the family, write it there, for example "model_type": "bert".'

@@ -124,7 +124,8 @@ def read_model(source: Source) -> dict[str, Any]:
                 f"{source.folder / 'config.json'}: rope_parameters is {ropes}; jaxlm supports a rope_theta for each of "
                 f"{' and '.join(KINDS)}, and nothing else."
             )
-        fields[f"{ours}_theta"] = float(rope.get("rope_theta", source.value(f"{ours}_rope_theta", defaults[ours])))
+        theta = source.value(f"{ours}_rope_theta", defaults[ours])
+        fields[f"{ours}_theta"] = Source(source.folder, rope, ()).value("rope_theta", theta)
     return fields
 
 

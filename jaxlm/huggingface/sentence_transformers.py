@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxlm.errors import UserError
 from jaxlm.inference.embed import resolve_pooling
-from jaxlm.paths import reading
+from jaxlm.paths import read_json, reading
 from jaxlm.tokenizers.classes import read_length
 from jaxlm.types import Vectors
 
@@ -53,11 +53,11 @@ def read(folder: Path) -> Vectors | None:
     if not (folder / MODULES).is_file():
         return None
     with reading(folder):
-        types = [module["type"].rpartition(".")[2] for module in json.loads((folder / MODULES).read_text("utf-8"))]
+        types = [module["type"].rpartition(".")[2] for module in read_json(folder / MODULES, [{"type": str}])]
         if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             raise UserError(f"{folder} has the modules {', '.join(types)}; jaxlm supports only Pooling and Normalize.")
         files = [folder / name for name in (POOLING, LENGTH, CONFIG)]
-        pooling, length, config = (json.loads(file.read_text("utf-8")) if file.is_file() else {} for file in files)
+        pooling, length, config = (read_json(file, dict) if file.is_file() else {} for file in files)
         modes = [name.removeprefix("pooling_mode_") for name, value in pooling.items() if value is True]
         chosen = pooling.get("pooling_mode") or [mode for mode in modes if mode != "include_prompt"]
         matches = [ours for ours, theirs in MODES.items() if chosen in (ours, theirs, [ours], [theirs])]

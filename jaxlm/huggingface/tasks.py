@@ -190,6 +190,8 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     fields: dict[str, Any] = {"classifier_dropout": source.value("classifier_dropout", kind.classifier_dropout)}
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
+    if not all(str(number).isdecimal() for number in names):
+        raise UserError(f"{source.folder / 'config.json'}: the keys of id2label must be 0, 1, … and not {[*names]}.")
     is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.folder / CONFIG).is_file()
     if kind is Classification and len(names) == 1 and is_cross_encoder:
         kind = Rerank

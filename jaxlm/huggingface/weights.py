@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
+from jaxlm.paths import read_json, reading
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -53,11 +53,10 @@ class Weights:
             return [self.folder / SINGLE]
         file = self.folder / INDEX
         if file.is_file():
-            with reading(file):
-                names = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
-                # An untrusted index must not lead to files outside its folder.
-                if any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
-                    raise UserError(f"{file} names shards that are no .safetensors files beside it; copy it again.")
+            names = set(read_json(file, {"weight_map": {"*": str}})["weight_map"].values())
+            # An untrusted index must not lead to files outside its folder.
+            if any(Path(name).name != name or not name.endswith(".safetensors") for name in names):
+                raise UserError(f"{file} names shards that are no .safetensors files beside it; copy it again.")
             return [self.folder / name for name in sorted(names)]
         raise UserError(
             f"{self.folder} has no {SINGLE} (or {INDEX}); other formats are never opened here since they can run code, "

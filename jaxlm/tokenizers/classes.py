@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.paths import read_json
 from jaxlm.tokenizers.sentencepiece_json import added_token
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -57,6 +57,12 @@ _PUBLISHED = {("spiece.model", "<pad>", "</s>", "<unk>"): "t5",
 _SUPPORTED = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece", "do_basic_tokenize": True,
               "split_by_punct": False, "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
 """Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
+_TOKEN = (str, {"content": str})
+_FORM = {"model_max_length?": (int, float)} | {f"{role}_token?": _TOKEN for role in ROLES} | {
+    "additional_special_tokens?": [_TOKEN], "tokenizer_class?": str, "model_type?": str, "extra_ids?": int,
+    "extra_special_tokens?": ([_TOKEN], {"*": _TOKEN}), "added_tokens_decoder?": {"*": {"content": str}},
+    **dict.fromkeys(["do_lower_case?", "strip_accents?", "add_prefix_space?", "tokenize_chinese_chars?"], bool),
+}
 
 
 class Folder(NamedTuple):
@@ -113,7 +119,8 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
     extra = settings.get("extra_special_tokens", ())
     others = [*settings.get("additional_special_tokens", ()), *(extra.values() if isinstance(extra, dict) else extra)]
     special = [*roles.values(), *map(_content, others)]
-    words = {i: {"content": name, "special": name in special} for name, i in _read(folder, "added_tokens.json").items()}
+    ids = _read(folder, "added_tokens.json", {"*": int})
+    words = {i: {"content": name, "special": name in special} for name, i in ids.items()}
     tokens = [added_token(int(i), "") | {"special": False, "normalized": not token.get("special", False)} | token
               for i, token in settings.get("added_tokens_decoder", words).items()]
     return Folder(kind, settings, sorted(tokens, key=lambda token: token["id"]), roles, special)
@@ -139,7 +146,7 @@ def symbols_around(folder: epath.Path) -> list[str] | None:
     generic = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
     if not (folder / "tokenizer.json").exists() or read_class(folder) not in generic:
         return None
-    step = _read(folder, "tokenizer.json").get("post_processor") or {}
+    step = _read(folder, "tokenizer.json", dict).get("post_processor") or {}
     for each in step.get("processors", [step]):
         if "single" in each:
             return [part["SpecialToken"]["id"] if "SpecialToken" in part else "$A" for part in each["single"]]
@@ -159,7 +166,7 @@ def _content(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _read(folder: epath.Path, name: str) -> dict[str, Any]:
+def _read(folder: epath.Path, name: str, form: Any = _FORM) -> dict[str, Any]:
     """Read a JSON object without its null values; an empty one if there is none."""
-    found = json.loads((folder / name).read_bytes()) if (folder / name).exists() else {}
-    return {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else {}
+    found = read_json(folder / name, form) if (folder / name).exists() else {}
+    return {key: value for key, value in found.items() if value is not None}

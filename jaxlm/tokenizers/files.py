@@ -18,6 +18,7 @@ import tokenizers
 from etils import epath
 
 from jaxlm.errors import UserError
+from jaxlm.paths import read_json, reading
 from jaxlm.tokenizers import classes, sentencepiece_json
 from jaxlm.tokenizers.sentencepiece_json import added_token
 
@@ -32,6 +33,10 @@ _SETTINGS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents", "ad
              "handle_chinese_chars": "tokenize_chinese_chars"}
 """Field of a `tokenizer.json` → the setting of tokenizer_config.json that replaces it."""
 _MERGES, _BYTE_BPE_VOCAB = ("merges.txt", "vocab.bpe"), ("vocab.json", "encoder.json")
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), bool)
+_FORM = {"model": {"vocab": (dict, list)}, "added_tokens?": [{"id": int, "content": str, **_FLAGS}],
+         "normalizer?": dict, "pre_tokenizer?": dict, "post_processor?": dict}
+"""Form of a `tokenizer.json`; `tokenizers` checks the rest."""
 NUM_UNUSED_BYTES = 11
 """Number of bytes, 245 to 255, that never occur in UTF-8."""
 
@@ -76,7 +81,8 @@ def read(path: epath.Path) -> Definition:
     if reader is None:
         raise UserError(f"{path} is not a known tokenizer file; give a SentencePiece .model, a vocab.txt, a "
                         "tokenizer.json, or a folder with a tokenizer in it.")
-    return reader(file)
+    with reading(file):
+        return reader(file)
 
 
 def _find(folder: epath.Path) -> epath.Path:
@@ -105,7 +111,7 @@ def _read_lines(path: epath.Path) -> list[str]:
 
 
 def _read_saved(path: epath.Path) -> Definition:
-    saved = json.loads(path.read_bytes())
+    saved = read_json(path, {"kind": str, "fingerprint": str})
     data = path.parent / DATA_FILE[saved["kind"]]
     fingerprint = saved.pop("fingerprint")
     definition = Definition(data=data.read_bytes(), **saved)
@@ -144,10 +150,10 @@ def _read_sentencepiece(path: epath.Path) -> Definition:
 
 
 def _read_json(path: epath.Path) -> Definition:
-    tokenizer_json, folder = json.loads(_read_bytes(path)), classes.read_folder(path.parent, classes.JSON_FILE)
+    content, folder = read_json(path, _FORM, _read_bytes(path)), classes.read_folder(path.parent, classes.JSON_FILE)
     folder = folder if folder.kind.format else folder._replace(settings={})  # without a class, only the file counts
-    special = [token["content"] for token in tokenizer_json.get("added_tokens") or [] if token.get("special")]
-    return _define(tokenizer_json, special, folder, path)
+    special = [token["content"] for token in content.get("added_tokens") or [] if token["special"]]
+    return _define(content, special, folder, path)
 
 
 def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.Folder, path: epath.Path) -> Definition:
@@ -159,18 +165,20 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
         folder: settings of the folder.
         path: file of the vocabulary.
     """
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        model, step = {"type": "WordLevel", "vocab": {}, "unk_token": ""}, content.get(part)
+        with reading(f"the {part} {json.dumps(step)[:120]} of {path}"):
+            tokenizers.Tokenizer.from_str(json.dumps({"model": model, part: step}))
     steps = [step for part in ("normalizer", "pre_tokenizer") if (step := content.get(part))]
     for step in [*steps, *(s for outer in steps for s in outer.get("normalizers") or outer.get("pretokenizers") or ())]:
-        if not hasattr(tokenizers.normalizers, step["type"]) and not hasattr(tokenizers.pre_tokenizers, step["type"]):
-            raise UserError(f"{path} has the step {step['type']}, which jaxlm does not know; choose another tokenizer.")
         step |= {f: folder.settings[name] for f, name in _SETTINGS.items() if f in step and name in folder.settings}
     if dropout := content["model"].get("dropout"):
         raise UserError(f"{path} merges pieces at random (dropout {dropout}), so that each reading would have "
                         "other ids; set it to null.")
     vocab = content["model"]["vocab"]
     added = {token["content"]: token for token in content.get("added_tokens") or []}
-    ids = dict(vocab) if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab)}
-    _check_accents(content.get("normalizer") or {}, ids, path)
+    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
+    _check_accents(content, ids, path)
     ids |= {piece: token["id"] for piece, token in added.items()}
     for token in folder.tokens:
         if (found := ids.setdefault(token["content"], len(ids))) != token["id"]:
@@ -229,12 +237,15 @@ def _has_accents(pieces: Collection[str]) -> bool:
     return sum(strip.normalize_str(piece) != piece for piece in pieces) > len(pieces) / 100
 
 
-def _check_accents(normalizer: Mapping[str, Any], pieces: Collection[str], path: epath.Path) -> None:
+def _check_accents(content: Mapping[str, Any], pieces: Collection[str], path: epath.Path) -> None:
     """Raise UserError if BERT's normalizer removes the accents of a vocabulary that has them, unless told so."""
+    normalizer, is_bytes = content.get("normalizer") or {}, '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))
     is_implied = normalizer.get("lowercase") and normalizer.get("strip_accents") is None
-    if normalizer.get("type") == "BertNormalizer" and is_implied and _has_accents(pieces):
-        raise UserError(f"{path} has pieces with accents or Hangul, which lower-casing takes apart; set "
-                        '"strip_accents" in tokenizer_config.json: false to keep them, true to remove accents.')
+    if normalizer.get("type") == "BertNormalizer" and is_implied and (is_bytes or _has_accents(pieces)):
+        what = "byte-level BPE, which spells accents and Hangul," if is_bytes else "pieces with accents or Hangul"
+        where = "its normalizer" if ".json" in path.name else "tokenizer_config.json"
+        raise UserError(f"{path} has {what} after a BertNormalizer, whose lower-casing takes them apart; set "
+                        f'"strip_accents" in {where}: false to keep them, true to remove accents.')
 
 
 def _read_byte_bpe(path: epath.Path) -> Definition:
@@ -243,7 +254,7 @@ def _read_byte_bpe(path: epath.Path) -> Definition:
     if not merges_file or not vocab_file:
         raise UserError(f"{folder} has only half of a byte-level BPE; add vocab.json (or encoder.json) and merges.txt "
                         "(or vocab.bpe).")
-    vocab = json.loads(_read_bytes(vocab_file))
+    vocab = read_json(vocab_file, {"*": int}, _read_bytes(vocab_file))
     merges = [line.split(" ") for line in _read_lines(merges_file) if line and not line.startswith("#version")]
     if dictionary := _first(folder, "dict.txt"):
         vocab = _fairseq_order(vocab, dictionary)

@@ -149,7 +149,9 @@ class Tokenizer:
         if not os.fspath(path):  # which would be the working directory
             raise UserError("data.tokenizer is empty; leave the flag out for its default.")
         with reading(path):
-            return cls(files.read(any_path(hub.local(path, hub.TOKENIZER))))
+            definition = files.read(any_path(hub.local(path, hub.TOKENIZER)))
+        with reading(f"the model of {definition.name} ({os.fspath(path)})"):
+            return cls(definition)
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:

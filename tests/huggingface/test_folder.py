@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -190,7 +191,7 @@ def test_shards_of_transformers_are_read(tmp_path, source, vocab_file):
 def test_an_index_cannot_name_files_outside_its_folder(shard, copy):
     (copy / "model.safetensors").rename(copy / "other.safetensors")
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": shard}}))
-    with pytest.raises(UserError, match=r"names shards that are no \.safetensors|cannot be read"):
+    with pytest.raises(UserError, match=r"names shards that are no \.safetensors|bias is 7; it must be text"):
         import_folder(copy)
 
 
@@ -237,19 +238,55 @@ def test_other_families_and_other_folders(copy):
         ({"model_type": "llama"}, "family 'llama'; jaxlm imports these families: .*bert"),
         ({"objective": {}, "train": {}}, "or a run that has no checkpoint yet"),
         ({"hidden_size": 3}, 'names no "model_type"'),
-        ([], 'names no "model_type"'),
+        ([], r"config\.json: it is \[\]; it must be an object"),
     ]:
         (copy / "config.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=message):
             import_folder(copy)
     (copy / "config.json").write_text("{half")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"config\.json is no JSON from line 1 on"):
         import_folder(copy)
     (copy / "config.json").unlink()
     with pytest.raises(UserError, match=r"has no config\.json"):
         import_folder(copy)
     with pytest.raises(UserError, match=r"no folder bert-base-uncased.*downloaded first"):
         import_folder("bert-base-uncased")
+
+
+@pytest.mark.parametrize(("file", "path", "value", "message"), [
+    ("config.json", "architectures", 7, "config.json: architectures is 7; it must be a list, so mend the file"),
+    ("config.json", "architectures", [None], "config.json: architectures.0 is missing; it must be text"),
+    ("config.json", "vocab_size", float("nan"), "config.json: vocab_size is nan; it must be a number like 30522"),
+    ("config.json", "type_vocab_size", 0, "config.json cannot be read (type_vocab_size is 0"),
+    ("tokenizer.json", "model vocab", None, "tokenizer.json: model.vocab is missing; it must be an object or a list"),
+    ("tokenizer.json", "model vocab the", "x", "the model of tokenizer.json (FOLDER) cannot be read (its form is unk"),
+    ("tokenizer.json", "model type", "Words", "the model of tokenizer.json (FOLDER) cannot be read (its form is"),
+    ("tokenizer.json", "added_tokens 0 content", None, "added_tokens.0.content is missing; it must be text"),
+    ("tokenizer.json", "added_tokens 0 lstrip", 1, "added_tokens.0.lstrip is 1; it must be a boolean"),
+    ("tokenizer.json", "normalizer", ["NFC"], 'tokenizer.json: normalizer is ["NFC"]; it must be an object'),
+    ("tokenizer.json", "decoder", {"x": 1}, 'the decoder {"x": 1} of FOLDER/tokenizer.json cannot be read'),
+    ("tokenizer.json", "post_processor", {"single": 5}, 'the post_processor {"single": 5} of FOLDER/tokenizer.json'),
+    ("tokenizer_config.json", "cls_token", {}, "tokenizer_config.json: cls_token.content is missing; it must be text"),
+    ("tokenizer_config.json", "pad_token", 7, "tokenizer_config.json: pad_token is 7; it must be text or an object"),
+    ("tokenizer_config.json", "do_lower_case", "yes", 'do_lower_case is "yes"; it must be a boolean'),
+])
+def test_a_malformed_value_is_named_with_its_file(file, path, value, message, copy):
+    content = place = read_json(copy / file)
+    *keys, last = [int(key) if key.isdecimal() else key for key in path.split()]
+    for key in keys:
+        place = place[key]
+    place[last] = value
+    (copy / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=re.escape(message.replace("FOLDER", str(copy)))):
+        import_folder(copy)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-40], lambda _: b"", lambda whole: b"\xff" + whole])
+def test_a_damaged_json_file_is_named(file, damage, copy):
+    (copy / file).write_bytes(damage((copy / file).read_bytes()))
+    with pytest.raises(UserError, match=rf"{copy / file} is no JSON from line \d+ on: it is cut off or damaged"):
+        import_folder(copy)
 
 
 def test_fine_tuned_heads_are_named(tmp_path, vocab_file):

@@ -192,15 +192,17 @@ def test_keys_of_older_files(name, tmp_path, their_tokenizer):
     ("layer_types", ["full_attention"] * 2 + ["sliding_attention"] * 5), ("norm_bias", True), ("mlp_dropout", 0.1),
     ("rope_parameters", {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
     ("rope_parameters", {"rope_type": "default", "rope_theta": 1e4}), ("hidden_activation", "silu"),
+    ("rope_parameters", [1e4]), ("rope_parameters", {"full_attention": 1e4}),
+    ("rope_theta", {"full_attention": {"rope_theta": "1e4"}}),
     ("tie_word_embeddings", False), ("global_attn_every_n_layers", 0), ("classifier_pooling", "max"),
 ])
 def test_unsupported_configurations_are_refused(key, value, tmp_path, their_tokenizer):
     _, folder = save("encoder", tmp_path / "hf", their_tokenizer)
-    config = read_json(folder / "config.json") | {key: value}
+    config = read_json(folder / "config.json") | {key.replace("theta", "parameters"): value}
     if key == "global_attn_every_n_layers":
         del config["layer_types"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=key):
+    with pytest.raises(UserError, match=rf"/config\.json: .*{key}"):
         import_folder(folder)
 
 

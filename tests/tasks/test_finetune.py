@@ -413,7 +413,7 @@ MISTAKES = {
     "span": ("squad", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
         {"id": "q7", "question": "?", "answers": [{"text": "blue", "answer_start": 0}]}]}]}]}), None,
         "question q7: the answer 'blue' does not stand at character 0"),
-    "form": ("squad", "{}", None, r"train.json cannot be read \('data'\); is it whole"),
+    "form": ("squad", "{}", None, r"train.json cannot be read \(it lacks 'data'\); is it whole"),
     "choices": ("choose", '{"text": "a", "choices": ["b", "c"], "label": 0}\n{"text": "a", "choices": ["b", "c", "d"],'
                 ' "label": 0}\n', None, "line 2 has 3 choices, the rows before 2"),
     "choice": ("choose", '{"text": "a", "choices": ["b", "c"], "label": 5}\n', None,

@@ -180,6 +180,23 @@ def test_accents_are_not_lost_in_silence(tmp_path):
     is_same(tmp_path, ["안녕하세요 HIGH"])
 
 
+def test_the_normalizer_of_bert_before_byte_level_bpe_is_named(tmp_path):
+    """The pieces stand for bytes, so that their letters with accents are none."""
+    write_byte_bpe(tmp_path, ["<|endoftext|>"])
+    write(tmp_path, model="gpt2")
+    content = Tokenizer.load(tmp_path).to_json()
+    content["normalizer"] = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                             "strip_accents": None, "lowercase": True}
+    write(tmp_path, tokenizer=content)
+    message = r'tokenizer\.json has byte-level BPE, .* after a BertNormalizer, .*set "strip_accents" in its normalizer'
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(tmp_path)
+    content["normalizer"]["strip_accents"] = True
+    write(tmp_path, tokenizer=content)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("Zürich NAÏVE")) == "zurich naive"
+
+
 @pytest.mark.parametrize(("files", "message"), [
     ({"config": {"tokenizer_class": "KoBertTokenizer"}}, "class KoBertTokenizer"),
     ({"config.json": {"model_type": "bert", "tokenizer_class": "PhobertTokenizer"}}, "class PhobertTokenizer"),
@@ -205,7 +222,7 @@ def test_pieces_of_sentencepiece_in_vocab_txt_are_refused(tmp_path):
 def test_unknown_steps_of_a_tokenizer_json_are_refused(tmp_path):
     steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "JapaneseWords"}]}
     write(tmp_path, tokenizer={"model": {"type": "WordPiece", "vocab": {"a": 0}}, "normalizer": steps})
-    with pytest.raises(UserError, match="the step JapaneseWords"):
+    with pytest.raises(UserError, match=r"the normalizer .*JapaneseWords.* of .*/tokenizer\.json cannot be read"):
         Tokenizer.load(tmp_path)
 
 
