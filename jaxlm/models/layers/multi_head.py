@@ -91,27 +91,32 @@ class MultiHeadAttention(nn.Module):
         extra = {"key": key, "value": value} if decoding else None
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
-        if distances is not None:
+        if distances is None:
+            y = _attend(c, query, key, value, visibility, causal, decoding, dropout_key)
+        else:
             distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
             both = (project(name)(distances[None])[0] for name in ("query", "key"))
             y = attend_disentangled(
                 c, query, key, value, *both, positions, query_segments=visibility.query_segments,
                 key_segments=visibility.key_segments, mask=visibility.mask, dropout_key=dropout_key,
             )
-        else:
-            kernel = "xla" if decoding else choose_kernel(
-                c.attention, x.shape[1], key.shape[1], c.num_heads, c.head_dim, c.dtype, drops=dropout_key is not None,
-                mask=visibility.mask, bias=visibility.bias, causal=causal,
-                packed=visibility.query_segments is not None or c.band is not None,
-            )
-            y = attend(
-                query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
-                scale=c.attention_scale, dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
-            )
         out = nn.Dense(
             c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
         )
         return out(y.reshape(*x.shape[:-1], -1)), extra
+
+
+def _attend(config, query, key, value, visibility, causal, decoding, dropout_key):
+    """Return attention by the kernel for these sizes; of decoding, the mask has the band."""
+    kernel = "xla" if decoding else choose_kernel(
+        config.attention, query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
+        drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
+        packed=visibility.query_segments is not None or config.band is not None,
+    )
+    return attend(
+        query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else config.band,
+        scale=config.attention_scale, dropout_rate=config.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+    )
 
 
 def _write(slots, new, index):
