@@ -197,6 +197,15 @@ def dropout_seeds(key: jax.Array, batch: int, heads: int) -> Int[Array, "batch h
     return checkpoint_name(seeds, "attention")
 
 
+def joint_segments(
+    query_segments: Int[Array, "batch queries"] | None, key_segments: Int[Array, "batch keys"], queries: int
+) -> tuple[Int[Array, "batch queries"], Int[Array, "batch keys"]]:
+    """Return segments by which a query attends to the keys of its own: without any, all are 1 but padding."""
+    if query_segments is not None:
+        return query_segments, key_segments
+    return jnp.ones((key_segments.shape[0], queries), jnp.int32), (key_segments > 0).astype(jnp.int32)
+
+
 def on_each_device(kernel: Callable, in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable:
     """Return a Pallas kernel that each device runs on its rows and heads: the compiler does not partition it."""
     if get_abstract_mesh().empty:
@@ -332,11 +341,7 @@ def _by_splash(query, key, value, query_segments, key_segments, causal, scale, b
     """Return attention by splash attention, the TPU's kernel for long rows: the softmax is over blocks of keys."""
     segments = None
     if key_segments is not None:
-        # Queries without segments are of segment 1, as are all keys but padding.
-        if query_segments is None:
-            query_segments = jnp.ones(query.shape[:2], jnp.int32)
-            key_segments = (key_segments > 0).astype(jnp.int32)
-        segments = SegmentIds(q=query_segments, kv=key_segments)
+        segments = SegmentIds(*joint_segments(query_segments, key_segments, query.shape[1]))
     rows = PartitionSpec(ACTIVATION_AXES["batch"])
     split = PartitionSpec(ACTIVATION_AXES["batch"], split_heads(query.shape[2])[0])
     run = on_each_device(functools.partial(_splash, causal=causal, band=band), (split, split, split, rows), split)

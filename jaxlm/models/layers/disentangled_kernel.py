@@ -19,8 +19,20 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from jaxlm.models.layers.dropout import keep_scale
-from jaxlm.models.layers.kernel_tools import HIDDEN, VMEM, dot
-from jaxlm.models.layers.tiles import TILE, Tiles, Window, as_columns, score_gradients, tile, write_output
+from jaxlm.models.layers.kernel_tools import HIDDEN, dot
+from jaxlm.models.layers.tiles import (
+    TILE,
+    Tiles,
+    Window,
+    as_columns,
+    head_block,
+    query_block,
+    row_block,
+    run_kernel,
+    score_gradients,
+    tile,
+    write_output,
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
@@ -57,7 +69,11 @@ def disentangled_attention(
 def _forward(*arguments):
     *arrays, seeds, rate = arguments
     query, by_row = arrays[0], jax.ShapeDtypeStruct((*seeds.shape, 1, arrays[0].shape[2]), jnp.float32)
-    output, normalizer = _call(_forward_kernel, (2, 2), arrays, [], (query, by_row), [], seeds, rate)
+    specs, scratch = _blocks(arrays, seeds)
+    output, normalizer = run_kernel(
+        "disentangled_attention_forward", functools.partial(_forward_kernel, rate=rate), [seeds], arrays, specs,
+        [query, by_row], [specs[0], query_block(by_row)], [scratch], _flops(query, 2, 2),
+    )
     output, normalizer = (checkpoint_name(x, "attention") for x in (output, normalizer))
     return output, (*arrays, seeds, output, normalizer)
 
@@ -65,11 +81,15 @@ def _forward(*arguments):
 def _backward(rate, saved, gradient):
     *arrays, seeds, output, normalizer = saved
     query, _, _, distances, *_ = arrays
+    specs, scratch = _blocks(arrays, seeds)
+    own, every = specs[0], specs[3]
     distance_sums = jax.ShapeDtypeStruct(distances.shape, jnp.float32)
-    key_sums = pltpu.VMEM((query.shape[1] // seeds.shape[1], query.shape[2]), jnp.float32)
-    *d_distances, dq, dk, dv = _call(
-        _backward_kernel, (5, 6), arrays, [output, normalizer, gradient],
-        (distance_sums, distance_sums, query, query, query), [key_sums, key_sums], seeds, rate,
+    key_sums = pltpu.VMEM(own.block_shape[1:], jnp.float32)
+    *d_distances, dq, dk, dv = run_kernel(
+        "disentangled_attention_backward", functools.partial(_backward_kernel, rate=rate), [seeds],
+        [*arrays, output, normalizer, gradient], [*specs, own, query_block(normalizer), own],
+        [distance_sums, distance_sums, query, query, query], [every, every, own, own, own],
+        [scratch, key_sums, key_sums], _flops(query, 5, 6),
     )
     return dq, dk, dv, *(x.astype(distances.dtype) for x in d_distances), None, None
 
@@ -77,38 +97,19 @@ def _backward(rate, saved, gradient):
 disentangled_attention.defvjp(_forward, _backward)
 
 
-def _call(kernel, products, arrays, saved, shapes, scratch, seeds, rate):
-    """Run a kernel whose numbers of products with keys and with distances are `products`, for its cost estimate."""
-    (batch, heads), (_, width, length) = seeds.shape, arrays[0].shape
-    inputs = [*arrays, *saved]
+def _blocks(arrays: list[jax.Array], seeds: jax.Array) -> tuple[list[pl.BlockSpec], Any]:
+    """Return the blocks of the first six arguments of `disentangled_attention`, and the memory of position scores."""
+    query, _, _, distances, _, segments = arrays
+    width, length = query.shape[1] // seeds.shape[1], query.shape[2]
+    own, every = head_block(query, width), pl.BlockSpec((1, width, distances.shape[2]), lambda head, *_: (0, head, 0))
+    return [own, own, own, every, every, row_block(segments)], pltpu.VMEM((length, length), jnp.float32)
 
-    def spec(x: Any) -> pl.BlockSpec:
-        if x.ndim == 4:  # one number for each query of a head
-            return pl.BlockSpec((1, 1, *x.shape[2:]), lambda head, row, _: (row, head, 0, 0))
-        if x.shape[1] == 2:  # segments
-            return pl.BlockSpec((1, *x.shape[1:]), lambda head, row, _: (row, 0, 0))
-        block = (1, width // heads, x.shape[2])
-        if x.shape[2] == length:
-            return pl.BlockSpec(block, lambda head, row, _: (row, head, 0))
-        return pl.BlockSpec(block, lambda head, row, _: (0, head, 0))  # distances
 
+def _flops(query: jax.Array, by_key: int, by_distance: int) -> int:
+    """Return the FLOPs of a kernel with these numbers of products with the keys and with the distances."""
+    length = query.shape[2]
     # A tile of queries or keys has neighbouring positions, and so few distances.
-    flops = 2 * batch * length * width * (products[0] * length + products[1] * (length + TILE))
-    return pl.pallas_call(
-        functools.partial(kernel, rate=rate),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1, grid=(heads, batch), in_specs=[spec(x) for x in inputs],
-            out_specs=[spec(x) for x in shapes],
-            scratch_shapes=[pltpu.VMEM((length, length), jnp.float32), *scratch],
-        ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM),
-        cost_estimate=pl.CostEstimate(
-            flops=flops, transcendentals=batch * heads * length**2,
-            bytes_accessed=sum(x.nbytes for x in inputs) + sum(x.size * x.dtype.itemsize for x in shapes),
-        ),
-        name=f"disentangled_attention{kernel.__name__.removesuffix('_kernel')}",
-    )(seeds, *inputs)
+    return 2 * query.size * (by_key * length + by_distance * (length + TILE))
 
 
 def _forward_kernel(seeds, q_ref, k_ref, v_ref, rq_ref, rk_ref, segments, out_ref, normalizer_ref, position_scores, *,

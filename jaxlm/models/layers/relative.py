@@ -16,7 +16,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, dropout_seeds, on_each_device, split_heads
+from jaxlm.models.layers.attention import (
+    attend,
+    choose_kernel,
+    dropout_seeds,
+    joint_segments,
+    on_each_device,
+    split_heads,
+)
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled_kernel import disentangled_attention
 from jaxlm.models.layers.dropout import module_key
@@ -128,7 +135,10 @@ def attend_disentangled(
     length = key.shape[1]
     # With wider heads in longer rows the kernel does not fit into a v4's vector memory.
     if mask is None and length * config.head_dim < 2**17 and _has_kernel(config, 2 * length, length):
-        segments = _both_segments(query.shape[0], length, query_segments is not None, key_segments)
+        key_segments = jnp.ones(key.shape[:2], jnp.int32) if key_segments is None else key_segments
+        # The kernel has a query at every position, of the segment of its key.
+        own = None if query_segments is None else key_segments
+        segments = jnp.stack(joint_segments(own, key_segments, length), axis=1)
         distances = distance_query[::-1], distance_key
         return _fused_disentangled(config, query, key, value, *distances, positions, segments, dropout_key)
     bias = disentangled_bias(query, key, distance_query, distance_key, positions, config.attention_scale)
@@ -136,16 +146,6 @@ def attend_disentangled(
         query, key, value, query_segments=query_segments, key_segments=key_segments, mask=mask, bias=bias,
         scale=config.attention_scale, dropout_rate=config.attention_dropout, dropout_key=dropout_key,
     )
-
-
-def _both_segments(
-    batch: int, length: int, is_packed: bool, segments: Int[Array, "batch length"] | None
-) -> Int[Array, "batch 2 length"]:
-    """Return the segments of the tokens as queries and as keys. Without packing, only padding is hidden."""
-    ones = jnp.ones((batch, length), jnp.int32)
-    if is_packed:
-        return jnp.stack([segments, segments], axis=1)
-    return jnp.stack([ones, ones if segments is None else (segments > 0).astype(jnp.int32)], axis=1)
 
 
 def _fused_disentangled(config, query, key, value, distance_query, distance_key, positions, segments, dropout_key):

@@ -8,7 +8,6 @@ the bits of dropout again. Arrays are [batch, heads · head_dim, length].
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,22 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from jaxlm.models.layers.dropout import keep_scale
-from jaxlm.models.layers.kernel_tools import HIDDEN, VMEM, dot
-from jaxlm.models.layers.tiles import TILE, Window, add, as_columns, as_rows, lane, score_gradients, tile, write_output
+from jaxlm.models.layers.kernel_tools import HIDDEN, dot
+from jaxlm.models.layers.tiles import (
+    TILE,
+    Window,
+    add,
+    as_columns,
+    as_rows,
+    head_block,
+    lane,
+    query_block,
+    row_block,
+    run_kernel,
+    score_gradients,
+    tile,
+    write_output,
+)
 
 MOST_DISTANCES = 2048
 """Limit of the number of distances. The kernel's code, and the time to compile it, grow with the number of tiles."""
@@ -75,9 +88,10 @@ def _forward(*arguments):
     *arrays, is_backward, seeds, rate, is_content = arguments
     query, by_row = arrays[0], jax.ShapeDtypeStruct((*seeds.shape, 1, arrays[0].shape[2]), jnp.float32)
     specs = _specs(arrays)
-    output, normalizer = _call(
-        _forward_kernel, (2, 1), specs, [specs[0], _by_head(by_row)], (query, by_row), [], rate, is_content, seeds,
-        is_backward, *arrays,
+    output, normalizer = run_kernel(
+        "relative_attention_forward", functools.partial(_forward_kernel, rate=rate, is_content=is_content),
+        [seeds, is_backward], arrays, specs, [query, by_row], [specs[0], query_block(by_row)], [],
+        _flops(arrays, 2, 1, is_content),
     )
     output, normalizer = (checkpoint_name(x, "attention") for x in (output, normalizer))
     return output, (*arrays, is_backward, seeds, output, normalizer)
@@ -86,15 +100,15 @@ def _forward(*arguments):
 def _backward(rate, is_content, saved, gradient):
     *arrays, is_backward, seeds, output, normalizer = saved
     query, _, key, _, distance, segment_scores, *_ = arrays
-    specs = _specs(arrays)
-    width = key.shape[1] // seeds.shape[1]
-    distance_sums = pl.BlockSpec((2, width, distance.shape[2]), lambda head, row, *_: (0, head, 0))
+    specs, width = _specs(arrays), key.shape[1] // seeds.shape[1]
+    distance_sums = jax.ShapeDtypeStruct(distance.shape, jnp.float32)
+    both_directions = pl.BlockSpec((2, width, distance.shape[2]), lambda head, row, *_: (0, head, 0))
     key_sums = pltpu.VMEM((width, key.shape[2]), jnp.float32)
-    *gradients, d_distance, d_segment = _call(
-        _backward_kernel, (5, 3), [*specs, specs[0], _by_head(normalizer), specs[0]],
-        [*specs[:4], distance_sums, specs[5]],
-        (query, query, key, key, jax.ShapeDtypeStruct(distance.shape, jnp.float32), segment_scores),
-        [key_sums, key_sums], rate, is_content, seeds, is_backward, *arrays, output, normalizer, gradient,
+    *gradients, d_distance, d_segment = run_kernel(
+        "relative_attention_backward", functools.partial(_backward_kernel, rate=rate, is_content=is_content),
+        [seeds, is_backward], [*arrays, output, normalizer, gradient],
+        [*specs, specs[0], query_block(normalizer), specs[0]], [query, query, key, key, distance_sums, segment_scores],
+        [*specs[:4], both_directions, specs[5]], [key_sums, key_sums], _flops(arrays, 5, 3, is_content),
     )
     return *gradients, d_distance.astype(distance.dtype), d_segment, None, None, None, None
 
@@ -103,42 +117,21 @@ relative_attention.defvjp(_forward, _backward)
 
 
 def _specs(arrays: list[jax.Array]) -> list[pl.BlockSpec]:
-    """Return the blocks of the first eight arguments of `relative_attention` in the grid (heads, batch)."""
+    """Return the blocks of the first eight arguments of `relative_attention`."""
     query, _, key, _, distance, segment_scores, *vectors = arrays
     width = query.shape[1] // segment_scores.shape[1]
-    q, kv = (pl.BlockSpec((1, width, x.shape[2]), lambda head, row, *_: (row, head, 0)) for x in (query, key))
+    q, kv = head_block(query, width), head_block(key, width)
     # Of the vectors of distances, a row reads those of its direction.
     own = pl.BlockSpec((1, width, distance.shape[2]), lambda head, row, _, is_backward: (is_backward[row], head, 0))
-    vectors = [pl.BlockSpec((1, *x.shape[1:]), lambda head, row, *_: (row, 0, 0)) for x in vectors]
-    return [q, q, kv, kv, own, _by_head(segment_scores), *vectors]
+    return [q, q, kv, kv, own, query_block(segment_scores), *map(row_block, vectors)]
 
 
-def _by_head(x: Any) -> pl.BlockSpec:
-    """Return the blocks of an array [batch, heads, …, queries]."""
-    return pl.BlockSpec((1, 1, *x.shape[2:]), lambda head, row, *_: (row, head, 0, 0))
-
-
-def _call(kernel, products, in_specs, out_specs, shapes, scratch, rate, is_content, seeds, *arrays):
-    """Run a kernel whose numbers of products with keys and with distances are `products`, for its cost estimate."""
-    batch, heads = seeds.shape
-    _, query, _, key, _, distance = arrays[:6]
+def _flops(arrays: list[jax.Array], by_key: int, by_distance: int, is_content: bool) -> int:
+    """Return the FLOPs of a kernel with these numbers of products with the keys and with the distances."""
+    query, _, key, _, distance, *_ = arrays
     keys, distances = key.shape[2], distance.shape[2]
     # The queries of a tile of the content stream have neighbouring positions, and so few distances.
-    window = keys + TILE if is_content else distances
-    flops = 2 * batch * query.shape[1] * query.shape[2] * (products[0] * keys + products[1] * window)
-    return pl.pallas_call(
-        functools.partial(kernel, rate=rate, is_content=is_content),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2, grid=(heads, batch), in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch
-        ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM),
-        cost_estimate=pl.CostEstimate(
-            flops=flops, transcendentals=batch * heads * query.shape[2] * keys,
-            bytes_accessed=sum(x.nbytes for x in arrays) + sum(x.size * x.dtype.itemsize for x in shapes),
-        ),
-        name=f"relative_attention{kernel.__name__.removesuffix('_kernel')}",
-    )(seeds, *arrays)
+    return 2 * query.size * (by_key * keys + by_distance * (keys + TILE if is_content else distances))
 
 
 def _forward_kernel(seeds, _, q_ref, qd_ref, k_ref, v_ref, r_ref, segment_ref, q_vectors, k_vectors, out_ref,

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from jaxlm.models.layers.dropout import keep_scale
-from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, dot, kept_elements
+from jaxlm.models.layers.kernel_tools import HIDDEN, LANES, VMEM, dot, kept_elements
 
 TILE = LANES
 """Queries, keys and distances of a tile."""
@@ -96,6 +97,56 @@ class Window(NamedTuple):
             zeros = [zero] * step
             tiles = [jnp.where(move, b, a) for a, b in zip(tiles + zeros, zeros + tiles, strict=True)]
         return tiles
+
+
+def head_block(x: Any, width: int) -> pl.BlockSpec:
+    """Return the blocks of an array [batch, heads · width, length]: one head of one row."""
+    return pl.BlockSpec((1, width, x.shape[2]), lambda head, row, *_: (row, head, 0))
+
+
+def query_block(x: Any) -> pl.BlockSpec:
+    """Return the blocks of an array [batch, heads, …, queries]: one head of one row."""
+    return pl.BlockSpec((1, 1, *x.shape[2:]), lambda head, row, *_: (row, head, 0, 0))
+
+
+def row_block(x: Any) -> pl.BlockSpec:
+    """Return the blocks of an array [batch, vectors, length], which all heads read: one row."""
+    return pl.BlockSpec((1, *x.shape[1:]), lambda head, row, *_: (row, 0, 0))
+
+
+def run_kernel(
+    name: str, kernel: Callable, scalars: list[jax.Array], inputs: list[jax.Array], in_specs: list[pl.BlockSpec],
+    shapes: list[Any], out_specs: list[pl.BlockSpec], scratch: list[Any], flops: int,
+) -> Sequence[jax.Array]:
+    """Run a kernel over the grid (heads, batch).
+
+    Args:
+        name: Name in profiles and plans.
+        kernel: Function of the references of scalars, inputs, results and scratch.
+        scalars: Arrays in scalar memory; the first has the seeds of dropout [batch, heads].
+        inputs: Inputs; the first are the queries [batch, width, queries], the third the keys.
+        in_specs: Blocks of the inputs.
+        shapes: Arrays that have the shapes and types of the results.
+        out_specs: Blocks of the results.
+        scratch: Vector memory that a step keeps its sums in.
+        flops: FLOPs of the matrix products.
+    """
+    batch, heads = scalars[0].shape
+    arrays = [*inputs, *shapes]
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars), grid=(heads, batch), in_specs=in_specs, out_specs=out_specs,
+            scratch_shapes=scratch,
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM),
+        cost_estimate=pl.CostEstimate(
+            flops=flops, transcendentals=batch * heads * inputs[0].shape[2] * inputs[2].shape[2],
+            bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays),
+        ),
+        name=name,
+    )(*scalars, *inputs)
 
 
 def write_output(
