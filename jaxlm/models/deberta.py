@@ -17,9 +17,9 @@ from jaxlm.models.electra import NetworkPair
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import Head, TwoLayerHead
 from jaxlm.models.layers.config import StackConfig, kernel_init, transformer_sizes
+from jaxlm.models.layers.disentangled import RelativeTable
 from jaxlm.models.layers.embeddings import Embeddings, EmbeddingTable
 from jaxlm.models.layers.norm import Norm
-from jaxlm.models.layers.relative import RelativeTable
 from jaxlm.models.layers.stack import (
     Block,
     SharedInputs,

@@ -15,7 +15,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_po
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.deberta import Deberta, DebertaV3
-from jaxlm.models.layers.relative import RelativeTable, distance_buckets
+from jaxlm.models.layers.disentangled import RelativeTable, distance_buckets
 from tests.params import random_params
 
 SMALL = Deberta(

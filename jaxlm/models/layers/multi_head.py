@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.attention import attend, choose_kernel, in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.disentangled import attend_disentangled
 from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.relative import attend_disentangled
 
 Cache = dict[str, jax.Array]
 """Key/value cache: {"key", "value"}, each [batch, slots, heads, head_dim]."""
@@ -67,7 +67,7 @@ class MultiHeadAttention(nn.Module):
         """Return the output, and the updated cache, or with `with_scores` the scores, or None.
 
         Scores are scale · q kᵀ in float32, before masks, bias and softmax. With the vectors of relative `distances`
-        (see `relative.RelativeTable`) attention is disentangled; `positions` are those of the queries in `source`.
+        (see `disentangled.RelativeTable`) attention is disentangled; `positions` are those of the queries in `source`.
         """
         c = self.config
         source = x if source is None and not cross else source

@@ -126,7 +126,7 @@ class SharedInputs(NamedTuple):
     index: Any = None
     """Slot of the next token in the caches."""
     distances: Float[Array, "distances hidden"] | None = None
-    """Vectors of relative distances, for disentangled attention (see `relative.RelativeTable`)."""
+    """Vectors of relative distances, for disentangled attention (see `disentangled.RelativeTable`)."""
 
 
 NO_INPUTS = SharedInputs()

@@ -16,19 +16,12 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxlm.models.layers import attention, relative
+from jaxlm.models.layers import attention, disentangled, relative
 from jaxlm.models.layers.config import StackConfig
+from jaxlm.models.layers.disentangled import attend_disentangled, disentangled_bias
 from jaxlm.models.layers.disentangled_kernel import disentangled_attention
 from jaxlm.models.layers.dropout import keep_scale, resolution
-from jaxlm.models.layers.relative import (
-    Keys,
-    Queries,
-    RelativeAttention,
-    attend_disentangled,
-    by_key,
-    disentangled_bias,
-    sinusoids,
-)
+from jaxlm.models.layers.relative import Keys, Queries, RelativeAttention, by_key, sinusoids
 from jaxlm.models.layers.relative_kernel import relative_attention
 from jaxlm.models.xlnet import MASKED_RANK, MEMORY_RANK
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -78,7 +71,8 @@ def words(shape: tuple[int, int], *seeds: jax.Array) -> jax.Array:
 def use_kernel(patch) -> None:
     """Make relative attention use its kernel, in the interpreter, whose own generator gives zeros."""
     seeds = []
-    patch.setattr(relative, "_has_kernel", lambda *_: True)
+    for module in (relative, disentangled):
+        patch.setattr(module, "has_kernel", lambda *_: True)
     patch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
     patch.setattr(pltpu, "prng_seed", lambda *given: seeds.__setitem__(slice(None), given))
     patch.setattr(pltpu, "prng_random_bits", lambda shape: words(shape, *seeds))
@@ -234,7 +228,7 @@ def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     monkeypatch.setattr(attention, "target_platform", lambda: platform)
     monkeypatch.setattr(attention, "target_kind", lambda: kind)
     config = dataclasses.replace(CONFIG, **changes)
-    assert relative._has_kernel(config, memory + 2 * length, memory + length) == expected
+    assert relative.has_kernel(config, memory + 2 * length, memory + length) == expected
 
 
 def disentangled_inputs(kind: str, dtype=jnp.float32) -> tuple[list[jax.Array], dict[str, jax.Array], np.ndarray]:
