@@ -3,13 +3,12 @@
 
     .venv/bin/python launch/plan_table.py [--plan] [--only bert_base,gpt2] [--plans configs/plans.jsonl]
 
-Needs libtpu for --plan, but no TPU. A preset that has a row keeps its topology and mesh. Another one takes the smallest
-of TOPOLOGIES on which the formula's FLOPs of its published steps take at most MAX_DAYS at half the peak, and the first
-mesh of `jaxlm plan --search` that fits. --plan compiles steps of 2 and 4 layers and extrapolates
-(jaxlm/analysis/extrapolate.py), or the whole step where that cannot be or layers are a loop; with more microbatches or
-recomputed activations where it does not fit. That takes some minutes a preset on two cores. --plans has one JSON object
-a plan, of which the last one of a preset counts; an interrupted table goes on with the presets that it lacks. Rows
-without a version of libtpu are older: their figures follow from a formula, as configs/README.md says.
+Needs libtpu for --plan, but no TPU. --plan compiles the presets that this version of libtpu has not planned yet: a row
+on its topology and mesh and with its flags, a preset without a row on the smallest of TOPOLOGIES where the FLOPs of its
+published steps take at most MAX_DAYS at half the peak, over the first mesh of `jaxlm plan --search` that fits. Steps of
+2 and 4 layers are compiled and extrapolated (jaxlm/analysis/extrapolate.py), or the whole step where that cannot be or
+layers are a loop; with more microbatches or recomputed activations where it does not fit. That takes 5 to 15 minutes a
+preset on a core. --plans has one JSON object a plan, of which the last one of a preset counts.
 """
 
 from __future__ import annotations
@@ -17,13 +16,30 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from jaxlm.analysis.compilation import prepare_environment, topology_devices
+from jaxlm.analysis.extrapolate import with_layers
+from jaxlm.analysis.plan import Plan, plan
+from jaxlm.analysis.search import search, variants
+from jaxlm.analysis.step import open_stand_in
+from jaxlm.errors import UserError
+from jaxlm.fields import with_value
+from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.parallel.peaks import peak_flops
+from jaxlm.runs.resolve import resolve
+from jaxlm.runs.session import Session
+
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5e:16x16", "4xv5e:16x16", "16xv5e:16x16", "v5p:16x16x16")
+LIBTPU = importlib.metadata.version("libtpu") if importlib.util.find_spec("libtpu") else None
 MAX_DAYS = 10
 MIN_PARAMETERS = 100e6
 KEPT = (
@@ -38,7 +54,7 @@ COLUMNS = ("preset", "batch × length", "topology", "mesh", "flags", "rows a chi
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--plan", action="store_true", help="compile the presets without a compiled plan in the file")
+    parser.add_argument("--plan", action="store_true", help="compile the presets that this libtpu has not planned")
     parser.add_argument("--only", default="", help="names of presets, with commas between")
     parser.add_argument("--plans", type=Path, default=CONFIGS / "plans.jsonl", help="file of the plans")
     options = parser.parse_args()
@@ -46,12 +62,10 @@ def main() -> int:
     lines = options.plans.read_text().splitlines() if options.plans.exists() else []
     plans = {plan["preset"]: plan for plan in map(json.loads, lines)}
     if options.plan:
-        from jaxlm.analysis import compilation
-
-        compilation.prepare_environment()
+        prepare_environment()
         for name in names:
             row = plans.get(name)
-            if not (row and row["libtpu"]) and (found := plan_preset(name, row)):
+            if (row is None or row["libtpu"] != LIBTPU) and (found := plan_preset(name, row)):
                 with options.plans.open("a") as file:
                     file.write(json.dumps(found) + "\n")
                 print(table_line(cells(found)), flush=True)
@@ -65,35 +79,7 @@ def main() -> int:
 
 
 def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the compiled plan of a preset on the topology and mesh of its row, if it has one; None for a small preset.
-
-    Args:
-        name: Name of the preset.
-        row: Its row by formula.
-    """
-    import jax
-
-    from jaxlm.analysis.compilation import topology_devices
-    from jaxlm.analysis.extrapolate import with_layers
-    from jaxlm.analysis.plan import plan
-    from jaxlm.analysis.search import search, variants
-    from jaxlm.analysis.step import open_stand_in
-    from jaxlm.errors import UserError
-    from jaxlm.parallel.mesh import MeshConfig
-    from jaxlm.runs.resolve import resolve
-
-    def plan_variant(variant: Any, topology: str) -> Any:
-        try:
-            return plan(variant, topology, extrapolate=True)
-        except UserError:
-            return plan(variant, topology)
-
-    def can_extrapolate(session: Any) -> bool:
-        try:
-            return bool(with_layers(session, 2))
-        except UserError:
-            return False
-
+    """Return the plan of a preset, on the topology and mesh of its row if it has one; None for a small preset."""
     experiment = resolve(str(CONFIGS / f"{name}.py")).experiment
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
@@ -101,18 +87,7 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
     session = open_stand_in(experiment, report=lambda line: print(f"{name}: {line}", file=sys.stderr))
     found = None
     try:
-        if row is None:
-            topology = smallest_topology(session, experiment.train.steps)
-            plans = search(session, topology, can_extrapolate(session))
-        else:
-            topology, accumulate = row["topology"], row["changes"].get("train.accumulate", experiment.train.accumulate)
-            session = session.replace(train=dataclasses.replace(experiment.train, accumulate=accumulate))
-            tried = variants(session, MeshConfig(**row["mesh"]), len(topology_devices(topology)))
-            plans = (
-                dataclasses.replace(plan_variant(variant, topology), changes=row["changes"] | flags)
-                for variant, flags in tried
-            )
-        for found in plans:
+        for found in row_plans(session, row) if row else search_plans(session):
             if found.fits:
                 break
     except UserError as error:
@@ -121,7 +96,28 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     figures = {key: value for key, value in found.to_json().items() if key in KEPT}
     figures["changes"] = {key: value for key, value in found.changes.items() if not key.startswith("mesh.")}
-    return {"preset": name, "libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__} | figures
+    return {"preset": name, "libtpu": LIBTPU, "jax": jax.__version__} | figures
+
+
+def row_plans(session: Session, row: dict[str, Any]) -> Iterator[Plan]:
+    """Yield the plan of a row's step, then of variants that need less memory."""
+    for flag, value in row["changes"].items():
+        session = dataclasses.replace(session, experiment=with_value(session.experiment, flag, value))
+    for variant, flags in variants(session, MeshConfig(**row["mesh"]), len(topology_devices(row["topology"]))):
+        try:
+            found = plan(variant, row["topology"], extrapolate=True)
+        except UserError:
+            found = plan(variant, row["topology"])
+        yield dataclasses.replace(found, changes=row["changes"] | flags)
+
+
+def search_plans(session: Session) -> Iterator[Plan]:
+    """Yield the plans of a search on the smallest topology on which the run takes at most MAX_DAYS."""
+    try:
+        extrapolates = bool(with_layers(session, 2))
+    except UserError:
+        extrapolates = False
+    yield from search(session, smallest_topology(session, session.experiment.train.steps), extrapolates)
 
 
 def smallest_topology(session: Any, steps: int) -> str:
@@ -129,9 +125,6 @@ def smallest_topology(session: Any, steps: int) -> str:
 
     If there is none, it is the last one.
     """
-    from jaxlm.analysis.compilation import topology_devices
-    from jaxlm.parallel.peaks import peak_flops
-
     t, length = session.experiment.train, session.experiment.data.length
     flops = steps * session.objective.step_flops(length, t.batch_size)
     for topology in TOPOLOGIES:
@@ -145,15 +138,13 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a planned preset."""
     mesh = plan["mesh"]
     rows = plan["batch_size"] / (mesh["data"] * mesh["fsdp"])
-    source = "formula"
-    if plan["libtpu"]:
-        source = "2 and 4 layers" if plan.get("is_extrapolated") else "whole step"
+    source = "2 and 4 layers" if plan.get("is_extrapolated") else "whole step"
     start = (
         f"`{plan['preset']}`", f"{plan['batch_size']:,} × {plan['length']:,}", plan["topology"],
         ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1),
         " ".join(f"`--{key} {value}`" for key, value in plan["changes"].items()) or "–",
         f"{rows:,.0f}", source,
-        f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB" if plan["libtpu"] else "–",
+        f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} GiB",
     )
     if not plan["fits"]:
         return (*start, "does not fit", *["–"] * (len(COLUMNS) - len(start) - 1))
