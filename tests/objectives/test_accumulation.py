@@ -97,7 +97,7 @@ def constants(name: str) -> Constants:
         return {"vectors": jnp.asarray(vectors).at[0].set(0.0)}
 
     def load(_: str) -> PretrainedModel:
-        return PretrainedModel(bound("masked"), random_params(bound("masked"), 5))
+        return PretrainedModel(bound("masked"), jax.tree.map(jnp.asarray, random_params(bound("masked"), 5)))
 
     return bound(name).load_constants(load)
 

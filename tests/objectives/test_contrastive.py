@@ -97,7 +97,8 @@ def test_info_nce_is_that_of_sentence_transformers(negatives, symmetric, normali
     theirs = loss([{"sentence_embedding": texts[:, place]} for place in range(2 + negatives)], None)
     theirs.backward()
     assert value == pytest.approx(theirs.item(), rel=1e-6)
-    np.testing.assert_allclose(gradient, texts.grad.numpy(), atol=1e-6)
+    # Sums in another order: a few units of the precision of the largest, 1.6.
+    np.testing.assert_allclose(gradient, texts.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("widths", [(), (3, 8)])

@@ -24,7 +24,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
-from jaxlm.models.layers.kernel_tools import HIDDEN
+from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
+from jaxlm.models.layers.rotary import rotation_table
 from jaxlm.models.layers.row_attention import AttentionInputs, Options, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
@@ -41,6 +42,7 @@ def attend(
     bias: Float[Array, "#batch #heads queries keys"] | None = None,
     causal: bool = False,
     band: int | None = None,
+    rope_theta: float | None = None,
     scale: float = 1.0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
@@ -61,6 +63,8 @@ def attend(
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
         band: Number of keys from its own position on, to either side, that a query attends to; None for all.
+        rope_theta: Base of rotary position embeddings, by which the kernel "rows" rotates queries and keys; None if
+            they are rotated already, or without.
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
@@ -68,7 +72,7 @@ def attend(
     """
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
-        return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key)
+        return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope_theta)
     if kernel == "splash":
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     if kernel == "cudnn":
@@ -171,9 +175,9 @@ def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causa
     return on_each_device(run, specs, split)(query, key, value, bias, visible, lengths)
 
 
-def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key):
+def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope_theta):
     """Return attention by the TPU's kernel for short rows (`row_attention`)."""
-    (batch, _, heads, _), seeds = query.shape, None
+    (batch, length, heads, head_dim), seeds = query.shape, None
     if options.dropout_rate:
         seeds = dropout_seeds(dropout_key, batch, heads)
     rows = AttentionInputs(
@@ -182,11 +186,12 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
         query_segments=None if query_segments is None else query_segments[:, None],
         key_segments=None if key_segments is None else key_segments[:, None],
         seeds=seeds,
+        rotation=None if rope_theta is None else rotation_table(length, rope_theta, head_dim, LANES),
     )
     over_rows, over_heads = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split, row = PartitionSpec(over_rows, None, over_heads), PartitionSpec(over_rows)
     seed = PartitionSpec(over_rows, over_heads)
-    specs = AttentionInputs(split, split, split, PartitionSpec(over_heads), row, row, seed)
+    specs = AttentionInputs(split, split, split, PartitionSpec(over_heads), row, row, seed, PartitionSpec())
     run = on_each_device(functools.partial(row_attention, options=options), (specs,), split)
     return run(rows).reshape(query.shape)
 

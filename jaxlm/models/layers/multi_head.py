@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.models.layers.attention import attend, choose_kernel, in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled import attend_disentangled
 from jaxlm.models.layers.dropout import dropout, module_key
+from jaxlm.models.layers.rotary import rotate
 
 Cache = dict[str, jax.Array]
 """Key/value cache: {"key", "value"}, each [batch, slots, heads, head_dim]."""
@@ -78,11 +78,15 @@ class MultiHeadAttention(nn.Module):
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
         query = project("query")(x)
+        kernel = "xla"
+        if not decoding and distances is None:
+            kernel = _choose(c, x.shape[1], source.shape[1], visibility, causal, dropout_key is not None)
+        rotates = kernel == "rows" and positions is None and not with_scores
         if source is None:
             key, value = cache["key"], cache["value"]
         else:
             key, value = project("key")(source), project("value")(source)
-            if c.rope_theta is not None:
+            if c.rope_theta is not None and not rotates:
                 own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
                 at = own if positions is None else positions
                 query, key = rotate(query, at, c.rope_theta), rotate(key, own, c.rope_theta)
@@ -92,7 +96,11 @@ class MultiHeadAttention(nn.Module):
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
         if distances is None:
-            y = _attend(c, query, key, value, visibility, causal, decoding, dropout_key)
+            y = attend(
+                query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
+                rope_theta=c.rope_theta if rotates else None, scale=c.attention_scale,
+                dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+            )
         else:
             distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
             both = (project(name)(distances[None])[0] for name in ("query", "key"))
@@ -106,38 +114,20 @@ class MultiHeadAttention(nn.Module):
         return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
-def _attend(config, query, key, value, visibility, causal, decoding, dropout_key):
-    """Return attention by the kernel for these sizes; of decoding, the mask has the band."""
-    kernel = "xla" if decoding else choose_kernel(
-        config.attention, query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
-        drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
+def _choose(
+    config: StackConfig, queries: int, keys: int, visibility: Visibility, causal: bool, drops: bool
+) -> str:
+    """Return the kernel of `attend` for these sizes."""
+    return choose_kernel(
+        config.attention, queries, keys, config.num_heads, config.head_dim, config.dtype, drops=drops,
+        mask=visibility.mask, bias=visibility.bias, causal=causal,
         packed=visibility.query_segments is not None or config.band is not None,
-    )
-    return attend(
-        query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else config.band,
-        scale=config.attention_scale, dropout_rate=config.attention_dropout, dropout_key=dropout_key, kernel=kernel,
     )
 
 
 def _write(slots, new, index):
     """Return a key or value cache with new vectors in the slots from `index` on."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), index, 1)
-
-
-def rotate(
-    x: Float[Array, "batch length heads head_dim"], positions: Int[Array, "#batch length"], theta: float
-) -> Float[Array, "batch length heads head_dim"]:
-    """Return `x` with rotary position embeddings (Su et al. 2021, section 3.2), computed in float32.
-
-    Elements k and k + head_dim/2 of a head are rotated by position · theta^(-2k/head_dim). Attention scores depend on
-    differences of positions only, so that documents of a packed row need no positions of their own.
-    """
-    half = x.shape[-1] // 2
-    frequencies = (theta ** (-np.arange(half) / half)).astype(np.float32)
-    angles = positions[..., None, None] * frequencies
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 class HeadsDense(nn.Module):

@@ -1,4 +1,4 @@
-"""Pallas kernel of attention for TPUs, with bias and with dropout of the probabilities.
+"""Pallas kernel of attention for TPUs, with rotary positions, bias, and dropout of the probabilities.
 
 VMEM holds the scores of a block of queries and all their keys, so that the softmax needs no blocks of keys. The
 backward pass computes the scores and draws the bits of dropout again. Arrays keep their layout [batch, length, heads ·
@@ -69,6 +69,9 @@ class AttentionInputs(NamedTuple):
     """Segment of each key; 0 is padding."""
     seeds: Int[Array, "batch heads"] | None = None
     """One random seed of dropout per row and head, so that the mask does not depend on the mesh."""
+    rotation: Float[Array, "2 queries columns"] | None = None
+    """Table of rotary positions for a block of columns (see `rotary.rotation_table`); there are as many queries as
+    keys. None to leave queries and keys as they are."""
 
 
 def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, causal: bool) -> bool:
@@ -135,6 +138,8 @@ def _call(
             return pl.BlockSpec((1, 1, *array.shape[2:]), lambda column, row, _: (row, column, 0, 0))
         if name.endswith("segments"):
             return pl.BlockSpec((1, *array.shape[1:]), lambda column, row, _: (row, 0, 0))
+        if name == "rotation":
+            return pl.BlockSpec(array.shape, lambda *_: (0, 0, 0))
         return pl.BlockSpec((1, array.shape[1], LANES), lambda column, row, _: (row, 0, column))
 
     return pl.pallas_call(
@@ -156,8 +161,9 @@ def _call(
 
 
 def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
+    all_queries, all_keys = (_rotated(inputs, name, options) for name in ("query", "key"))
     for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
-        q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
+        q, k, v = all_queries[queries], all_keys[keys], inputs["value"][0, keys]
         output = jnp.zeros(q.shape, jnp.float32)
         for head in _heads(inputs, options):
             scores = _scores(inputs, options, head, _of_head(q, head, options), k, queries, keys)
@@ -188,8 +194,9 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
         def _():
             outputs["bias"][...] = jnp.zeros_like(outputs["bias"])
 
+    all_queries, all_keys = (_rotated(inputs, name, options) for name in ("query", "key"))
     for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
-        q, k, v = inputs["query"][0, queries], inputs["key"][0, keys], inputs["value"][0, keys]
+        q, k, v = all_queries[queries], all_keys[keys], inputs["value"][0, keys]
         do = inputs["d_output"][0, queries].astype(jnp.float32)
         # Σ_k p · dp of the softmax's gradient is do · output (Dao et al. 2022, appendix B.2).
         row_terms = do * inputs["output"][0, queries].astype(jnp.float32)
@@ -212,9 +219,36 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
             dv_ref[keys] += dot(kept.astype(q.dtype), do_head, (0, 0))
             dk_ref[keys] += dot(d_scores, q_head, (0, 0))
             dq += dot(d_scores, k_head, (1, 0))
-        _store(outputs["query"], queries, dq, inputs, options)
-    for name, sums in (("key", dk_ref), ("value", dv_ref)):
-        outputs[name][0] = sums[...].astype(outputs[name].dtype)
+        _store(outputs["query"], queries, _rotate_back(dq, inputs, queries, options), inputs, options)
+    dk = _rotate_back(dk_ref[...], inputs, slice(None), options)
+    for name, sums in (("key", dk), ("value", dv_ref[...])):
+        outputs[name][0] = sums.astype(outputs[name].dtype)
+
+
+def _rotated(inputs: Refs, name: str, options: Options) -> Any:
+    """Return the queries or keys of this step, rotated by their positions; without rotation their block in VMEM."""
+    if "rotation" not in inputs:
+        return inputs[name].at[0]
+    x, cos, sin = inputs[name][0].astype(jnp.float32), inputs["rotation"][0], inputs["rotation"][1]
+    return (x * cos + _other_half(x, options) * sin).astype(inputs[name].dtype)
+
+
+def _rotate_back(x: Float[Array, "rows columns"], inputs: Refs, rows: slice, options: Options) -> jax.Array:
+    """Return the gradients of queries or keys from those of the rotated ones."""
+    if "rotation" not in inputs:
+        return x
+    cos, sin = inputs["rotation"][0, rows], inputs["rotation"][1, rows]
+    return x * cos - _other_half(x, options) * sin
+
+
+def _other_half(x: Float[Array, "rows columns"], options: Options) -> jax.Array:
+    """Swap the halves of each head."""
+    half = options.head_dim // 2
+    before, after = pltpu.roll(x, half, 1), pltpu.roll(x, LANES - half, 1)
+    if options.heads == 1:
+        return before
+    column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where((column & half) > 0, before, after)
 
 
 def _heads(inputs: Refs, options: Options) -> Sequence[int | jax.Array]:

@@ -21,7 +21,9 @@ from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel
+from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
+from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
 from jaxlm.models.layers.row_attention import Options
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.causal_lm import CausalLM
@@ -232,6 +234,36 @@ def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(theirs).max() > 0.5
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("head_dim", "causal", "band", "at"), [
+    (64, False, 65, False), (128, True, None, False), (8, True, 150, False), (64, False, None, True),
+])
+def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, monkeypatch):
+    """As queries and keys that are rotated before, packed; queries at some positions are rotated before in any case."""
+    config = StackConfig(hidden_size=128, num_layers=1, num_heads=256 // head_dim, head_dim=head_dim, band=band,
+                         intermediate_size=128, init="normal", init_std=0.2, rope_theta=100.0)
+    layer, segments = MultiHeadAttention(config), jnp.asarray(np.cumsum(np.arange(384) % 150 == 0))[None]
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((1, 384, 128)), jnp.float32)
+    positions = jnp.asarray(rng.permutation(384)[None, :128], jnp.int32) if at else None
+    queries = positions[0] if at else slice(None)
+    params = layer.init(jax.random.key(0), x)
+    cotangent = jnp.asarray(rng.standard_normal(x[:, queries].shape), jnp.float32)
+
+    def values(kernel):
+        use(kernel, monkeypatch)
+        visibility = Visibility(segments[:, queries], segments)
+
+        def run(params, x):
+            given = dict(source=x, visibility=visibility, causal=causal, positions=positions)
+            return layer.apply(params, x[:, queries], **given)[0]
+
+        y, pull = jax.vjp(jax.jit(run), params, x)
+        return jax.tree.leaves([y, pull(cotangent)])
+
+    for ours, theirs in zip(values("rows"), values("xla"), strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max() > 1e-4
 
 
 @pytest.mark.parametrize(("kind", "band", "has_bias"), [("packed", 150, False), ("padded", None, True)])
