@@ -1,7 +1,7 @@
 """Ettin decoder 17M (7 layers, width 256): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_decoder_17m.py --run-dir runs/ettin_decoder_17m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_decoder_17m.py`
+Hardware:    see `jaxlm plan configs/ettin_decoder_17m.py`, with --phase 1 for rows of 1,024
 Parameters:  16,913,600 with the published vocabulary of 50,368
 
 The layers and the schedule are those of ettin_encoder_17m.py, with its differences in schedule, optimizer and batch.

@@ -1,7 +1,7 @@
 """Ettin decoder 1B (28 layers, width 1,792): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_decoder_1b.py --run-dir runs/ettin_decoder_1b --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_decoder_1b.py`
+Hardware:    see `jaxlm plan configs/ettin_decoder_1b.py`, with --phase 1 for rows of 1,024
 Parameters:  1,031,314,112 with the published vocabulary of 50,368
 
 The differences are those of ettin_decoder_17m.py, with a ramp of the batch over 3 billion tokens there. The second and

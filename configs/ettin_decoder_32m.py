@@ -1,7 +1,7 @@
 """Ettin decoder 32M (10 layers, width 384): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_decoder_32m.py --run-dir runs/ettin_decoder_32m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_decoder_32m.py`
+Hardware:    see `jaxlm plan configs/ettin_decoder_32m.py`, with --phase 1 for rows of 1,024
 Parameters:  32,081,344 with the published vocabulary of 50,368
 
 The differences are those of ettin_decoder_17m.py, with a ramp of the batch over 100 billion tokens there.

@@ -1,7 +1,7 @@
 """Ettin decoder 400M (28 layers, width 1,024): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_decoder_400m.py --run-dir runs/ettin_decoder_400m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_decoder_400m.py`
+Hardware:    see `jaxlm plan configs/ettin_decoder_400m.py`, with --phase 1 for rows of 1,024
 Parameters:  395,881,664 with the published vocabulary of 50,368
 
 The differences are those of ettin_decoder_17m.py, with a ramp of the batch over 10 billion tokens there.

@@ -1,7 +1,7 @@
 """Ettin decoder 68M (19 layers, width 512): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_decoder_68m.py --run-dir runs/ettin_decoder_68m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_decoder_68m.py`
+Hardware:    see `jaxlm plan configs/ettin_decoder_68m.py`, with --phase 1 for rows of 1,024
 Parameters:  68,457,664 with the published vocabulary of 50,368
 
 The differences are those of ettin_decoder_17m.py, with a ramp of the batch over 75 billion tokens there.

@@ -1,7 +1,7 @@
 """Ettin encoder 150M (22 layers, width 768): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_encoder_150m.py --run-dir runs/ettin_encoder_150m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_encoder_150m.py`
+Hardware:    see `jaxlm plan configs/ettin_encoder_150m.py`, with --phase 1 for rows of 1,024
 Parameters:  149,655,232 with the published vocabulary of 50,368
 Result:      published: GLUE average 88.9 (jhu-clsp/ettin-encoder-150m, README)
 

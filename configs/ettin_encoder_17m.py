@@ -1,7 +1,7 @@
 """Ettin encoder 17M (7 layers, width 256): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_encoder_17m.py --run-dir runs/ettin_encoder_17m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_encoder_17m.py`
+Hardware:    see `jaxlm plan configs/ettin_encoder_17m.py`, with --phase 1 for rows of 1,024
 Parameters:  16,913,600 with the published vocabulary of 50,368
 
 1.7 trillion tokens in rows of 1,024, at a constant rate and with a base of rotary positions of 10,000; then rows of

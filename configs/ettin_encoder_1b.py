@@ -1,7 +1,7 @@
 """Ettin encoder 1B (28 layers, width 1,792): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_encoder_1b.py --run-dir runs/ettin_encoder_1b --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_encoder_1b.py`
+Hardware:    see `jaxlm plan configs/ettin_encoder_1b.py`, with --phase 1 for rows of 1,024
 Parameters:  1,031,314,112 with the published vocabulary of 50,368
 
 The schedule is that of the size, with a ramp of the batch over 3 billion tokens there; the differences are those of

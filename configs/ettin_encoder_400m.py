@@ -1,7 +1,7 @@
 """Ettin encoder 400M (28 layers, width 1,024): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_encoder_400m.py --run-dir runs/ettin_encoder_400m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_encoder_400m.py`
+Hardware:    see `jaxlm plan configs/ettin_encoder_400m.py`, with --phase 1 for rows of 1,024
 Parameters:  395,881,664 with the published vocabulary of 50,368
 Result:      published: GLUE average 90.8 (jhu-clsp/ettin-encoder-400m, README)
 

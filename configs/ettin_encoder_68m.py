@@ -1,7 +1,7 @@
 """Ettin encoder 68M (19 layers, width 512): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/ettin_encoder_68m.py --run-dir runs/ettin_encoder_68m --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    see `jaxlm plan configs/ettin_encoder_68m.py`
+Hardware:    see `jaxlm plan configs/ettin_encoder_68m.py`, with --phase 1 for rows of 1,024
 Parameters:  68,457,664 with the published vocabulary of 50,368
 
 The schedule is that of the size, with a ramp of the batch over 75 billion tokens there; the differences are those of

@@ -1,7 +1,7 @@
 """ModernBERT-base (22 layers, width 768): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/modernbert_base.py --run-dir runs/modernbert_base --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    published: 8 H100 GPUs; here see `jaxlm plan configs/modernbert_base.py`
+Hardware:    published: 8 H100 GPUs; here see `jaxlm plan configs/modernbert_base.py`, with --phase 6 for rows of 1,024
 Parameters:  149,655,232 with the published vocabulary of 50,368
 Result:      published: GLUE average 88.4 (answerdotai/ModernBERT-base, README)
 

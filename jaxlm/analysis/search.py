@@ -24,9 +24,9 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
     """Yield the plans of a step over several meshes, with the flags that differ from the session.
 
     For each size of `fsdp`, also all devices of a host, with `data` for the rest, the step is planned as it is; where
-    it does not fit, with twice the microbatches, or chunks, until they have one row a chip, then with all activations
-    recomputed. The next size of `tensor` is tried where nothing has fitted yet, and where links bind the fastest plan
-    and that has the last size. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
+    it does not fit, with at least twice the microbatches, or chunks, until they have one row a chip, then with all
+    activations recomputed. The next size of `tensor` is tried where nothing has fitted yet, and where links bind the
+    fastest plan and that has the last size. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
 
     Raises:
         UserError: The topology does not exist, or no mesh divides the batch.
@@ -65,8 +65,8 @@ def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple
     objective, name, parts = session.objective, "train.accumulate", t.accumulate
     if not objective.is_separable:
         name, parts = "objective.chunks", objective.chunks
-    while t.batch_size % (2 * parts * shards) == 0:
-        parts *= 2
+    rows = 0 if t.batch_size % shards else t.batch_size // shards
+    while parts := next((n for n in range(2 * parts, rows + 1) if rows % n == 0), 0):
         experiment = with_value(session.experiment, name, parts)
         yield dataclasses.replace(session, experiment=experiment), flags | {name: parts}
     if getattr(objective.model, "remat", "full") != "full":

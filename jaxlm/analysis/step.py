@@ -14,6 +14,7 @@ import jax
 from jaxlm.analysis.hlo import Module, Traffic, parse
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.presets import load_preset
+from jaxlm.errors import UserError
 from jaxlm.fields import settings, with_value
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
@@ -29,9 +30,9 @@ BatchShapes = Any
 
 def open_stand_in(
     experiment: Experiment, config: str | None = None,
-    constants_of: Callable[[Objective], Constants] = constant_shapes, report: Report = print,
+    constants_of: Callable[[Objective], Constants] = constant_shapes, report: Report = print, phase: int | None = None,
 ) -> Session:
-    """Open an experiment to plan or time its step on synthetic rows: a step of the last phase.
+    """Open an experiment to plan or time its step on synthetic rows: a step of one phase, whose steps are the run's.
 
     A run has its own vocabulary. A preset has a stand-in for the one that its model was published with; if flags name
     other data, it has the vocabulary of those, which may have to be trained first.
@@ -41,6 +42,10 @@ def open_stand_in(
         config: The preset or run folder that it comes from.
         constants_of: Returns the objective's constants, or their shapes.
         report: Receives progress messages.
+        phase: Number of the phase; by default the last one.
+
+    Raises:
+        UserError: There is no such phase, or the configuration is impossible.
     """
     experiment.validate()
     require_model(experiment)
@@ -53,12 +58,15 @@ def open_stand_in(
         if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
     )
     session = open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not names_data)
-    last = session.experiment.phase_at(experiment.train.steps)
-    experiment = last.experiment
-    if last.after:
-        report(f"Batches are {session.experiment.describe_phases()}; this is a step of the last phase.")
-        experiment = with_value(experiment, "train.steps", experiment.train.steps - last.after)
-    return dataclasses.replace(session, experiment=experiment)
+    phases = session.experiment.phases
+    if phase is not None and not 0 < phase <= len(phases):
+        raise UserError(f"--phase is {phase}; the last one is {len(phases)} (train.phases).")
+    chosen = session.experiment.phase_at(experiment.train.steps) if phase is None else phases[phase - 1]
+    if len(phases) > 1:
+        which = f"phase {chosen.number} of {len(phases)}"
+        report(f"Batches are {session.experiment.describe_phases()}; this is a step of {which}.")
+    steps = (chosen.last or experiment.train.steps) - chosen.after
+    return dataclasses.replace(session, experiment=with_value(chosen.experiment, "train.steps", steps))
 
 
 def batch_shapes(session: Session) -> BatchShapes:

@@ -1,6 +1,6 @@
 """Time the train step on this machine: tokens per second, MFU and the share of the corruption.
 
-jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--json] [--any.field VALUE …]
+jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--phase N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
 The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
@@ -14,7 +14,15 @@ from __future__ import annotations
 import json
 import os
 
-from jaxlm.commands.common import config_parser, log_line, parse_options, resolve_config, start_jax, task_options
+from jaxlm.commands.common import (
+    config_parser,
+    log_line,
+    parse_options,
+    phase_option,
+    resolve_config,
+    start_jax,
+    task_options,
+)
 from jaxlm.errors import UserError
 
 
@@ -25,6 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=None,
                         help="steps in each round; default: two seconds' worth, for a task 64")
     parser.add_argument("--generate", type=int, default=None, metavar="N", help="time the generation of N tokens a row")
+    phase_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     task_options(parser)
     options, flags = parse_options(parser, arguments)
@@ -43,13 +52,13 @@ def main(arguments: list[str]) -> int:
 
     has_peer = options.peer is not None
     if options.init_from:
-        if options.generate is not None:
-            raise UserError("--generate is for pretrained models; leave it out beside --init-from.")
+        if option := next((name for name in ("generate", "phase") if getattr(options, name) is not None), None):
+            raise UserError(f"--{option} is for pretrained models; leave it out beside --init-from.")
         require_command(resolved.experiment, "finetune", options.config)
         session = open_session(resolved, report=log_line, constants_of=constant_arrays).with_rows(log_line)
         found = bench.bench_fine_tuning(session, has_peer, options.steps, log_line)
     else:
-        session = open_stand_in(resolved.experiment, options.config, constant_arrays, log_line)
+        session = open_stand_in(resolved.experiment, options.config, constant_arrays, log_line, options.phase)
         if options.generate is not None:
             found = bench.bench_generation(session, options.generate, has_peer, log_line)
         else:

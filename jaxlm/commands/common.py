@@ -70,6 +70,11 @@ def bootstrap_option(parser: argparse.ArgumentParser) -> None:
                         help="resample groups of rows N times for 95 %% confidence intervals of the metrics (say 1000)")
 
 
+def phase_option(parser: argparse.ArgumentParser) -> None:
+    """Add --phase, the phase of `train.phases` whose step is meant."""
+    parser.add_argument("--phase", type=count, metavar="N", help="phase of train.phases; default: the last one")
+
+
 def run_folder(options: argparse.Namespace) -> epath.Path:
     """Return the folder of --run-dir; by default CONFIG if that is a run, else runs/NAME_OF_PRESET."""
     config = any_path(options.config)

@@ -1,8 +1,8 @@
 """Compile the real train step for TPUs or GPUs, on a machine without them, or for the devices of this machine.
 
 jaxlm plan CONFIG --topology v5e:16x16[,2xv5e:16x16 …] [--search] [--extrapolate] [--price USD]
-    [--json] [--any.field VALUE …]
-jaxlm plan CONFIG [--json] [--any.field VALUE …]
+    [--phase N] [--json] [--any.field VALUE …]
+jaxlm plan CONFIG [--phase N] [--json] [--any.field VALUE …]
 
 The plan says whether the step fits, and predicts its time: the TPU compiler's cycles, or on GPUs (h100:8, 2xa100:8) a
 roofline, and the collectives by the published bandwidths of the links. Several topologies are printed as one table.
@@ -18,7 +18,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxlm.commands.common import config_parser, log_line, output_option, parse_options, resolve_config, start_jax
+from jaxlm.commands.common import (
+    config_parser,
+    log_line,
+    output_option,
+    parse_options,
+    phase_option,
+    resolve_config,
+    start_jax,
+)
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -34,6 +42,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--extrapolate", action="store_true",
                         help="compile 2 and 4 layers instead of all, and extrapolate")
     parser.add_argument("--price", type=float, default=0.0, metavar="USD", help="price of a chip for an hour")
+    phase_option(parser)
     output_option(parser, "--hlo", "write the compiled module's text (of one topology)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     options, flags = parse_options(parser, arguments)
@@ -55,7 +64,8 @@ def main(arguments: list[str]) -> int:
         compilation.prepare_environment()
     else:
         start_jax()
-    session = open_stand_in(experiment, options.config, constant_shapes if topologies else constant_arrays, log_line)
+    constants_of = constant_shapes if topologies else constant_arrays
+    session = open_stand_in(experiment, options.config, constants_of, log_line, options.phase)
     if options.search:
         print_search(session, topologies[0], options)
     elif len(topologies) > 1:

@@ -25,6 +25,7 @@ from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.ernie import Ernie
@@ -214,11 +215,12 @@ def test_what_has_no_layers_to_leave_out_is_not_extrapolated():
         with_layers(open_stand_in(ernie), 2)
 
 
-def test_variants_of_a_reversible_model_end_with_microbatches():
+@pytest.mark.parametrize(("rows", "expected"), [(4, [None, 2, 4]), (18, [None, 2, 6, 18]), (9, [None, 3, 9])])
+def test_variants_of_a_reversible_model_end_with_microbatches(rows, expected):
     reformer = dataclasses.replace(EXPERIMENT, objective=CausalLM(model=Reformer()), data=TextData(length=256))
+    reformer = with_value(reformer, "train.batch_size", 16 * rows)
     found = searching.variants(open_stand_in(reformer), MeshConfig(), 16)
-    tried = [flags.get("train.accumulate") for _, flags in found]
-    assert tried == [None, 2, 4]
+    assert [flags.get("train.accumulate") for _, flags in found] == expected
 
 
 @needs_compiler

@@ -169,14 +169,18 @@ def test_a_stream_has_one_shape(store):
     np.testing.assert_array_equal(store_batches.after(6, 2).batch(1).tokens, store_batches.batch(4).tokens)
 
 
-def test_a_plan_is_of_the_last_phase():
+def test_a_plan_is_of_one_phase():
     said = []
     session = open_stand_in(experiment_of("2x16, 3, 2x16x6 optimizer.weight_decay=0.2"), report=said.append)
     e = session.experiment
     assert (e.data.length, e.train.batch_size, e.train.steps, e.train.phases) == (16, 6, 4, "")
     assert e.optimizer.weight_decay == 0.2 and session.synthetic_batch().tokens.shape == (6, 17)
     assert said == ["Batches are 8 x 16 for 2 steps, then 4 x 32 for 3 steps, then 6 x 16 (optimizer.weight_decay 0.2)"
-                    "; this is a step of the last phase."]
+                    "; this is a step of phase 3 of 3."]
+    e = open_stand_in(experiment_of("2x16, 3, 2x16x6"), phase=2).experiment
+    assert (e.data.length, e.train.batch_size, e.train.steps, e.train.phases) == (32, 4, 3, "")
+    with pytest.raises(UserError, match=r"--phase is 4; the last one is 3 \(train\.phases\)"):
+        open_stand_in(experiment_of("2x16, 3, 2x16x6"), phase=4)
 
 
 def test_steps_are_the_sum_of_the_phases():
