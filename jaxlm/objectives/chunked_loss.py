@@ -40,9 +40,6 @@ In unrolled code the compiler fuses the softmax into the products that read it, 
 losses are loops over this many chunks.
 """
 
-BIAS_ROWS = 8
-"""Rows of the output matrix's gradient that the bias takes: its own, and as many as keep products aligned."""
-
 
 class TokenLosses(NamedTuple):
     """The minimized sum and its parts, through which no gradient flows.
@@ -251,7 +248,7 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature,
         return TokenLosses(total, *parts), (d_hidden, sums)
 
     losses, (d_hidden, sums) = _exactly(run, hidden, weights)
-    return losses, (d_hidden, *_table_gradients(sums, table)) if with_gradients else None
+    return losses, (d_hidden, *_table_gradients(sums, table.shape[0])) if with_gradients else None
 
 
 def _shard_vocab(d_table: jax.Array) -> jax.Array:
@@ -261,33 +258,31 @@ def _shard_vocab(d_table: jax.Array) -> jax.Array:
     return constrain(d_table, None, "vocabulary")
 
 
-def _no_gradients(matrix: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Return zero gradients of the transposed output matrix [hidden, vocab], with BIAS_ROWS more for the bias."""
-    rows, width = matrix.shape
-    return _shard_vocab(jnp.zeros((width if bias is None else width + BIAS_ROWS, rows), jnp.float32))
+def _no_gradients(matrix: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    """Return zero gradients of the transposed output matrix and of the bias."""
+    d_bias = None if bias is None else jnp.zeros(bias.shape, jnp.float32)
+    return _shard_vocab(jnp.zeros(matrix.shape[::-1], jnp.float32)), d_bias
 
 
-def _add_gradients(
-    sums: jax.Array, hidden: jax.Array, matrix: jax.Array, d_logits: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _add_gradients(sums: Any, hidden: jax.Array, matrix: jax.Array, d_logits: jax.Array, weights: jax.Array) -> Any:
     """Return the gradient of a chunk's hidden states, and the sums of `_no_gradients` with this chunk added."""
+    d_table, d_bias = sums
     # Weights multiply the [positions, hidden] arrays, which are smaller than the logits.
-    weights = weights[..., None].astype(hidden.dtype)
-    d_hidden, hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights, hidden * weights
-    if sums.shape[0] > hidden.shape[-1]:
-        # For a sum of its own, a TPU computes the softmax again.
-        hidden = jnp.concatenate([hidden, jnp.pad(weights, ((0, 0), (0, 0), (0, BIAS_ROWS - 1)))], axis=-1)
+    d_hidden = jnp.einsum("blv,vh->blh", d_logits, matrix) * weights[..., None].astype(hidden.dtype)
+    hidden = hidden * weights[..., None].astype(hidden.dtype)
+    if d_bias is not None:
+        chunk_bias = jnp.einsum("bl,blv->v", weights, d_logits, preferred_element_type=jnp.float32)
+        d_bias = d_bias + chunk_bias[: d_bias.size]
     # [hidden, vocab] reads the long array in memory order: the other order takes twice as long on CPUs.
-    products = jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32)
-    return d_hidden, sums + _shard_vocab(products)
+    d_table = d_table + _shard_vocab(jnp.einsum("blh,blv->hv", hidden, d_logits, preferred_element_type=jnp.float32))
+    return d_hidden, (d_table, d_bias)
 
 
-def _table_gradients(sums: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+def _table_gradients(sums: Any, vocab: int) -> tuple[jax.Array, jax.Array | None]:
     """Return the gradients of the table and the bias."""
-    vocab, width = table.shape
+    d_table, d_bias = sums
     # The barrier keeps the transposition out of the product: XLA's CPU compiler fails on the fusion in bfloat16.
-    sums = jax.lax.optimization_barrier(_shard_vocab(sums))[:, :vocab]
-    return sums[:width].T, sums[width] if sums.shape[0] > width else None
+    return jax.lax.optimization_barrier(_shard_vocab(d_table))[:, :vocab].T, d_bias
 
 
 def _backward(_, __, gradients, cotangents):
@@ -348,7 +343,7 @@ def _divergence_forward(hidden, table, bias, teacher_hidden, teacher_table, teac
     start = (jnp.float32(0), _no_gradients(matrix, bias))
     chunks = (hidden, teacher_hidden, weights)
     (total, sums), d_hidden = jax.lax.scan(chunk_step, start, chunks, unroll=UNROLL)
-    return total, (d_hidden, *_table_gradients(sums, table))
+    return total, (d_hidden, *_table_gradients(sums, table.shape[0]))
 
 
 def _divergence_backward(_, gradients, cotangent):

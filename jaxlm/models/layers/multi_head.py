@@ -78,9 +78,7 @@ class MultiHeadAttention(nn.Module):
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
         query = project("query")(x)
-        kernel = "xla"
-        if not decoding and distances is None:
-            kernel = _choose(c, x.shape[1], source.shape[1], visibility, causal, dropout_key is not None)
+        kernel = "xla" if decoding or distances is not None else _choose(c, x, source, visibility, causal, dropout_key)
         rotates = kernel == "rows" and positions is None and not with_scores
         if source is None:
             key, value = cache["key"], cache["value"]
@@ -88,8 +86,8 @@ class MultiHeadAttention(nn.Module):
             key, value = project("key")(source), project("value")(source)
             if c.rope_theta is not None and not rotates:
                 own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
-                at = own if positions is None else positions
-                query, key = rotate(query, at, c.rope_theta), rotate(key, own, c.rope_theta)
+                key = rotate(key, own, c.rope_theta)
+                query = rotate(query, own if positions is None else positions, c.rope_theta)
             if decoding and not cross:
                 key, value = (_write(cache[name], new, index) for name, new in (("key", key), ("value", value)))
         extra = {"key": key, "value": value} if decoding else None
@@ -98,8 +96,8 @@ class MultiHeadAttention(nn.Module):
         if distances is None:
             y = attend(
                 query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
-                rope_theta=c.rope_theta if rotates else None, scale=c.attention_scale,
-                dropout_rate=c.attention_dropout, dropout_key=dropout_key, kernel=kernel,
+                rope_theta=c.rope_theta if rotates else None, scale=c.attention_scale, kernel=kernel,
+                dropout_rate=c.attention_dropout, dropout_key=dropout_key,
             )
         else:
             distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
@@ -114,13 +112,11 @@ class MultiHeadAttention(nn.Module):
         return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
-def _choose(
-    config: StackConfig, queries: int, keys: int, visibility: Visibility, causal: bool, drops: bool
-) -> str:
-    """Return the kernel of `attend` for these sizes."""
+def _choose(config, x, source, visibility, causal, dropout_key):
+    """Return the kernel of `attend` for queries from `x` and keys from `source`."""
     return choose_kernel(
-        config.attention, queries, keys, config.num_heads, config.head_dim, config.dtype, drops=drops,
-        mask=visibility.mask, bias=visibility.bias, causal=causal,
+        config.attention, x.shape[1], source.shape[1], config.num_heads, config.head_dim, config.dtype,
+        drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
         packed=visibility.query_segments is not None or config.band is not None,
     )
 
