@@ -5,8 +5,8 @@
 
 Needs libtpu for --plan, but no TPU. --plan compiles the presets that this version of libtpu has not planned yet: a row
 on its topology and mesh and with its flags, a preset without a row on the smallest of TOPOLOGIES where the FLOPs of its
-published steps take at most MAX_DAYS at half the peak, over the first mesh of `jaxlm plan --search` that fits. Steps of
-2 and 4 layers are compiled and extrapolated (jaxlm/analysis/extrapolate.py), or the whole step where that cannot be or
+longest phase take at most MAX_DAYS at half the peak, over the first mesh of `jaxlm plan --search` that fits. Steps of 2
+and 4 layers are compiled and extrapolated (jaxlm/analysis/extrapolate.py), or the whole step where that cannot be or
 layers are a loop; with more microbatches or recomputed activations where it does not fit. That takes 5 to 15 minutes a
 preset on a core. --plans has one JSON object a plan, of which the last one of a preset counts.
 """
@@ -84,7 +84,9 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(shapes)) < MIN_PARAMETERS:
         return None
-    session = open_stand_in(experiment, report=lambda line: print(f"{name}: {line}", file=sys.stderr))
+    phases, steps = experiment.phases, experiment.train.steps
+    number = max(phases, key=lambda phase: (phase.last or steps) - phase.after).number
+    session = open_stand_in(experiment, report=lambda line: print(f"{name}: {line}", file=sys.stderr), phase=number)
     found = None
     try:
         for found in row_plans(session, row) if row else search_plans(session):
@@ -96,6 +98,7 @@ def plan_preset(name: str, row: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     figures = {key: value for key, value in found.to_json().items() if key in KEPT}
     figures["changes"] = {key: value for key, value in found.changes.items() if not key.startswith("mesh.")}
+    figures["phase"] = number if len(phases) > 1 else None
     return {"preset": name, "libtpu": LIBTPU, "jax": jax.__version__} | figures
 
 
@@ -140,7 +143,8 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
     rows = plan["batch_size"] / (mesh["data"] * mesh["fsdp"])
     source = "2 and 4 layers" if plan.get("is_extrapolated") else "whole step"
     start = (
-        f"`{plan['preset']}`", f"{plan['batch_size']:,} × {plan['length']:,}", plan["topology"],
+        f"`{plan['preset']}`" + (f", phase {plan['phase']}" if plan.get("phase") else ""),
+        f"{plan['batch_size']:,} × {plan['length']:,}", plan["topology"],
         ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1),
         " ".join(f"`--{key} {value}`" for key, value in plan["changes"].items()) or "–",
         f"{rows:,.0f}", source,
