@@ -24,7 +24,7 @@ from jaxlm.errors import UserError
 DEFAULT_CACHE = "~/.cache/jaxlm"
 """Cache folder without $JAXLM_CACHE."""
 JSON_TYPES = {dict: "an object", list: "a list", str: "text", int: "an integer", float: "a number", bool: "a boolean"}
-"""What a sentence about a malformed file calls the types of JSON."""
+"""Names of JSON types in error messages."""
 
 # The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
 os.environ.setdefault("EPATH_USE_TF", "false")

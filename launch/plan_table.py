@@ -117,13 +117,13 @@ def row_plans(session: Session, row: dict[str, Any]) -> Iterator[Plan]:
 def search_plans(session: Session) -> Iterator[Plan]:
     """Yield the plans of a search on the smallest topology on which the run takes at most MAX_DAYS."""
     try:
-        extrapolates = bool(with_layers(session, 2))
+        can_extrapolate = bool(with_layers(session, 2))
     except UserError:
-        extrapolates = False
-    yield from search(session, smallest_topology(session, session.experiment.train.steps), extrapolates)
+        can_extrapolate = False
+    yield from search(session, smallest_topology(session, session.experiment.train.steps), can_extrapolate)
 
 
-def smallest_topology(session: Any, steps: int) -> str:
+def smallest_topology(session: Session, steps: int) -> str:
     """Return the first topology on which `steps` times this step's FLOPs take at most MAX_DAYS at half the peak.
 
     If there is none, it is the last one.

@@ -25,8 +25,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.errors import UserError
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
-from jaxlm.models.layers.rotary import rotation_table
-from jaxlm.models.layers.row_attention import AttentionInputs, Options, fits, row_attention
+from jaxlm.models.layers.rotary import rotate, rotation_table
+from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, Options, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -63,13 +63,16 @@ def attend(
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
         band: Number of keys from its own position on, to either side, that a query attends to; None for all.
-        rope_theta: Base of rotary position embeddings, by which the kernel "rows" rotates queries and keys; None if
-            they are rotated already, or without.
+        rope_theta: Base of the rotary position embeddings of queries and keys, which are as many; None if they are
+            rotated already, or have none.
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
         kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
     """
+    if rope_theta is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
+        positions = jnp.arange(query.shape[1])[None]
+        query, key, rope_theta = rotate(query, positions, rope_theta), rotate(key, positions, rope_theta), None
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
         return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope_theta)

@@ -78,13 +78,13 @@ class MultiHeadAttention(nn.Module):
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
         query = project("query")(x)
-        kernel = "xla" if decoding or distances is not None else _choose(c, x, source, visibility, causal, dropout_key)
-        rotates = kernel == "rows" and positions is None and not with_scores
+        # Cached keys and collected scores are of rotated vectors; `attend` rotates consecutive positions only.
+        is_rotated = decoding or with_scores or positions is not None
         if source is None:
             key, value = cache["key"], cache["value"]
         else:
             key, value = project("key")(source), project("value")(source)
-            if c.rope_theta is not None and not rotates:
+            if c.rope_theta is not None and is_rotated:
                 own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
                 key = rotate(key, own, c.rope_theta)
                 query = rotate(query, own if positions is None else positions, c.rope_theta)
@@ -94,11 +94,8 @@ class MultiHeadAttention(nn.Module):
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
         if distances is None:
-            y = attend(
-                query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else c.band,
-                rope_theta=c.rope_theta if rotates else None, scale=c.attention_scale, kernel=kernel,
-                dropout_rate=c.attention_dropout, dropout_key=dropout_key,
-            )
+            rope_theta = None if is_rotated else c.rope_theta
+            y = _attend(c, query, key, value, visibility, causal, decoding, dropout_key, rope_theta)
         else:
             distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
             both = (project(name)(distances[None])[0] for name in ("query", "key"))
@@ -112,12 +109,17 @@ class MultiHeadAttention(nn.Module):
         return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
-def _choose(config, x, source, visibility, causal, dropout_key):
-    """Return the kernel of `attend` for queries from `x` and keys from `source`."""
-    return choose_kernel(
-        config.attention, x.shape[1], source.shape[1], config.num_heads, config.head_dim, config.dtype,
+def _attend(config, query, key, value, visibility, causal, decoding, dropout_key, rope_theta):
+    """Return attention by the kernel for these sizes; of decoding, the mask has the band."""
+    kernel = "xla" if decoding else choose_kernel(
+        config.attention, query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
         drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
         packed=visibility.query_segments is not None or config.band is not None,
+    )
+    return attend(
+        query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else config.band,
+        rope_theta=rope_theta, scale=config.attention_scale, dropout_rate=config.attention_dropout,
+        dropout_key=dropout_key, kernel=kernel,
     )
 
 

@@ -28,6 +28,8 @@ LONGEST = 1024
 MOST_SCORES = 2**22
 """Limit of queries · keys · (heads of a step)². The code is unrolled over heads and blocks of queries; the spills of
 longer code do not fit into a v4."""
+LONGEST_ROTATED = 1536
+"""Largest number of queries that the kernel rotates by their positions: a v4's VMEM has no room for a longer table."""
 MOST_BIASES = 2**19
 """Limit of the biases of all heads in a block. VMEM holds them and their gradients twice, in float32."""
 
@@ -77,6 +79,10 @@ class AttentionInputs(NamedTuple):
 def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, causal: bool) -> bool:
     """Return whether the kernel supports arrays of these sizes."""
     if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES or (causal and queries != keys):
+        return False
+    # Mosaic has no store at a head that the grid counts and at a block of 128 queries (1,152 tokens, heads of 64).
+    options = Options(head_dim)
+    if queries % (2 * LANES) and options.heads_of_step(queries, keys) < options.heads:
         return False
     has_room = not has_bias or LANES // head_dim * queries * keys <= MOST_BIASES
     return has_room and max(queries, keys) <= (2 * LONGEST if causal else LONGEST)
@@ -230,7 +236,7 @@ def _rotated(inputs: Refs, name: str, options: Options) -> Any:
     if "rotation" not in inputs:
         return inputs[name].at[0]
     x, cos, sin = inputs[name][0].astype(jnp.float32), inputs["rotation"][0], inputs["rotation"][1]
-    return (x * cos + _other_half(x, options) * sin).astype(inputs[name].dtype)
+    return (x * cos + _swap_halves(x, options) * sin).astype(inputs[name].dtype)
 
 
 def _rotate_back(x: Float[Array, "rows columns"], inputs: Refs, rows: slice, options: Options) -> jax.Array:
@@ -238,10 +244,10 @@ def _rotate_back(x: Float[Array, "rows columns"], inputs: Refs, rows: slice, opt
     if "rotation" not in inputs:
         return x
     cos, sin = inputs["rotation"][0, rows], inputs["rotation"][1, rows]
-    return x * cos - _other_half(x, options) * sin
+    return x * cos - _swap_halves(x, options) * sin
 
 
-def _other_half(x: Float[Array, "rows columns"], options: Options) -> jax.Array:
+def _swap_halves(x: Float[Array, "rows columns"], options: Options) -> jax.Array:
     """Swap the halves of each head."""
     half = options.head_dim // 2
     before, after = pltpu.roll(x, half, 1), pltpu.roll(x, LANES - half, 1)

@@ -106,6 +106,7 @@ def test_cudnn_with_attention_dropout_is_refused(monkeypatch):
     ("tpu", dict(queries=2048, keys=2048, head_dim=128), "splash"),
     ("tpu", dict(queries=2048, keys=2048, head_dim=128, causal=True), "rows"),
     ("tpu", dict(queries=2048, keys=2048, causal=True), "rows"), ("tpu", dict(queries=256, causal=True), "splash"),
+    ("tpu", dict(queries=1152, keys=1152, causal=True), "splash"),
     ("tpu", dict(queries=2048, keys=2048), "splash"), ("tpu", dict(queries=1024, keys=1024, head_dim=32), "rows"),
     ("tpu", dict(heads=3), "splash"), ("tpu", dict(heads=3, drops=True), "xla"),
     ("tpu", dict(head_dim=80), "splash"), ("tpu", dict(head_dim=128, heads=3, drops=True), "rows"),
@@ -236,11 +237,12 @@ def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize(("head_dim", "causal", "band", "at"), [
-    (64, False, 65, False), (128, True, None, False), (8, True, 150, False), (64, False, None, True),
+@pytest.mark.parametrize(("head_dim", "causal", "band", "at", "with_scores"), [
+    (64, False, 65, False, False), (128, True, None, False, False), (8, True, 150, False, False),
+    (64, False, None, True, False), (64, False, None, False, True),
 ])
-def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, monkeypatch):
-    """As queries and keys that are rotated before, packed; queries at some positions are rotated before in any case."""
+def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores, monkeypatch):
+    """As with scores in memory, packed; queries at some positions are rotated before, and those of collected scores."""
     config = StackConfig(hidden_size=128, num_layers=1, num_heads=256 // head_dim, head_dim=head_dim, band=band,
                          intermediate_size=128, init="normal", init_std=0.2, rope_theta=100.0)
     layer, segments = MultiHeadAttention(config), jnp.asarray(np.cumsum(np.arange(384) % 150 == 0))[None]
@@ -257,13 +259,14 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, monkeypatch)
 
         def run(params, x):
             given = dict(source=x, visibility=visibility, causal=causal, positions=positions)
-            return layer.apply(params, x[:, queries], **given)[0]
+            y, scores = layer.apply(params, x[:, queries], **given, with_scores=with_scores)
+            return (y, jnp.float32(0) if scores is None else 0.01 * scores)
 
-        y, pull = jax.vjp(jax.jit(run), params, x)
-        return jax.tree.leaves([y, pull(cotangent)])
+        (y, scores), pull = jax.vjp(jax.jit(run), params, x)
+        return jax.tree.leaves([y, scores, pull((cotangent, jnp.ones_like(scores)))])
 
     for ours, theirs in zip(values("rows"), values("xla"), strict=True):
-        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max() > 1e-4
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize(("kind", "band", "has_bias"), [("packed", 150, False), ("padded", None, True)])
