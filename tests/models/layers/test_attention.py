@@ -24,6 +24,7 @@ from jaxlm.models.layers.attention import attend, choose_kernel
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
+from jaxlm.models.layers.rotary import rotate
 from jaxlm.models.layers.row_attention import Options
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.causal_lm import CausalLM
@@ -242,31 +243,36 @@ def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length
     (64, False, None, True, False), (64, False, None, False, True),
 ])
 def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores, monkeypatch):
-    """As with scores in memory, packed; queries at some positions are rotated before, and those of collected scores."""
-    config = StackConfig(hidden_size=128, num_layers=1, num_heads=256 // head_dim, head_dim=head_dim, band=band,
+    """Packed; queries at some positions are rotated before, and those of collected scores."""
+    heads, length = 256 // head_dim, 128 if at or with_scores else 384
+    config = StackConfig(hidden_size=128, num_layers=1, num_heads=heads, head_dim=head_dim, band=band,
                          intermediate_size=128, init="normal", init_std=0.2, rope_theta=100.0)
-    length = 128 if at or with_scores else 384
-    layer, segments = MultiHeadAttention(config), jnp.asarray(np.cumsum(np.arange(length) % 90 == 0))[None]
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((1, length, 128)), jnp.float32)
-    positions = jnp.asarray(rng.permutation(length)[None], jnp.int32) if at else None
-    queries = positions[0] if at else slice(None)
-    params = layer.init(jax.random.key(0), x)
-    cotangent = jnp.asarray(rng.standard_normal(x[:, queries].shape), jnp.float32)
+    rng, segments = np.random.default_rng(0), jnp.asarray(np.cumsum(np.arange(length) % 90 == 0))[None]
+    own = jnp.arange(length)[None]
+    positions = jnp.asarray(rng.permutation(length)[None]) if at else own
+    visibility = Visibility(segments[:, positions[0]], segments)
+    x, cotangent = (jnp.asarray(rng.standard_normal((1, length, 128)), jnp.float32) for _ in range(2))
+    use("rows", monkeypatch)
 
-    def values(kernel):
-        use(kernel, monkeypatch)
-        visibility = Visibility(segments[:, queries], segments)
+    def layer(params, x):
+        given = dict(visibility=visibility, causal=causal, positions=positions if at else None, with_scores=with_scores)
+        return MultiHeadAttention(config).apply({"params": params}, x[:, positions[0]], x, **given)
 
-        def run(params, x):
-            given = dict(source=x, visibility=visibility, causal=causal, positions=positions)
-            y, scores = layer.apply(params, x[:, queries], **given, with_scores=with_scores)
-            return (y, jnp.float32(0) if scores is None else 0.01 * scores)
+    def formula(params, x):
+        dense = lambda name, x: x @ params[name]["kernel"] + params[name]["bias"]  # noqa: E731
+        query, key, value = (dense(name, x).reshape(1, length, heads, -1) for name in ("query", "key", "value"))
+        query, key = rotate(query[:, positions[0]], positions, 100.0), rotate(key, own, 100.0)
+        given = dict(causal=causal, band=band, scale=config.attention_scale)
+        y = attend(query, key, value, query_segments=visibility.query_segments, key_segments=segments, **given)
+        scores = config.attention_scale * jnp.einsum("bqhk,bshk->bhqs", query, key) if with_scores else None
+        return dense("out", y.reshape(1, length, -1)), scores
 
-        (y, scores), pull = jax.vjp(jax.jit(run), params, x)
-        return jax.tree.leaves([y, scores, pull((cotangent, jnp.ones_like(scores)))])
+    def values(function, params):
+        (y, scores), pull = jax.vjp(jax.jit(function), params, x)
+        return jax.tree.leaves([y, scores, pull((cotangent, scores))])
 
-    for ours, theirs in zip(values("rows"), values("xla"), strict=True):
+    params = MultiHeadAttention(config).init(jax.random.key(0), x)["params"]
+    for ours, theirs in zip(values(layer, params), values(formula, params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
