@@ -83,14 +83,15 @@ class Cutter:
         """Start the first document."""
         self._parts: list[str] = []
         self._size = 0
-        self._first = True
+        self._first = self._is_blank = True
 
     def add(self, chunk: str) -> Iterator[Piece]:
         """Add a chunk to the document, and yield the pieces that are complete."""
         for start in range(0, len(chunk), PIECE):
             self._parts.append(chunk[start : start + PIECE])
             self._size += len(self._parts[-1])
-            if self._size <= PIECE:
+            self._is_blank &= not self._parts[-1].strip()
+            if self._size <= PIECE or self._is_blank:
                 continue
             text = "".join(self._parts)
             while len(text) > PIECE:
@@ -103,10 +104,9 @@ class Cutter:
 
     def end(self) -> Iterator[Piece]:
         """End the document, and yield its last piece."""
-        text = "".join(self._parts)
-        if not self._first or text.strip():
-            yield self._piece(text, last=True)
-        self._parts, self._size, self._first = [], 0, True
+        if not self._is_blank:
+            yield self._piece("".join(self._parts), last=True)
+        self._parts, self._size, self._first, self._is_blank = [], 0, True, True
 
     def document(self, text: str, mentions: Mentions = ()) -> Iterator[Piece]:
         """Yield the pieces of a whole document, or `NO_TEXT`. A mention that a cut divides is dropped."""

@@ -8,7 +8,7 @@ import os
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxlm.data import readers
@@ -74,6 +74,7 @@ def test_the_size_of_blocks_does_not_matter(tmp_path_factory, lines, block):
 
 
 @settings(max_examples=40, deadline=None)
+@example(5 * " ", [], 4)
 @given(st.text(st.sampled_from("ab \n한"), max_size=200), st.lists(st.integers(1, 50), max_size=20), st.integers(4, 40))
 def test_the_cuts_of_a_document_depend_only_on_its_text(text, chunks, size):
     before = readers.PIECE

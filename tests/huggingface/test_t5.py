@@ -125,7 +125,8 @@ def test_imported_logits(variant, spm, tmp_path):
 @pytest.mark.parametrize("version", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
 def test_exported_logits(version, spm, tmp_path):
     objective = SpanCorruption(model=OURS[version]).bind(spm.vocabulary, 32)
-    params = random_params(objective, std=0.3)  # a scaled head divides by √20
+    # A scaled head divides by √20. Scores, which are not scaled, grow with the square, and with them the rounding.
+    params = random_params(objective, std=0.3 if version == "1.0" else 0.2)
     folder = export_folder(tmp_path / "out", objective, params, spm, ModelCard())
     model, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert type(model) is transformers.T5ForConditionalGeneration
