@@ -32,7 +32,7 @@ def open_stand_in(
     experiment: Experiment, config: str | None = None,
     constants_of: Callable[[Objective], Constants] = constant_shapes, report: Report = print, phase: int | None = None,
 ) -> Session:
-    """Open an experiment to plan or time its step on synthetic rows: a step of one phase, whose steps are the run's.
+    """Open an experiment to plan or time its step on synthetic rows. Of phases, only one is left, with its own steps.
 
     A run has its own vocabulary. A preset has a stand-in for the one that its model was published with; if flags name
     other data, it has the vocabulary of those, which may have to be trained first.

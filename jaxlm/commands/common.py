@@ -71,7 +71,7 @@ def bootstrap_option(parser: argparse.ArgumentParser) -> None:
 
 
 def phase_option(parser: argparse.ArgumentParser) -> None:
-    """Add --phase, the phase of `train.phases` whose step is meant."""
+    """Add --phase, the phase of `train.phases` whose step is planned or timed."""
     parser.add_argument("--phase", type=count, metavar="N", help="phase of train.phases; default: the last one")
 
 

@@ -133,11 +133,8 @@ def mask_spans(
     count = jnp.asarray(budget)[jnp.sum(candidates, axis=1)]
     selected = choose_spans(key_spans, candidates, count, word_start[input_ids], slots, success, longest)
 
-    position = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    before, after = jnp.pad(selected[:, :-1], ((0, 0), (1, 0))), jnp.pad(selected[:, 1:], ((0, 0), (0, 1)))
-    start = jax.lax.cummax(jnp.where(selected & ~before, position, 0), axis=1)
-    end = jax.lax.cummin(jnp.where(selected & ~after, position, length - 1), axis=1, reverse=True)
-    positions, is_used = in_slots(jnp.where(selected, position, length), length, slots)
+    start, end = _span_ends(selected)
+    positions, is_used = in_slots(jnp.where(selected, jnp.arange(length), length), length, slots)
 
     def at(values: jax.Array, where: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, where, axis=1)
@@ -153,3 +150,12 @@ def mask_spans(
         left.astype(jnp.int32), right.astype(jnp.int32), jnp.where(is_used, positions - first, 0).astype(jnp.int32),
         (is_used & at(candidates, left) & at(candidates, right)).astype(jnp.float32),
     )
+
+
+def _span_ends(selected: Bool[Array, "batch length"]) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"]]:
+    """Return the first and the last position of the span around each selected position."""
+    length = selected.shape[1]
+    before, after = jnp.pad(selected[:, :-1], ((0, 0), (1, 0))), jnp.pad(selected[:, 1:], ((0, 0), (0, 1)))
+    start = jax.lax.cummax(jnp.where(selected & ~before, jnp.arange(length), 0), axis=1)
+    end = jax.lax.cummin(jnp.where(selected & ~after, jnp.arange(length), length - 1), axis=1, reverse=True)
+    return start, end

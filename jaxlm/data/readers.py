@@ -77,7 +77,10 @@ NO_TEXT = Piece("", first=True, last=True)
 
 
 class Cutter:
-    """Cutter of documents, given in chunks of any size, into pieces. It drops documents of white space only."""
+    """Cutter of documents, given in chunks of any size, into pieces. It drops documents of white space only.
+
+    Leading white space is held until text follows.
+    """
 
     def __init__(self) -> None:
         """Start the first document."""

@@ -83,14 +83,7 @@ def export_folder(
     longest = objective.model.max_length or RELATIVE_LENGTH
     with _new_folder(out) as temporary:
         for model in models:
-            folder = temporary / model.folder
-            folder.mkdir(exist_ok=True)
-            config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
-            _write_json(folder / "config.json", config)
-            if model.generation_config is not None:
-                _write_json(folder / "generation_config.json", model.generation_config)
-            write_weights(folder, model.table.to_transformers(params))
-            export_tokenizer(tokenizer, folder, objective.text_template, max_length or longest)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, max_length or longest)
         if vectors is not None:
             length = min(filter(None, (vectors.length, max_length, longest)))
             write_vectors(temporary, objective, vectors._replace(length=length))
@@ -100,6 +93,19 @@ def export_folder(
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
+
+
+def _write_model(
+    folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int
+) -> None:
+    """Write the configuration, the weights and the tokenizer of a Transformers model."""
+    folder.mkdir(exist_ok=True)
+    config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
+    _write_json(folder / "config.json", config)
+    if model.generation_config is not None:
+        _write_json(folder / "generation_config.json", model.generation_config)
+    write_weights(folder, model.table.to_transformers(params))
+    export_tokenizer(tokenizer, folder, objective.text_template, length)
 
 
 def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> PretrainedModel:

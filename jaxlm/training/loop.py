@@ -86,18 +86,26 @@ def train(
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
             if stop_signal and step < t.steps:
-                with log.clock.during("save"):
-                    checkpoints.wait()
-                log.progress.note(f"Stopped by a signal after step {step:,}; saved. Run the same command to go on.")
-                log.progress.note(str(log.clock))
+                line = f"Stopped by a signal after step {step:,}; saved. Run the same command to go on."
+                _finish(checkpoints, log, [line])
                 raise Stopped(stop_signal)
-        with log.clock.during("save"):
-            checkpoints.wait()
-    if t.uses_best and history:
-        chosen = best_step(history, t.criterion)
-        log.progress.note(f"Best: step {chosen:,}, {t.criterion} {history[chosen]:.4f}; later commands read this one.")
-    log.progress.note(str(log.clock))
+        _finish(checkpoints, log, _describe_best(history, t))
     return state, figures
+
+
+def _finish(checkpoints: Checkpoints, log: StepLog, lines: list[str]) -> None:
+    """Wait for the checkpoints that are being written, then print how the run has ended and where its time went."""
+    with log.clock.during("save"):
+        checkpoints.wait()
+    for line in (*lines, str(log.clock)):
+        log.progress.note(line)
+
+
+def _describe_best(history: dict[int, float], train: TrainConfig) -> list[str]:
+    if not (train.uses_best and history):
+        return []
+    step = best_step(history, train.criterion)
+    return [f"Best: step {step:,}, {train.criterion} {history[step]:.4f}; later commands read this one."]
 
 
 def _evaluate(program: Program, state: TrainState, feed: Feed, log: StepLog, step: int) -> dict[str, float]:

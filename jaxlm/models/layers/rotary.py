@@ -21,7 +21,7 @@ def rotate(
 
 
 def rotation_table(length: int, theta: float, head_dim: int, width: int) -> Float[Array, "2 length width"]:
-    """Return [cos, ±sin] for `width` columns of heads: x · cos ± (the other half of each head) · sin is x rotated."""
+    """Return [cos, ±sin] for `width` columns of heads: rotated x is x · cos + (x with its halves swapped) · ±sin."""
     cos, sin = _cos_sin(jnp.arange(length), theta, head_dim)
     table = jnp.stack([jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)])
     return jnp.tile(table, (1, 1, width // head_dim))

@@ -80,7 +80,7 @@ def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, 
     """Return whether the kernel supports arrays of these sizes."""
     if queries % LANES or keys % LANES or LANES % head_dim or heads * head_dim % LANES or (causal and queries != keys):
         return False
-    # Mosaic has no store at a head that the grid counts and at a block of 128 queries (1,152 tokens, heads of 64).
+    # Where heads take turns, the head is a dynamic index; Mosaic does not store at one in blocks of 128 queries.
     options = Options(head_dim)
     if queries % (2 * LANES) and options.heads_of_step(queries, keys) < options.heads:
         return False
