@@ -17,9 +17,9 @@ class Purpose(enum.IntEnum):
     GENERATION = 4
 
 
-def purpose_key(seed: int, purpose: Purpose, impl: str = "threefry2x32") -> jax.Array:
+def purpose_key(seed: int, purpose: Purpose) -> jax.Array:
     """Return the key of a seed for one purpose.
 
     Without it keys of different purposes would coincide, since `split(key)[i]` equals `fold_in(key, i)`.
     """
-    return jax.random.fold_in(jax.random.key(seed, impl=impl), purpose)
+    return jax.random.fold_in(jax.random.key(seed), purpose)

@@ -13,12 +13,14 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
+from jaxlm.analysis.plain_gpt2 import plain_side
 from jaxlm.analysis.step import describe_vocabulary
 from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
 from jaxlm.keys import Purpose, purpose_key
+from jaxlm.models.layers.attention import recorded_choices
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
@@ -36,14 +38,14 @@ FINE_TUNING_STEPS = 64
 
 
 def bench_pretraining(
-    session: Session, has_peer: bool = False, steps: int | None = None, report: Report = print
+    session: Session, peer_name: str | None = None, steps: int | None = None, report: Report = print
 ) -> dict[str, Any]:
     """Time the train step (corruption, forward, backward, update) on full rows of random tokens.
 
     Args:
         session: The preset or run, with its constants.
-        has_peer: Also time the Transformers model of the same sizes. A preset whose optimizer it lacks is then timed
-            with AdamW on both sides.
+        peer_name: Also time another implementation: "huggingface" is the Transformers model of the same sizes, "plain"
+            a plain GPT-2. A preset whose optimizer they lack is then timed with AdamW on both sides.
         steps: Steps in a round; None for about ROUND_SECONDS.
         report: Receives progress messages.
 
@@ -51,13 +53,16 @@ def bench_pretraining(
         UserError: The configuration is invalid, or the peer is not available.
     """
     experiment, objective = session.experiment, session.objective
-    if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
+    if peer_name and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
         report(f"The peer has no {experiment.optimizer.name}; timing both sides with AdamW …")
         session = session.replace(optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
         experiment = session.experiment
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
     batch, device, dtype = session.synthetic_batch(), mesh.devices.flat[0], objective.model.dtype
-    peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
+    peer = None
+    if peer_name:
+        is_plain = peer_name == "plain"
+        peer = plain_side(experiment, batch) if is_plain else TrainStep(experiment, objective, batch, report).side()
     program = session.program(mesh)
     placed, state = jax.device_put(batch, batch_sharding(mesh)), program.init_state(program.init_params(t.seed))
     step = _Steps(program, state)
@@ -68,7 +73,10 @@ def bench_pretraining(
     corruption = _corruption(objective, placed, t.seed)
     sides = [side for side in (ours, peer, corruption) if side]
     for side in sides:
-        side.start(1, report)
+        with recorded_choices() as kernels:
+            side.start(1, report)
+        if kernels():
+            report(f"Attention: {kernels()}.")
         side.run(WARMUP_STEPS)
     steps = steps or max(1, min(MAX_STEPS, math.ceil(ROUND_SECONDS / ours.time(1))))
     peaks: list[float] = []  # measured in every round: a single measurement on a busy machine would be far too low

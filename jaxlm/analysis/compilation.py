@@ -22,6 +22,7 @@ from jaxlm.analysis.hlo import cycles_window, traffic
 from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.step import BatchShapes, CompiledStep, input_bytes, mesh_text, read_compiled
 from jaxlm.errors import UserError
+from jaxlm.models.layers.attention import recorded_choices
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
@@ -71,10 +72,13 @@ def compile_step(
     device = devices[0]
     is_gpu = device.platform == "gpu"
     with gpu.as_if_attached(device) if is_gpu else contextlib.nullcontext():
-        lowered = program.lower(batch)
+        with recorded_choices() as kernels:
+            lowered = program.lower(batch)
+        if kernels():
+            report(f"Attention: {kernels()}.")
         report("Compiling it, which takes minutes for many layers …")
         try:
-            compiled = lowered.compile(compiler_options=gpu.COMPILER_OPTIONS if is_gpu else None)
+            compiled = lowered.compile()
         except Exception as error:  # the compiler raises errors of several types
             message, by_kind = str(error), input_bytes(program, batch)
             used = _used_bytes(message)

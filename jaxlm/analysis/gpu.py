@@ -30,7 +30,7 @@ BANDWIDTH_SHARE = 0.85
 """Assumed share of the memory bandwidth that other operations reach."""
 LAUNCH_SECONDS = 2e-6
 """Assumed least time of an operation."""
-DEFAULT_MEMORY_SHARE = 0.75
+DEFAULT_MEMORY_SHARE = 0.9
 """Share of a GPU's memory that JAX reserves, unless one of MEMORY_SHARES says otherwise."""
 MEMORY_SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Environment variables; the second is the older name."""
@@ -38,9 +38,6 @@ METHOD = (
     f"matrix products at {PRODUCT_SHARE:.0%} of the peak, other operations at {BANDWIDTH_SHARE:.0%} of the memory "
     f"bandwidth, at least {LAUNCH_SECONDS * 1e6:.0f} µs each"
 )
-COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""Triton chooses the tiles of a matrix product by timing them; without a GPU every product is cuBLAS's."""
-
 _NAME = re.compile(rf"(?:([1-9]\d*)x)?({'|'.join(GPUS)})(?::([1-9]\d*))?")
 
 
@@ -90,8 +87,10 @@ def memory_share() -> float:
     """Return the share of a GPU's memory that JAX reserves.
 
     Raises:
-        UserError: The environment says otherwise, and not with a number.
+        UserError: The environment says otherwise, and not with one number.
     """
+    if all(os.environ.get(name) for name in MEMORY_SHARES):
+        raise UserError(f"the environment has both {' and '.join(MEMORY_SHARES)}, which jax refuses; unset the latter.")
     name = next((name for name in MEMORY_SHARES if os.environ.get(name)), None)
     text = os.environ[name] if name else str(DEFAULT_MEMORY_SHARE)
     if not re.fullmatch(r"1(\.0*)?|0?\.\d+", text):

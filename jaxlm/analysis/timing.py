@@ -39,8 +39,9 @@ class Side:
 
     def start(self, steps: int, report: Report) -> None:
         """Run the first steps, which compile."""
-        report(f"First run of {self.name} …")
+        report(f"First run of {self.name}, which compiles it …")
         self.first_seconds = self.time(steps)
+        report(f"{self.name}: {self.first_seconds:.1f} s")
 
     def figures(self, unit: str, step_units: int, steps: int) -> dict[str, Any]:
         """Return speeds and durations, medians over rounds, for `step_units` units (such as tokens) a step."""

@@ -126,6 +126,9 @@ class TrainConfig:
     profile_steps: str = field("", resumable=True)
     """First and last step to profile on process 0, as 100:105, for TensorBoard's profile plugin (`pip install xprof`);
     written into the run folder. Choose steps after the first, which compiles. Empty: none."""
+    deterministic: bool = field(False, resumable=True)
+    """Compile the steps so that a GPU gives the same bits for the same inputs, as other devices do anyway: it then
+    takes slower algorithms, and none by its time."""
     stall_seconds: int = field(600, resumable=True, range="[0, inf)")
     """Seconds without a finished step after which the stacks of all threads are printed; after twice as long the
     process exits with 1. Compilation, evaluation and saving may take ten times as long, and everything

@@ -41,6 +41,9 @@ class Inputs(NamedTuple):
     GPT, Reformer and encoders attend within a document, and count positions from its start. Documents are numbered in
     any way; neighbours differ, and padding is at the end of a row.
     """
+    lengths: Int[Array, " batch"] | None = None
+    """Number of tokens of each row, where the caller knows that the padding stands at the end: some kernels of
+    attention are faster with it than with the mask. None: it may stand anywhere."""
     characters: Int[Array, "batch length characters"] | None = None
     """Characters of each token, for models with character inputs."""
     entities: Int[Array, "batch length"] | None = None
@@ -50,11 +53,16 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, example: Mapping[str, Any]) -> Inputs:
-        """Return the inputs that an example has under their names there, such as `input_ids`."""
-        return cls(
+        """Return the inputs that an example has under their names there, such as `input_ids`; padding is at the end."""
+        found = cls(
             example["input_ids"], example.get("token_type_ids"), example.get("attention_mask"),
-            example.get("documents"), example.get("characters"), example.get("entities"),
+            example.get("documents"), None, example.get("characters"), example.get("entities"),
         )
+        return found.padded_at_end()
+
+    def padded_at_end(self) -> Self:
+        """Return the inputs with `lengths`, for rows whose padding stands at the end."""
+        return self if self.mask is None else self._replace(lengths=jnp.sum(self.mask, axis=-1, dtype=jnp.int32))
 
     @property
     def segments(self) -> Int[Array, "batch length"] | None:
@@ -89,8 +97,6 @@ class Model:
     """Special symbols around one and two texts."""
     is_causal: ClassVar[bool] = False
     """Whether a token attends only to itself and to earlier tokens."""
-    has_gpu_kernel: ClassVar[bool] = True
-    """Whether cuDNN has a kernel for its kind of attention."""
     summary_token: ClassVar[Literal["first", "last", "mean"]] = "first"
     """Token whose hidden state represents a text, or the mean of all tokens."""
     length_multiple: ClassVar[int] = 1

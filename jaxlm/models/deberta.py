@@ -63,7 +63,6 @@ class Deberta(Encoder):
     """Predict tokens by the enhanced mask decoder (He et al. 2020, section 3.2), which knows absolute positions. The
     last layer runs twice on the hidden states below it, with queries that begin as these states plus positions."""
 
-    has_gpu_kernel = False
     input_params = ("embeddings", "relative")
     output_params = ("mlm_head", "position")
     published_sizes: ClassVar = {size: transformer_sizes(*shape) for size, shape in SIZES.items()}
@@ -161,7 +160,6 @@ class DebertaV3(NetworkPair):
     """Number of layers of the generator, half of the discriminator's in the published models."""
 
     type_vocab_size: ClassVar[int] = 0
-    has_gpu_kernel = False
     published_sizes: ClassVar = {
         size: transformer_sizes(layers, width) | dict(generator_num_layers=layers // 2)
         for size, (layers, width) in SIZES.items()

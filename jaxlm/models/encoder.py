@@ -118,7 +118,7 @@ class Encoder(TransformerConfig, TokenPredictor):
             x = call(self._dense, params["projection"], x)
         # Without query segments, padding before the first token attends to tokens too, as in Transformers.
         segments, is_packed = inputs.segments, inputs.documents is not None
-        return x, SharedInputs(visible=Visibility(segments if is_packed else None, segments))
+        return x, SharedInputs(visible=Visibility(segments if is_packed else None, segments, inputs.lengths))
 
     def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
         """Return the row of the position embedding for each token."""

@@ -84,7 +84,6 @@ class Reformer(TransformerConfig, UncachedWriter):
 
     summary_token = "last"
     is_causal = True
-    has_gpu_kernel = False
     input_params = ("word", "position_row", "position_column")
     output_params = ("lm_head",)
     fine_tuning = None

@@ -153,14 +153,14 @@ class T5(TransformerConfig, Writer):
     def _hidden_states(self, params: Params, inputs: Inputs, key: jax.Array | None) -> jax.Array:
         """Return the encoder's output."""
         bias = self.position_bias("encoder", params, inputs.ids.shape[1])
-        visible = Visibility(key_segments=_int(inputs.mask), bias=bias)
+        visible = Visibility(key_segments=_int(inputs.mask), lengths=inputs.lengths, bias=bias)
         return self._run("encoder", params, inputs.ids, SharedInputs(visible), key=key)[0]
 
     def decoder_states(
         self, params: Params, decoder_ids: Int[Array, "batch targets"],
         memory: Float[Array, "batch length hidden"],
         memory_mask: Int[Array, "batch length"] | Bool[Array, "batch length"] | None = None, *,
-        key: jax.Array | None = None,
+        memory_lengths: Int[Array, " batch"] | None = None, key: jax.Array | None = None,
     ) -> Float[Array, "batch targets hidden"]:
         """Return the decoder's output.
 
@@ -169,10 +169,12 @@ class T5(TransformerConfig, Writer):
             decoder_ids: Targets shifted right, after `decoder_start`, with padding at the end.
             memory: The encoder's output.
             memory_mask: 1 at the encoder's tokens, 0 at padding.
+            memory_lengths: Number of tokens of each row (see `Inputs.lengths`).
             key: Dropout key; None turns dropout off.
         """
         bias = self.position_bias("decoder", params, decoder_ids.shape[1])
-        shared = SharedInputs(Visibility(bias=bias), memory, Visibility(key_segments=_int(memory_mask)))
+        visible = Visibility(key_segments=_int(memory_mask), lengths=memory_lengths)
+        shared = SharedInputs(Visibility(bias=bias), memory, visible)
         return self._run("decoder", params, decoder_ids, shared, key=key)[0]
 
     def decoder_start(self, vocabulary: Vocabulary) -> int:

@@ -59,7 +59,6 @@ class Xlnet(TransformerConfig, UncachedWriter):
     )
     """Special symbols around one and two texts."""
     summary_token = "last"
-    has_gpu_kernel = False
     # Only layers have the layer decay. The paper decays learning rates; the code scales gradients, which Adam undoes.
     input_params = ()
     decay_above_layers = 0

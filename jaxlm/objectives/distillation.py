@@ -114,7 +114,7 @@ class Distillation(MaskedLM):
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         teacher, teacher_params = self.constants.objective.model, self.constants.params
-        inputs = Inputs(example["input_ids"], mask=example["attention_mask"])
+        inputs = Inputs(example["input_ids"], mask=example["attention_mask"]).padded_at_end()
         teacher_hidden = jax.lax.stop_gradient(teacher.hidden_states(teacher_params, inputs))
         student_hidden = self.model.hidden_states(params, inputs, key=key if train else None)
         features, (table, bias) = self.model.token_features(params, student_hidden), self.model.output_matrix(params)

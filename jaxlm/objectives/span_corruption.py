@@ -89,9 +89,11 @@ class EncoderDecoderLM(Objective):
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         m = self.model
         key_encoder, key_decoder = jax.random.split(key) if train else (None, None)
-        mask = example["attention_mask"]
-        memory = m.hidden_states(params, Inputs(example["input_ids"], mask=mask), key=key_encoder)
-        hidden = m.decoder_states(params, example["decoder_input_ids"], memory, mask, key=key_decoder)
+        inputs = Inputs.of(example)
+        memory = m.hidden_states(params, inputs, key=key_encoder)
+        hidden = m.decoder_states(
+            params, example["decoder_input_ids"], memory, inputs.mask, memory_lengths=inputs.lengths, key=key_decoder
+        )
         weights = example["weights"]
         losses = token_losses(
             m, params, hidden, example["labels"], weights, chunk=self.loss_chunk or None, z_loss=self.z_loss

@@ -1,16 +1,22 @@
-"""XLA compiler options of the train step."""
+"""XLA compiler options of a program's steps."""
 
 from __future__ import annotations
 
 from jax.sharding import Mesh
 
-TPU_OPTIONS: dict[str, bool | int] = {
-    # Each device generates the random bits of its own rows. By default every TPU generates the bits of the whole batch
-    # and slices its part: 16 GiB per layer for attention dropout of 2,048 rows of 512 tokens. "Unsafe" means that the
-    # bits depend on the mesh, which is fine for dropout.
-    "xla_tpu_spmd_rng_bit_generator_unsafe": True,
+GPU_OPTIONS: dict[str, bool | int] = {
+    # Triton finds the tiles of a matrix product by compiling and timing many: a first step of GPT-2 took 15 s on an
+    # H100 without it, over a minute with it.
+    "xla_gpu_enable_triton_gemm": False,
 }
-"""Options on every TPU."""
+"""Options on every GPU."""
+
+DETERMINISTIC_GPU_OPTIONS: dict[str, bool | int] = {
+    # No atomic additions in an order of their own, and no choice of an algorithm by its time in this process.
+    "xla_gpu_deterministic_ops": True,
+    "xla_gpu_autotune_level": 0,
+}
+"""Further options on GPUs with `train.deterministic`."""
 
 OVERLAP_OPTIONS: dict[str, bool | int] = {
     # All-reduces become a start and an end. Those with nothing between them are made synchronous again.
@@ -46,13 +52,20 @@ FSDP_OVERLAP_OPTIONS: dict[str, bool | int] = {
 """Further options on v5e where parameters are sharded over `fsdp`."""
 
 
-def compiler_options(mesh: Mesh) -> dict[str, bool | int] | None:
-    """Return the `compiler_options` of jax.jit for a train step on `mesh`; None for the compiler's defaults."""
+def compiler_options(mesh: Mesh, deterministic: bool = False) -> dict[str, bool | int] | None:
+    """Return the `compiler_options` of jax.jit for a program on `mesh`; None for the compiler's defaults.
+
+    Args:
+        mesh: Devices of the program.
+        deterministic: Whether the same inputs have to give the same bits; other devices than GPUs always do.
+    """
     device = mesh.devices.flat[0]
+    if device.platform == "gpu":
+        return GPU_OPTIONS | (DETERMINISTIC_GPU_OPTIONS if deterministic else {})
     if device.platform != "tpu":
         return None
     has_fsdp, can_overlap = mesh.shape.get("fsdp", 1) > 1, device.device_kind.startswith(("TPU v5 lite", "TPU v5e"))
-    options = TPU_OPTIONS | (FSDP_OPTIONS if has_fsdp else {})
+    options = dict(FSDP_OPTIONS) if has_fsdp else {}
     if can_overlap:
         options |= OVERLAP_OPTIONS | (FSDP_OVERLAP_OPTIONS if has_fsdp else {})
     return options

@@ -142,8 +142,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1])
-    remarks = [*resume.schedule_remarks(run, experiment), *kernel_remarks(program)]
-    for line in [*remarks, "Compiling the step; its first figures follow."]:
+    for line in [*resume.schedule_remarks(run, experiment), "Compiling the step; its first figures follow."]:
         report(line)
 
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
@@ -171,20 +170,6 @@ def _description(program: Program, experiment: Experiment) -> str:
     devices = program.mesh.devices
     kind = f"{devices.size} {devices.flat[0].device_kind} device{'s' * (devices.size > 1)}"
     return f"{type(program.objective).__name__}: {program.size}, batches of {experiment.describe_phases()}, {kind}"
-
-
-def kernel_remarks(program: Program) -> list[str]:
-    """Return what keeps a GPU from its fused attention, if anything does."""
-    model, needed = program.objective.model, []
-    if program.mesh.devices.flat[0].platform != "gpu" or getattr(model, "attention", "xla") == "xla":
-        return []
-    if not model.has_gpu_kernel:
-        return [f"Attention keeps its scores in memory; cuDNN has no kernel for that of {type(model).__name__}."]
-    if getattr(model, "attention_dropout", 0.0):
-        needed.append("--objective.model.attention-dropout 0, since it cannot drop probabilities")
-    if model.dtype == "float32":
-        needed.append("--objective.model.dtype bfloat16")
-    return [f"Attention keeps its scores in memory; cuDNN's kernel needs {' and '.join(needed)}."] if needed else []
 
 
 def restore_or_init_state(

@@ -184,9 +184,12 @@ class TextToText(Task):
         else:
             keys = jax.random.split(key) if train else (None, None)
             labels = example["targets"]
-            memory = model.hidden_states(params, Inputs.of(example), key=keys[0])
+            inputs = Inputs.of(example)
+            memory = model.hidden_states(params, inputs, key=keys[0])
             shifted = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=model.decoder_start(self.vocabulary))
-            hidden = model.decoder_states(params, shifted, memory, example["attention_mask"], key=keys[1])
+            hidden = model.decoder_states(
+                params, shifted, memory, inputs.mask, memory_lengths=inputs.lengths, key=keys[1]
+            )
         table, bias = model.output_matrix(params)
         losses = chunked_cross_entropy(model.token_features(params, hidden), table, labels, weights, bias=bias)
         return {

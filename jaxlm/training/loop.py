@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
+from jaxlm.models.layers.attention import recorded_choices
 from jaxlm.objectives.base import Objective, Term, Terms
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
@@ -141,8 +142,10 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     compiled = (id(program), *(array.shape for array in jax.tree.leaves(batch)))
     if compiled not in log.compiled_steps:
         log.compiled_steps.add(compiled)
-        with clock.during("compilation"):
+        with clock.during("compilation"), recorded_choices() as kernels:
             state, terms = jax.block_until_ready(program.train_step(state, batch, program.constants))
+        if kernels():
+            log.progress.note(f"Attention: {kernels()}.")
     else:
         state, terms = program.train_step(state, batch, program.constants)
     log.add(step, terms)

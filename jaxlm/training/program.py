@@ -89,6 +89,7 @@ class Program:
             lambda leaf, sharding: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.device_put(leaf, sharding),
             constants, shardings(constants, mesh),
         )
+        self.compiler_options = compiler_options(mesh, train.deterministic)
         self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step = make_train_step(self)
         self.eval_step = make_eval_step(self)
@@ -124,7 +125,8 @@ class Program:
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""
         key = purpose_key(seed, Purpose.INITIALIZATION)
-        return jax.jit(self.objective.init, out_shardings=self.shardings.params)(key)
+        init = jax.jit(self.objective.init, out_shardings=self.shardings.params, compiler_options=self.compiler_options)
+        return init(key)
 
     def init_state(self, params: Params) -> TrainState:
         """Return the state of step 0 with these parameters.
@@ -190,12 +192,8 @@ def corruption_key(seed: int, step: jax.Array | int) -> jax.Array:
 
 
 def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
-    """Return the dropout key of a step.
-
-    Its bits come from XLA's RngBitGenerator ("rbg"), the hardware's generator on accelerators and Philox on CPUs, which
-    is several times cheaper than threefry everywhere. On accelerators the bits depend on the mesh.
-    """
-    return jax.random.fold_in(purpose_key(seed, Purpose.DROPOUT, impl="rbg"), step)
+    """Return the dropout key of a step; its masks are the same on every mesh and device (see `dropout`)."""
+    return jax.random.fold_in(purpose_key(seed, Purpose.DROPOUT), step)
 
 
 def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
@@ -239,7 +237,7 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
         in_shardings=(program.shardings, batch_sharding(mesh), shardings(program.constants, mesh)),
         out_shardings=(program.shardings, replicated(mesh)),
         donate_argnums=0,
-        compiler_options=compiler_options(mesh),
+        compiler_options=program.compiler_options,
     )
 
 
@@ -329,4 +327,5 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
             program.shardings.memory,
         ),
         out_shardings=(replicated(mesh), program.shardings.memory),
+        compiler_options=program.compiler_options,
     )

@@ -1,4 +1,4 @@
-"""One device or eight, split in whatever way: the same masks, the same losses, and really split."""
+"""One device or eight, split in whatever way: the same masks, also of dropout, the same losses, and really split."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import re
@@ -10,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 from etils import epath
 
@@ -22,15 +20,10 @@ from jaxlm.config.presets import load_config
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
-from jaxlm.models.bert import Bert
-from jaxlm.models.deberta import Deberta, DebertaV3
-from jaxlm.models.reformer import Reformer
-from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.folder import RunFolder, write_metadata
 from jaxlm.runs.load import load_run
-from jaxlm.runs.pretrain import kernel_remarks
 from jaxlm.runs.resume import schedule_remarks
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import (
@@ -178,32 +171,6 @@ def test_a_mistake_leaves_the_folder_free(preset, tmp_path, capsys):
     refused(capsys, "pretrain", preset, "--run-dir", run, "--data.length", "64")  # more than the model's positions
     assert not list(tmp_path.glob("runs*"))
     assert main(["pretrain", str(preset), "--run-dir", str(run), "--train.steps", "1"]) == 0
-
-
-@pytest.mark.parametrize(("platform", "changes", "expected"), [
-    ("gpu", {"attention_dropout": 0.1, "dtype": "bfloat16"}, "needs --objective.model.attention-dropout 0, since"),
-    ("gpu", {"attention_dropout": 0.0, "dtype": "float32"}, "needs --objective.model.dtype bfloat16."),
-    ("gpu", {"attention_dropout": 0.0, "dtype": "bfloat16"}, ""), ("cpu", {"attention_dropout": 0.1}, ""),
-    ("gpu", {"attention_dropout": 0.1, "attention": "xla"}, ""),
-])
-def test_what_a_gpus_attention_needs_is_said(platform, changes, expected):
-    remarks = remarks_on(Bert(**changes), platform)
-    assert len(remarks) == bool(expected) and expected in "".join(remarks)
-
-
-@pytest.mark.parametrize("model", [Xlnet(), Deberta(), DebertaV3(), Reformer()], ids=lambda model: type(model).__name__)
-def test_a_family_without_a_gpus_kernel_is_told_to_set_nothing(model):
-    assert remarks_on(model, "gpu") == [
-        f"Attention keeps its scores in memory; cuDNN has no kernel for that of {type(model).__name__}."
-    ]
-    assert not remarks_on(dataclasses.replace(model, attention="xla"), "gpu")
-
-
-def remarks_on(model, platform):
-    devices = np.array([SimpleNamespace(platform=platform)])
-    return kernel_remarks(SimpleNamespace(
-        objective=SimpleNamespace(model=model), mesh=SimpleNamespace(devices=devices)
-    ))
 
 
 def test_half_a_configuration_is_no_other_file(tmp_path, monkeypatch):

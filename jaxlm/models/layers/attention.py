@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,7 @@ from jax.sharding import AbstractMesh, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
-from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
+from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
 from jaxlm.models.layers.rotary import rotate, rotation_table
 from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, Options, fits, row_attention
@@ -38,6 +40,7 @@ def attend(
     *,
     query_segments: Int[Array, "batch queries"] | None = None,
     key_segments: Int[Array, "batch keys"] | None = None,
+    lengths: Int[Array, " batch"] | None = None,
     mask: Bool[Array, "#batch #heads #queries keys"] | None = None,
     bias: Float[Array, "#batch #heads queries keys"] | None = None,
     causal: bool = False,
@@ -58,7 +61,9 @@ def attend(
         value: Values.
         query_segments: Segment of each query, which attends only to keys of that segment; None to attend to all keys
             but padding.
-        key_segments: Segment of each key; 0 is padding, at the end of a row.
+        key_segments: Segment of each key; 0 is padding, which may stand anywhere.
+        lengths: Number of keys before the padding of each row, from a caller who knows that it stands at the end:
+            cuDNN takes it in place of a mask.
         mask: True where attention is allowed, in addition to the segments.
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
@@ -79,28 +84,26 @@ def attend(
     if kernel == "splash":
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     if kernel == "cudnn":
-        return _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale)
+        return _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bias, causal, band, scale)
     visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
-    bits = None
+    seeds = None
     if dropout_key is not None and dropout_rate > 0.0:
-        # The queries come last, as in the compiler's layout of the scores.
-        shape = (query.shape[0], query.shape[2], key.shape[1], query.shape[1])
-        bits = random_bits(dropout_key, shape, dropout_rate)
-    return _attention(query, key, value, bias, visible, bits, scale, dropout_rate)
+        seeds = dropout_seeds(dropout_key, (query.shape[0], query.shape[2]))
+    return _attention(query, key, value, bias, visible, seeds, scale, dropout_rate)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def _attention(query, key, value, bias, visible, bits, scale, rate):
-    """Return attention with the scores in memory; `bits` are those of dropout, [batch, heads, keys, queries].
+def _attention(query, key, value, bias, visible, seeds, scale, rate):
+    """Return attention with the scores in memory; `seeds` are those of dropout, [batch, heads].
 
     The step is bound by memory bandwidth, so the gradient is written out. The backward pass keeps the unnormalized
     softmax exp(score - max) in the compute type; normalization and the scale of dropout are applied to the
     [queries, head_dim] arrays before and after it.
     """
-    return _attention_forward(query, key, value, bias, visible, bits, scale, rate)[0]
+    return _attention_forward(query, key, value, bias, visible, seeds, scale, rate)[0]
 
 
-def _attention_forward(query, key, value, bias, visible, bits, scale, rate):
+def _attention_forward(query, key, value, bias, visible, seeds, scale, rate):
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * scale
     if bias is not None:
         scores = scores + bias
@@ -109,23 +112,25 @@ def _attention_forward(query, key, value, bias, visible, bits, scale, rate):
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = checkpoint_name(jnp.sum(exponentials, axis=-1), "attention_scores")
     exponentials = checkpoint_name(exponentials.astype(value.dtype), "attention_scores")
-    factor = 1.0 if bits is None else keep_scale(rate)
-    output = jnp.einsum("bhqk,bkhd->bqhd", _kept(exponentials, bits, rate), value, preferred_element_type=jnp.float32)
+    factor = 1.0 if seeds is None else keep_scale(rate)
+    output = jnp.einsum("bhqk,bkhd->bqhd", _kept(exponentials, seeds, rate), value, preferred_element_type=jnp.float32)
     output = checkpoint_name((output * _per_query(factor / total)).astype(query.dtype), "attention")
-    return output, (query, key, value, bias, output, exponentials, total, bits)
+    return output, (query, key, value, bias, output, exponentials, total, seeds)
 
 
 def _attention_backward(scale, rate, saved, gradient):
-    query, key, value, bias, output, exponentials, total, bits = saved
-    factor = 1.0 if bits is None else keep_scale(rate)
+    query, key, value, bias, output, exponentials, total, seeds = saved
+    factor = 1.0 if seeds is None else keep_scale(rate)
+    # With a barrier the mask of dropout is computed again; without it the compiler may store that of the forward pass.
+    seeds = jax.lax.optimization_barrier(seeds)
     gradient = (gradient.astype(jnp.float32) * _per_query(factor / total)).astype(query.dtype)
     # The barrier keeps the compiler from computing it again in each operation that reads it.
     gradient = jax.lax.optimization_barrier(gradient)
-    d_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(exponentials, bits, rate), gradient)
+    d_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(exponentials, seeds, rate), gradient)
     d_probability = jnp.einsum("bqhd,bkhd->bhqk", gradient, value, preferred_element_type=jnp.float32)
     # Σ_k p · dp of the softmax's gradient, from the output instead of the scores (Dao et al. 2022, appendix B.2).
     row = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1).swapaxes(1, 2) / factor
-    d_scores = exponentials.astype(jnp.float32) * (_kept(d_probability, bits, rate) - row[..., None])
+    d_scores = exponentials.astype(jnp.float32) * (_kept(d_probability, seeds, rate) - row[..., None])
     d_bias = None
     if bias is not None:
         sizes = zip(bias.shape, d_scores.shape, strict=True)
@@ -145,17 +150,18 @@ def _per_query(x: Float[Array, "batch heads queries"]) -> Float[Array, "batch qu
     return x.swapaxes(1, 2)[..., None]
 
 
-def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, rate: float) -> jax.Array:
-    """Return `x` with zeros where dropout drops, from its bits [batch, heads, keys, queries]."""
-    return x if bits is None else jnp.where(kept(bits.swapaxes(-1, -2), rate), x, jnp.zeros((), x.dtype))
+def _kept(x: Float[Array, "batch heads queries keys"], seeds: jax.Array | None, rate: float) -> jax.Array:
+    """Return `x` with zeros where dropout drops."""
+    return x if seeds is None else jnp.where(keep_mask(seeds, x.shape[2:], rate), x, jnp.zeros((), x.dtype))
 
 
-def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale):
+def _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bias, causal, band, scale):
     """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
-    visible = lengths = None
-    if query_segments is None and mask is None and band is None:
-        lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
+    visible = None
+    if query_segments is None and mask is None and band is None and (key_segments is None or lengths is not None):
+        lengths = None if key_segments is None else jnp.maximum(lengths, 1)
     else:
+        lengths = None
         visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     if visible is not None:
         visible = jnp.broadcast_to(visible, (*visible.shape[:2], query.shape[1], key.shape[1]))
@@ -182,7 +188,7 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     """Return attention by the TPU's kernel for short rows (`row_attention`)."""
     (batch, length, heads, head_dim), seeds = query.shape, None
     if options.dropout_rate:
-        seeds = dropout_seeds(dropout_key, batch, heads)
+        seeds = dropout_seeds(dropout_key, (batch, heads))
     rows = AttentionInputs(
         *(x.reshape(*x.shape[:2], -1) for x in (query * jnp.asarray(scale, query.dtype), key, value)),
         bias=None if bias is None else bias[0].astype(jnp.float32),
@@ -197,12 +203,6 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
     specs = AttentionInputs(split, split, split, PartitionSpec(over_heads), row, row, seed, PartitionSpec())
     run = on_each_device(functools.partial(row_attention, options=options), (specs,), split)
     return run(rows).reshape(query.shape)
-
-
-def dropout_seeds(key: jax.Array, batch: int, heads: int) -> Int[Array, "batch heads"]:
-    """Return the seeds of a kernel's dropout; the backward pass needs the same, so that no policy draws them again."""
-    seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (batch, heads), jnp.uint32), jnp.int32)
-    return checkpoint_name(seeds, "attention")
 
 
 def joint_segments(
@@ -253,9 +253,49 @@ def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "
     return (jnp.abs(first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]) < band)[None, None]
 
 
+class Choice(NamedTuple):
+    """Kernel of attention for one shape of scores."""
+
+    implementation: str
+    """The `attention` field of the model."""
+    queries: int
+    keys: int
+    kernel: str
+    """"xla" for scores in memory, or the name of a fused kernel."""
+    reason: str
+    """Why no kernel is fused; "" if one is."""
+
+
+_choices: contextvars.ContextVar[dict[Choice, None] | None] = contextvars.ContextVar("choices", default=None)
+
+
+@contextlib.contextmanager
+def recorded_choices() -> Iterator[Callable[[], str]]:
+    """Record the kernels that are chosen while a step is traced; yield a function that describes them in a line.
+
+    Raises:
+        UserError: The model's `attention` field names a kernel that no attention of the step can use.
+    """
+    found: dict[Choice, None] = {}
+    token = _choices.set(found)
+    try:
+        yield lambda: "; ".join(
+            f"{one.queries} x {one.keys} by {one.kernel}" + (f" (scores in memory: {one.reason})" if one.reason else "")
+            for one in found
+        )
+    finally:
+        _choices.reset(token)
+    asked = {one.implementation for one in found} - {"auto", "xla"}
+    if asked and all(one.reason for one in found):
+        raise UserError(
+            f"objective.model.attention is {asked.pop()}, which no attention of this step can use "
+            f"({next(iter(found)).reason}); set it to auto, or change what stands in the way."
+        )
+
+
 def choose_kernel(
     implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
-    bias: Any, causal: bool = False, packed: bool = False,
+    bias: Any, causal: bool = False, packed: bool = False, has_lengths: bool = False, own: bool | None = None,
 ) -> str:
     """Return the kernel of `attend` for these sizes on the platform of the traced program.
 
@@ -271,45 +311,66 @@ def choose_kernel(
         bias: Bias, or None.
         causal: Whether later keys are masked.
         packed: Whether queries have segments or a band.
+        has_lengths: Whether the lengths of the rows are known.
+        own: For attention with a kernel of its own on TPUs ("own"): whether that kernel takes these arguments.
 
     Raises:
         UserError: The platform has no such kernel.
     """
-    platform, fused = target_platform(), None
-    if implementation == "xla":
-        return "xla"
-    if platform == "tpu" and mask is None:
-        # Before v4 the kernels do not multiply bfloat16.
-        is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
-        has_bias = bias is not None
-        if is_bfloat16 and not is_old and (not has_bias or bias.shape == (1, heads, queries, keys)):
-            own_heads = split_heads(heads)[1]
-            is_short = fits(queries, keys, own_heads, head_dim, has_bias=has_bias, causal=causal)
-            fused = "rows" if is_short else None
-        if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
-            fused = "splash"
-    elif platform == "gpu" and not drops:
-        shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
-        if cudnn_works(target_kind(), (queries, heads, head_dim), keys, dtype, *shapes, causal, packed):
-            fused = "cudnn"
-    if implementation != "auto" and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
+    platform, kernel, reason = target_platform(), "xla", ""
+    if implementation not in ("auto", "xla") and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
             f"objective.model.attention is {implementation}, which a {platform} does not have; set it to auto."
         )
-    if implementation == "cudnn" and drops:
-        raise UserError(
-            "objective.model.attention is cudnn, whose kernel cannot drop attention probabilities; set "
-            "objective.model.attention_dropout to 0, or objective.model.attention to auto."
-        )
-    return fused or "xla"
+    if implementation == "xla":
+        reason = "objective.model.attention is xla"
+    elif platform == "tpu":
+        kernel, reason = _tpu_kernel(queries, keys, heads, head_dim, dtype, drops, mask, bias, causal, own)
+    elif platform == "gpu" and own is not None:
+        reason = "cuDNN has no attention of this kind"
+    elif platform == "gpu" and (drops or dtype == "float32"):
+        needed = ["--objective.model.dtype bfloat16"] * (dtype == "float32")
+        reason = "cuDNN needs " + " and ".join(needed + ["--objective.model.attention-dropout 0"] * drops)
+    elif platform == "gpu":
+        shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
+        sizes = (queries, heads, head_dim), keys, dtype, *shapes, causal, packed, has_lengths
+        reason = cudnn_refusal(target_kind(), *sizes)
+        kernel = "xla" if reason else "cudnn"
+    if (found := _choices.get()) is not None and platform in ("tpu", "gpu"):  # others have no fused kernel
+        found[Choice(implementation, queries, keys, kernel, reason)] = None
+    return kernel
+
+
+def _tpu_kernel(
+    queries: int, keys: int, heads: int, head_dim: int, dtype: str, drops: bool, mask: Any, bias: Any, causal: bool,
+    own: bool | None,
+) -> tuple[str, str]:
+    """Return the TPU's kernel for the arguments of `choose_kernel`, and "", or "xla" and the reason."""
+    # Before v4 the kernels do not multiply bfloat16.
+    is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
+    if is_bfloat16 and is_old:
+        return "xla", f"the kernels multiply no bfloat16 on a {target_kind()}"
+    if own is not None:
+        return ("own", "") if own else ("xla", f"its kernel does not take {dtype} heads of {head_dim} at these lengths")
+    if mask is not None:
+        return "xla", "an explicit mask"
+    has_bias = bias is not None
+    is_short = fits(queries, keys, split_heads(heads)[1], head_dim, has_bias=has_bias, causal=causal)
+    if is_bfloat16 and is_short and (not has_bias or bias.shape == (1, heads, queries, keys)):
+        return "rows", ""
+    if queries % 128 or keys % 128:
+        return "xla", "lengths that 128 does not divide"
+    if drops or has_bias:
+        return "xla", f"{'dropout' if drops else 'a bias'} of the scores, which only the kernel for short rows has"
+    return "splash", ""
 
 
 @functools.cache
-def cudnn_works(
+def cudnn_refusal(
     kind: str, query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None,
-    bias: tuple[int, ...] | None, causal: bool, packed: bool,
-) -> bool:
-    """Return whether cuDNN computes attention of these shapes, and its gradient, on a GPU.
+    bias: tuple[int, ...] | None, causal: bool, packed: bool, has_lengths: bool,
+) -> str:
+    """Return why cuDNN does not compute attention of these shapes, and its gradient, on a GPU; "" if it does.
 
     jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
 
@@ -322,12 +383,15 @@ def cudnn_works(
         bias: Shape of the bias, or None.
         causal: Whether later keys are masked.
         packed: Whether queries have segments or a band.
+        has_lengths: Whether the lengths of the rows are known.
     """
     batch, struct = 2, jax.ShapeDtypeStruct
 
     def probe(query, source, query_segments, key_segments, mask, bias):
         segments = {"query_segments": query_segments if packed else None, "key_segments": key_segments}
-        y = attend(query, source, source, **segments, mask=mask, bias=bias, causal=causal, kernel="cudnn")
+        lengths = jnp.sum(key_segments > 0, axis=1) if has_lengths else None
+        y = attend(query, source, source, **segments, lengths=lengths, mask=mask, bias=bias, causal=causal,
+                   kernel="cudnn")
         return jnp.sum(y.astype(jnp.float32))
 
     arrays = (
@@ -340,9 +404,9 @@ def cudnn_works(
             lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
         if jax.devices()[0].device_kind == kind:
             lowered.compile()
-    except Exception:  # whatever the reason is, attention with scores in memory works
-        return False
-    return True
+    except Exception as error:  # whatever the reason is, attention with scores in memory works
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ""
 
 
 def _by_splash(query, key, value, query_segments, key_segments, causal, scale, band):

@@ -14,11 +14,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import HIDDEN, choose_kernel, dropout_seeds, on_each_device, split_heads
+from jaxlm.models.layers.attention import HIDDEN, choose_kernel, on_each_device, split_heads
 from jaxlm.models.layers.chunked_kernel import ChunkedInputs, Options, chunked_attention, fits
 from jaxlm.models.layers.config import StackConfig, kernel_init
-from jaxlm.models.layers.dropout import dropout, module_key
-from jaxlm.models.layers.kernel_tools import LANES
+from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale, module_key
 from jaxlm.models.layers.multi_head import HeadsDense
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -113,7 +112,12 @@ def attend_in_chunks(
     if self_score is not None:
         scores = jnp.where(here == there, self_score, scores)
     total = jax.nn.logsumexp(scores, axis=-1)
-    probabilities = dropout(jnp.exp(scores - total[..., None]), dropout_rate, dropout_key).astype(value.dtype)
+    probabilities = jnp.exp(scores - total[..., None])
+    if dropout_key is not None and dropout_rate > 0.0:
+        seeds = dropout_seeds(dropout_key, scores.shape[:2])
+        keep = keep_mask(seeds, scores.shape[2:], dropout_rate)
+        probabilities = jnp.where(keep, probabilities * keep_scale(dropout_rate), 0.0)
+    probabilities = probabilities.astype(value.dtype)
     out = jnp.einsum("bhcqk,bhckd->bhcqd", probabilities, keys(value))
     return out.reshape(query.shape), total.reshape(query.shape[:3])
 
@@ -121,19 +125,18 @@ def attend_in_chunks(
 def _has_kernel(attention: str, shape: tuple[int, ...], dtype: str, num_chunks: int) -> bool:
     """Return whether `choose_kernel` finds a fused kernel for queries of this shape."""
     _, heads, n, head_dim = shape
-    if attention == "cudnn":  # has no attention in chunks
-        return False
     kernel = choose_kernel(
-        attention, LANES, LANES, heads, head_dim, dtype, drops=True, mask=None, bias=None, causal=True
+        attention, n, n, heads, head_dim, dtype, drops=True, mask=None, bias=None, causal=True,
+        own=dtype == "bfloat16" and fits(n, n // num_chunks, head_dim),
     )
-    return kernel == "rows" and fits(n, n // num_chunks, head_dim)
+    return kernel == "own"
 
 
 def _fused(query, key, value, positions, segments, dropout_key, options):
     """Return attention by the TPU's kernel."""
     batch, heads = query.shape[:2]
     vectors = jnp.stack([jnp.broadcast_to(x, query.shape[:3]) for x in (positions, segments)], axis=2)
-    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, batch, heads)
+    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, (batch, heads))
     split = PartitionSpec(ACTIVATION_AXES["batch"], split_heads(heads)[0])
     run = on_each_device(functools.partial(chunked_attention, options=options), (split,), split)
     out, log_sums = run(ChunkedInputs(query, key, value, vectors, seeds))

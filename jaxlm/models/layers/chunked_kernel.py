@@ -2,7 +2,7 @@
 
 A step of the grid has a block of consecutive chunks of one head of one row, and the chunk before them. Each chunk's
 queries attend to its own keys and those of the previous chunk; VMEM holds their scores, and no score is written to HBM.
-The backward pass computes the scores and draws the bits of dropout again.
+The backward pass computes the scores and the mask of dropout again.
 """
 
 from __future__ import annotations
@@ -199,6 +199,6 @@ def _scores(inputs: dict[str, Any], chunk: int, options: Options) -> tuple[slice
 
 def _kept(inputs: dict[str, Any], chunk: int, options: Options) -> jax.Array:
     """Return the mask of the probabilities of a chunk that dropout keeps."""
-    seed = inputs["seeds"][pl.program_id(0) * pl.num_programs(1) + pl.program_id(1)]
-    block = pl.program_id(2) * (BLOCK // options.chunk) + chunk
-    return kept_elements(seed, block, (options.chunk, 2 * options.chunk), options.dropout_rate)
+    seed, size = inputs["seeds"][pl.program_id(0) * pl.num_programs(1) + pl.program_id(1)], options.chunk
+    first = pl.program_id(2) * BLOCK + chunk * size
+    return kept_elements(seed, first, 0, (size, 2 * size), 2 * size, options.dropout_rate)

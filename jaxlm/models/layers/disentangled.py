@@ -11,9 +11,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend, dropout_seeds, joint_segments, on_each_device, split_heads
+from jaxlm.models.layers.attention import attend, joint_segments, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled_kernel import disentangled_attention
+from jaxlm.models.layers.dropout import dropout_seeds
 from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.relative import by_key, has_kernel
 from jaxlm.parallel.rules import ACTIVATION_AXES
@@ -103,7 +104,7 @@ def _fused(config, query, key, value, distance_query, distance_key, positions, s
 
     arrays = [positions_last(x) for x in (query * scale, key, value)]
     arrays += [positions_last(x[: 2 * length])[None] for x in (distance_query * scale, distance_key)]
-    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, batch, heads)
+    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, (batch, heads))
     rows, axis = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split, distances = PartitionSpec(rows, axis), PartitionSpec(None, axis)
     run = on_each_device(

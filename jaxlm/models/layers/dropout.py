@@ -1,14 +1,24 @@
-"""Dropout."""
+"""Dropout, whose masks are a hash of the element's place: the same on every device and mesh.
+
+No random bits are stored or read. The mask is computed where it is used, and again in the backward pass.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
+
+RESOLUTION = 2**16
+"""Number of values that an element's random bits are compared by."""
+_FIRST, _SECOND = (np.uint32(factor).view(np.int32) for factor in (0x7FEB352D, 0x846CA68B))
+"""Factors of the hash: those of "lowbias32" (Wellons 2018), a 32-bit hash of two rounds."""
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
@@ -18,35 +28,65 @@ def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Fl
     """
     if key is None or rate <= 0.0:
         return x
-    keep = kept(random_bits(key, x.shape, rate), rate)
+    return _dropout(x, dropout_seeds(key, x.shape[:1]), rate)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _dropout(x: Float[Array, "rows *shape"], seeds: Int[Array, " rows"], rate: float) -> Float[Array, "rows *shape"]:
+    keep = keep_mask(seeds, x.shape[1:], rate)
     return jnp.where(keep, x * keep_scale(rate), 0.0).astype(x.dtype)
 
 
-def random_bits(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
-    """Return the random bits of dropout, uint8 or uint16 (see `resolution`)."""
-    return checkpoint_name(jax.random.bits(key, shape, resolution(rate)[0]), "dropout_bits")
+def _dropout_forward(x, seeds, rate):
+    return _dropout(x, seeds, rate), seeds
 
 
-def kept(bits: jax.Array, rate: float) -> jax.Array:
-    """Return the mask of the elements that dropout keeps, from their random bits."""
-    return bits >= jnp.asarray(resolution(rate)[1], bits.dtype)
+def _dropout_backward(rate, seeds, gradient):
+    return _dropout(gradient, jax.lax.optimization_barrier(seeds), rate), None  # the barrier: see `_attention_backward`
+
+
+_dropout.defvjp(_dropout_forward, _dropout_backward)
+
+
+def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> Int[Array, "*shape"]:
+    """Return the seeds of dropout, one per row, or one per row and head."""
+    seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint32), jnp.int32)
+    # The backward pass needs the same; no rematerialization policy draws them again.
+    return checkpoint_name(seeds, "attention")
+
+
+def keep_mask(seeds: Int[Array, "*rows"], shape: tuple[int, ...], rate: float) -> Bool[Array, "*rows_and_shape"]:
+    """Return the mask of the elements that dropout keeps, of an array of `shape` for each seed."""
+    places = jnp.zeros(shape, jnp.int32)
+    for axis in range(len(shape)):
+        places += jax.lax.broadcasted_iota(jnp.int32, shape, axis) * math.prod(shape[axis + 1 :])
+    return kept(places, seeds.reshape(*seeds.shape, *[1] * len(shape)), rate)
+
+
+def kept(places: Int[Array, "..."], seed: Int[Array, "..."], rate: float) -> Bool[Array, "..."]:
+    """Return the mask of the elements at some places of the seed's array that dropout keeps; also in Pallas kernels.
+
+    The hash takes the place with the seed in its first round, and another word of the seed in its second one, so that
+    no two seeds have shifted copies of one mask.
+    """
+    x = _round(places + seed, 16, _FIRST)
+    x = _round(x, 15, _SECOND, _round(seed, 16, _SECOND))
+    # The upper 16 bits decide; words are signed, so that the least one is -2³¹.
+    return x >= (_threshold(rate) << 16) - 2**31
+
+
+def _round(x: jax.Array, shift: int, factor: np.int32, word: jax.Array | int = 0) -> jax.Array:
+    return (x ^ jax.lax.shift_right_logical(x, jnp.int32(shift)) ^ word) * factor
 
 
 def keep_scale(rate: float) -> float:
     """Return the factor on the elements that dropout keeps."""
-    _, threshold, count = resolution(rate)
-    return count / (count - threshold)
+    return RESOLUTION / (RESOLUTION - _threshold(rate))
 
 
-def resolution(rate: float) -> tuple[Any, int, int]:
-    """Return the type of the random bits, the threshold below which an element is dropped, and the number of values.
-
-    An element gets 8 random bits if they represent the rate within 2 % (0.1 as 26/256), otherwise 16. With 32 bits
-    BERT's step took a tenth longer on a TPU.
-    """
-    dtype = jnp.uint8 if abs(round(rate * 256) / 256 - rate) <= 0.02 * rate else jnp.uint16
-    count = 2 ** jnp.iinfo(dtype).bits
-    return dtype, min(round(rate * count), count - 1), count
+def _threshold(rate: float) -> int:
+    """Return how many of the RESOLUTION values drop an element: never all."""
+    return min(round(rate * RESOLUTION), RESOLUTION - 1)
 
 
 def module_key(module: nn.Module, rate: float, deterministic: bool) -> jax.Array | None:

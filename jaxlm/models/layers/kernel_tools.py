@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.dropout import resolution
+from jaxlm.models.layers.dropout import kept
 
 LANES = 128
 """Lanes of a TPU's vector registers, and the width of its matrix unit."""
@@ -35,16 +34,17 @@ def as_column(row: Float[Array, "1 queries"] | Int[Array, "1 queries"]) -> jax.A
 
 
 def kept_elements(
-    seed: Int[Array, ""], block: int | Int[Array, ""], shape: tuple[int, int], rate: float
-) -> Bool[Array, "rows columns"]:
-    """Return the mask of the elements that dropout keeps, from the chip's generator.
+    seed: Int[Array, ""], queries: int | jax.Array, keys: int | jax.Array, shape: tuple[int, int], row: int, rate: float
+) -> Bool[Array, "queries keys"]:
+    """Return the mask of a block of probabilities that dropout keeps: that of `keep_mask`, of all scores.
 
-    Seed and block decide the bits. A 32-bit word serves 2 or 4 elements, as many rows apart as there are words.
+    Args:
+        seed: Seed of the row and head.
+        queries: First query of the block.
+        keys: First key of the block.
+        shape: Shape of the block.
+        row: Number of keys of a query.
+        rate: Dropout rate.
     """
-    dtype, threshold, _ = resolution(rate)
-    bits = jnp.iinfo(dtype).bits
-    pltpu.prng_seed(seed, block)
-    words = pltpu.prng_random_bits((shape[0] * bits // 32, shape[1]))
-    # An element's bits go to the top of the word; words are signed, so that the least one is -2³¹.
-    least = (threshold << (32 - bits)) - 2**31
-    return jnp.concatenate([(words << shift) >= least for shift in range(0, 32, bits)], axis=0)
+    query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    return kept((query + queries) * row + (key + keys), seed, rate)

@@ -26,6 +26,7 @@ class Visibility(NamedTuple):
 
     query_segments: Int[Array, "batch queries"] | None = None
     key_segments: Int[Array, "batch keys"] | None = None
+    lengths: Int[Array, " batch"] | None = None
     mask: Bool[Array, "#batch #heads #queries keys"] | None = None
     bias: Float[Array, "#batch #heads queries keys"] | None = None
 
@@ -115,6 +116,7 @@ def _attend(config, query, key, value, visibility, causal, decoding, dropout_key
         config.attention, query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
         drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
         packed=visibility.query_segments is not None or config.band is not None,
+        has_lengths=visibility.key_segments is None or visibility.lengths is not None,
     )
     return attend(
         query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else config.band,

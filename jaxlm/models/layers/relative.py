@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, dropout_seeds, on_each_device, split_heads
+from jaxlm.models.layers.attention import attend, choose_kernel, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
-from jaxlm.models.layers.dropout import module_key
+from jaxlm.models.layers.dropout import dropout_seeds, module_key
 from jaxlm.models.layers.relative_kernel import fits, relative_attention
 from jaxlm.models.layers.tiles import TILE
 from jaxlm.parallel.rules import ACTIVATION_AXES
@@ -141,12 +141,11 @@ class RelativeAttention(nn.Module):
 
 def has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
     """Return whether `choose_kernel` finds a fused kernel for these sizes."""
-    if config.attention == "cudnn":  # has no relative attention
-        return False
     kernel = choose_kernel(
-        config.attention, TILE, keys, config.num_heads, config.head_dim, config.dtype, drops=False, mask=None, bias=None
+        config.attention, keys, keys, config.num_heads, config.head_dim, config.dtype, drops=False, mask=None,
+        bias=None, own=fits(distances - keys, keys, config.head_dim, config.dtype),
     )
-    return kernel in ("rows", "splash") and fits(distances - keys, keys, config.head_dim, config.dtype)
+    return kernel == "own"
 
 
 def _in_memory(
@@ -189,7 +188,7 @@ def _fused(
     # The kernel does not read the positions of the content stream.
     positions = queries.segments if queries.positions is None else queries.positions
     vectors = [padded(jnp.stack([positions, queries.segments, queries.limits], axis=1)), jnp.stack(keys, axis=1)]
-    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, batch, heads)
+    seeds = jnp.zeros((batch, heads), jnp.int32) if dropout_key is None else dropout_seeds(dropout_key, (batch, heads))
     rows, axis = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split = PartitionSpec(rows, axis)
     run = on_each_device(

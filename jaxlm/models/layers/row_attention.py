@@ -1,7 +1,7 @@
 """Pallas kernel of attention for TPUs, with rotary positions, bias, and dropout of the probabilities.
 
 VMEM holds the scores of a block of queries and all their keys, so that the softmax needs no blocks of keys. The
-backward pass computes the scores and draws the bits of dropout again. Arrays keep their layout [batch, length, heads ·
+backward pass computes the scores and the mask of dropout again. Arrays keep their layout [batch, length, heads ·
 head_dim]. A program of the grid handles one row and 128 columns. Heads narrower than that share a block: for each head
 the columns of the others are set to zero, so that every product is 128 wide. In long rows they take turns, as a third
 dimension of the grid.
@@ -92,8 +92,7 @@ def fits(queries: int, keys: int, heads: int, head_dim: int, *, has_bias: bool, 
 def row_attention(rows: AttentionInputs, options: Options) -> Float[Array, "batch queries width"]:
     """Return softmax(q kᵀ + bias) v, with the softmax in float32 and dropout of its probabilities.
 
-    Another generation of TPUs, and attention with the scores in memory, draw other bits from the same key. A query
-    without visible keys gets a finite, meaningless result and has no gradients.
+    A query without visible keys gets a finite, meaningless result and has no gradients.
     """
     return _forward(rows, options)[0]
 
@@ -132,7 +131,7 @@ def _call(
         inputs["seeds"] = inputs["seeds"].reshape(-1)  # scalar memory pads the last of two dimensions to 128
     batch, queries, width = inputs["query"].shape
     blocks = _blocks(queries, inputs["key"].shape[1], options)
-    scores = sum((rows.stop - rows.start) * (keys.stop - keys.start) for _, rows, keys in blocks)
+    scores = sum((rows.stop - rows.start) * (keys.stop - keys.start) for rows, keys in blocks)
     arrays = [*inputs.values(), *outputs.values()]
 
     def spec(name: str, array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
@@ -168,7 +167,7 @@ def _call(
 
 def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
     all_queries, all_keys = (_rotated(inputs, name, options) for name in ("query", "key"))
-    for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
+    for queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
         q, k, v = all_queries[queries], all_keys[keys], inputs["value"][0, keys]
         output = jnp.zeros(q.shape, jnp.float32)
         for head in _heads(inputs, options):
@@ -179,7 +178,7 @@ def _forward_kernel(inputs: Refs, outputs: Refs, *, options: Options) -> None:
             factor = 1.0 / total
             if options.dropout_rate:
                 factor *= keep_scale(options.dropout_rate)
-                exponentials = jnp.where(_kept(inputs, options, block, head, scores.shape), exponentials, 0.0)
+                exponentials = jnp.where(_kept(inputs, options, head, queries, keys), exponentials, 0.0)
             output += _of_head(dot(exponentials.astype(v.dtype), v, (1, 0)) * factor, head, options)
             # Without visible keys the backward pass gets probabilities of 0.
             log_sum = jnp.where(top > HIDDEN, top + jnp.log(total), -HIDDEN)
@@ -201,7 +200,7 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
             outputs["bias"][...] = jnp.zeros_like(outputs["bias"])
 
     all_queries, all_keys = (_rotated(inputs, name, options) for name in ("query", "key"))
-    for block, queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
+    for queries, keys in _blocks(inputs["query"].shape[1], inputs["key"].shape[1], options):
         q, k, v = all_queries[queries], all_keys[keys], inputs["value"][0, keys]
         do = inputs["d_output"][0, queries].astype(jnp.float32)
         # Σ_k p · dp of the softmax's gradient is do · output (Dao et al. 2022, appendix B.2).
@@ -215,7 +214,7 @@ def _backward_kernel(inputs: Refs, outputs: Refs, dk_ref, dv_ref, *, options: Op
             probabilities = jnp.exp(scores - as_column(inputs["log_sums"][0, 0, pl.ds(head, 1), queries]))
             kept, d_kept = probabilities, dot(do_head, v, (1, 1))
             if options.dropout_rate:
-                keep = _kept(inputs, options, block, head, scores.shape)
+                keep = _kept(inputs, options, head, queries, keys)
                 kept, d_kept = jnp.where(keep, kept, 0.0), jnp.where(keep, d_kept, 0.0)
             row = jnp.sum(_of_head(row_terms, head, options), axis=1, keepdims=True)
             d_scores = probabilities * (d_kept - row)
@@ -271,21 +270,18 @@ def _store(ref: Any, queries: slice, x: jax.Array, inputs: Refs, options: Option
     ref[0, queries] = x
 
 
-def _blocks(queries: int, keys: int, options: Options) -> Iterator[tuple[int, slice, slice]]:
-    """Yield each block of queries: its number, the queries, and the keys that any of them may attend to.
-
-    The number is part of the seed of dropout, so both passes use the same blocks.
-    """
+def _blocks(queries: int, keys: int, options: Options) -> Iterator[tuple[slice, slice]]:
+    """Yield each block of queries, and the keys that any of them may attend to."""
     # For 512 keys one block is fastest (BERT-base: 0.61 ms a layer, 0.62 with blocks of 256). Under a causal mask
     # smaller blocks skip more keys (GPT-2: 0.69 ms with 256, 0.71 with 512).
     largest = 256 if options.causal or keys > 512 else 512
     size = next(size for size in (512, 256, 128) if size <= largest and queries % size == 0)
-    for block, start in enumerate(range(0, queries, size)):
+    for start in range(0, queries, size):
         first, last = 0, start + size if options.causal else keys
         if options.band is not None:
             first = max(0, start - options.band + 1) // LANES * LANES
             last = min(last, -(-(start + size + options.band - 1) // LANES) * LANES)
-        yield block, slice(start, start + size), slice(first, last)
+        yield slice(start, start + size), slice(first, last)
 
 
 def _scores(
@@ -319,11 +315,12 @@ def _scores(
     return jnp.concatenate([before, own], axis=1) if before.shape[1] else own
 
 
-def _kept(inputs: Refs, options: Options, block: int, head: int | jax.Array, shape: tuple[int, int]) -> jax.Array:
+def _kept(inputs: Refs, options: Options, head: int | jax.Array, queries: slice, keys: slice) -> jax.Array:
     """Return the mask of the probabilities of a block of queries that dropout keeps."""
     heads = pl.num_programs(0) * options.heads
     seed = inputs["seeds"][pl.program_id(1) * heads + pl.program_id(0) * options.heads + head]
-    return kept_elements(seed, block, shape, options.dropout_rate)
+    shape = (queries.stop - queries.start, keys.stop - keys.start)
+    return kept_elements(seed, queries.start, keys.start, shape, inputs["key"].shape[1], options.dropout_rate)
 
 
 def _of_head(x: jax.Array, head: int | jax.Array, options: Options) -> jax.Array:

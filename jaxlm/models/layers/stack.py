@@ -28,13 +28,13 @@ State = TypeVar("State")
 Layer = Callable[[Any, State, Any], tuple[State, Any]]
 """(parameters, state, inputs of this layer) -> (state, output) of one layer."""
 
-# "cheap" keeps the results of matrix products and what the backward pass of attention reads; "dots" keeps neither the
-# attention scores nor the dropout bits; "full" keeps only the input of a layer.
+# "cheap" keeps the results of matrix products and what the backward pass of attention reads; "dots" does not keep the
+# attention scores; "full" keeps only the input of a layer.
 _policies = jax.checkpoint_policies
 _products = _policies.checkpoint_dots_with_no_batch_dims
 REMAT_POLICIES = {
     "cheap": _policies.save_from_both_policies(
-        _products, _policies.save_only_these_names("attention", "attention_scores", "dropout_bits")
+        _products, _policies.save_only_these_names("attention", "attention_scores")
     ),
     "dots": _policies.save_from_both_policies(_products, _policies.save_only_these_names("attention")),
     "full": _policies.nothing_saveable,
@@ -200,7 +200,8 @@ def init_stack(config: StackConfig, key: jax.Array) -> Params:
     """Return fresh parameters of a stack: `layers`, stacked by layer or group of layers, and `final_norm` if any."""
     x = jnp.zeros((1, 2, config.hidden_size), config.dtype)
     shared = SharedInputs(memory=x if config.cross_attention else None)
-    block = Block(dataclasses.replace(config, has_first_norm=True))
+    # No fused kernel: jax cannot batch cuDNN's over the layers, and parameters do not depend on it.
+    block = Block(dataclasses.replace(config, has_first_norm=True, attention="xla"))
     params = {"layers": init_layers(lambda key: block.init(key, x, shared)["params"], key, config.groups)}
     if not config.has_first_norm:
         params["layers"]["attention_norm"] = jax.tree.map(lambda leaf: leaf[1:], params["layers"]["attention_norm"])

@@ -194,8 +194,9 @@ def drop(arrays: list[Tiles], seeds: Any, block: int, rate: float) -> list[Tiles
     if rate <= 0.0:
         return arrays
     seed = seeds[pl.program_id(1), pl.program_id(0)]
-    keep = kept_elements(seed, block, (TILE, TILE * len(arrays[0])), rate)
-    return [[jnp.where(keep[:, tile(i)], x, 0.0) for i, x in enumerate(tiles)] for tiles in arrays]
+    count = len(arrays[0])
+    keep = [kept_elements(seed, block * TILE, i * TILE, (TILE, TILE), TILE * count, rate) for i in range(count)]
+    return [[jnp.where(mask, x, 0.0) for mask, x in zip(keep, tiles, strict=True)] for tiles in arrays]
 
 
 def add(arrays: Iterable[jax.Array]) -> jax.Array:

@@ -22,7 +22,7 @@ from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, multi_head
 from jaxlm.models.layers.attention import attend, choose_kernel
 from jaxlm.models.layers.config import StackConfig
-from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
+from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
 from jaxlm.models.layers.rotary import rotate
 from jaxlm.models.layers.row_attention import Options
@@ -91,10 +91,25 @@ def test_kernels_need_v4_for_bfloat16(kind, dtype, expected, monkeypatch):
     assert found == [expected] * 2
 
 
-def test_cudnn_with_attention_dropout_is_refused(monkeypatch):
-    assert choice(monkeypatch, "gpu", "cudnn") == "cudnn"
-    with pytest.raises(UserError, match="attention_dropout to 0"):
-        choice(monkeypatch, "gpu", "cudnn", drops=True)
+def test_a_line_says_which_kernel_and_why_not(monkeypatch):
+    """The reason is the library's own; a kernel that nothing of a step can use is refused, after the whole step."""
+    with attention.recorded_choices() as kernels:
+        choice(monkeypatch, "gpu", "cudnn", queries=512, keys=512)
+        choice(monkeypatch, "gpu", "cudnn", queries=512, keys=512, head_dim=12)
+    assert kernels() == (
+        "512 x 512 by cudnn; 512 x 512 by xla (scores in memory: NotImplementedError: The head dim must be <= 256 "
+        "and a multiple of 8, but got 12.)"
+    )
+    for platform, implementation, reason in (
+        ("gpu", "cudnn", "cuDNN needs --objective.model.attention-dropout 0"),
+        ("tpu", "pallas", "dropout of the scores"),
+    ):
+        refusal = f"attention is {implementation}, which no attention of this step can use .{reason}"
+        with pytest.raises(UserError, match=refusal), attention.recorded_choices():
+            choice(monkeypatch, platform, implementation, queries=4096, keys=4096, drops=True)
+    with attention.recorded_choices() as kernels:
+        assert choice(monkeypatch, "cpu") == "xla"
+    assert kernels() == "", "a CPU has no choice"
 
 
 @pytest.mark.parametrize(("platform", "arguments", "expected"), [
@@ -205,10 +220,15 @@ def with_gradients(run, *arrays) -> list[np.ndarray]:
 def masked(length: int, kind: str) -> tuple[jax.Array, dict]:
     """Return the mask of non-padding positions and the arguments of `attend`."""
     packed, padded = segments(length, [1, 2, 0], [1, 1, 2]), segments(length, [1, 1, 0], [1, 1, 1])
+    lengths = jnp.sum(padded > 0, axis=1)
     if kind == "left":
         padded = padded[:, ::-1]
+    if kind == "holes":
+        padded = padded.at[:, length // 5 :: 3].set(0)
     return {
         "packed": (packed > 0, dict(query_segments=packed, key_segments=packed)),
+        "lengths": (padded > 0, dict(key_segments=padded, lengths=lengths)),
+        "holes": (padded > 0, dict(key_segments=padded)),
         "padded": (padded > 0, dict(key_segments=padded)),
         "left": (padded > 0, dict(key_segments=padded)),
         "whole": (jnp.ones((2, length), bool), {}),
@@ -225,7 +245,7 @@ TOLERANCE = dict(rtol=1e-5, atol=5e-6)
 
 @pytest.mark.parametrize(("kind", "causal", "kernel", "length"), [
     pytest.param(kind, causal, *kernel, marks=() if (kind, causal, kernel) in QUICK else pytest.mark.slow)
-    for kind in ("packed", "padded", "left", "whole") for causal in (False, True)
+    for kind in ("packed", "padded", "left", "holes", "whole") for causal in (False, True)
     for kernel in (("splash", 128), ("rows", 128), ("rows", 384))
 ])
 def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length, monkeypatch):
@@ -340,13 +360,17 @@ def test_bands_in_the_kernels_equal_scores_in_memory(kind, causal, kernel, lengt
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["packed", "padded", "whole"])
+@pytest.mark.parametrize("kind", ["packed", "padded", "lengths", "left", "holes", "whole"])
 def test_cudnn_equals_scores_in_memory(kind, causal, monkeypatch):
-    """The call of cuDNN, answered by jax's own implementation of the same function."""
+    """The call of cuDNN, answered by jax's own implementation of the same function.
+
+    It gets lengths, in place of a mask, only from a caller who knows that padding stands at the end.
+    """
     asked, answer = [], jax.nn.dot_product_attention
 
     def stand_in(*arguments, implementation, **options):
         asked.append(implementation)
+        assert (options["key_value_seq_lengths"] is not None) == (kind == "lengths")
         return answer(*arguments, **options, implementation="xla")
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
@@ -431,7 +455,7 @@ def test_scores_in_memory_equal_the_formula(rate):
     bias = jnp.asarray(rng.standard_normal((1, 4, 6, 9)), jnp.float32)
     cotangent = jnp.asarray(rng.standard_normal(q.shape), jnp.float32)
     key = jax.random.key(0)
-    keep = kept(random_bits(key, (2, 4, 9, 6), rate), rate).swapaxes(2, 3)
+    keep = keep_mask(dropout_seeds(key, (2, 4)), (6, 9), rate)
 
     def formula(q, k, v, bias):
         scores = jnp.where(mask, jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.3 + bias, -jnp.inf)

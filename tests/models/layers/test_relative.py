@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxlm.models.layers import attention, disentangled, relative
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.disentangled import attend_disentangled, disentangled_bias
 from jaxlm.models.layers.disentangled_kernel import disentangled_attention
-from jaxlm.models.layers.dropout import keep_scale, resolution
+from jaxlm.models.layers.dropout import keep_mask, keep_scale
 from jaxlm.models.layers.relative import Keys, Queries, RelativeAttention, by_key, sinusoids
 from jaxlm.models.layers.relative_kernel import relative_attention
 from jaxlm.models.xlnet import MASKED_RANK, MEMORY_RANK
@@ -58,24 +57,11 @@ def inputs(stream: str, memory: int, dtype=jnp.float32) -> tuple:
     )
 
 
-def words(shape: tuple[int, int], *seeds: jax.Array) -> jax.Array:
-    """Return int32 random words, a hash of their indices and the seeds, in place of the TPU's generator."""
-    x = jax.lax.broadcasted_iota(jnp.uint32, shape, 0) * shape[1] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
-    for seed in (*seeds, 0):
-        x = (x ^ jnp.asarray(seed).astype(jnp.uint32)) * jnp.uint32(0x9E3779B9) + jnp.uint32(0x7F4A7C15)
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-            x = (x ^ (x >> shift)) * jnp.uint32(factor)
-    return jax.lax.bitcast_convert_type(x, jnp.int32)
-
-
 def use_kernel(patch) -> None:
-    """Make relative attention use its kernel, in the interpreter, whose own generator gives zeros."""
-    seeds = []
+    """Make relative attention use its kernel, in the interpreter."""
     for module in (relative, disentangled):
         patch.setattr(module, "has_kernel", lambda *_: True)
     patch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
-    patch.setattr(pltpu, "prng_seed", lambda *given: seeds.__setitem__(slice(None), given))
-    patch.setattr(pltpu, "prng_random_bits", lambda shape: words(shape, *seeds))
 
 
 def attended(module: RelativeAttention, x, source, distances, *rest):
@@ -163,36 +149,11 @@ def draw(rows: int) -> tuple:
     )
 
 
-def kept(seeds: np.ndarray, rate: float) -> np.ndarray:
-    """Return the mask of a row's dropout, [heads, queries, keys], from its seeds, by values that tell keys apart."""
-    rows = LENGTH // HEAD_DIM
-    _, _, key, _, *rest = draw(rows)
-    value = np.tile(np.eye(LENGTH).reshape(rows, HEAD_DIM, LENGTH), (1, HEADS, 1))
-    zero, seeds = jnp.zeros_like(key), jnp.tile(seeds, (rows, 1))
-    arguments = zero, zero, key, jnp.asarray(value, jnp.float32), *rest
-    y = relative_attention(*arguments[:5], 0 * arguments[5], *arguments[6:], seeds, rate, True)
-    shares = np.asarray(y).reshape(rows, HEADS, HEAD_DIM, LENGTH).transpose(1, 3, 0, 2).reshape(HEADS, LENGTH, LENGTH)
-    count, threshold = 2 ** jnp.iinfo(resolution(rate)[0]).bits, resolution(rate)[1]
-    np.testing.assert_allclose(shares[shares > 0], count / (count - threshold) / LENGTH, rtol=1e-5)
-    return shares > 0
-
-
-@pytest.mark.parametrize("rate", [pytest.param(0.1, marks=pytest.mark.slow), 0.02])
-def test_dropout(rate, monkeypatch):
-    """The law of the mask, and that the backward pass has the mask of the forward pass. Rates take 8 or 16 bits."""
+def test_dropout(monkeypatch):
+    """Output and gradients by the formula, with the mask of `keep_mask`."""
     use_kernel(monkeypatch)
-    seeds = jnp.asarray([[5, -7], [2**31 - 1, 0]], jnp.int32)
-    masks = np.stack([kept(row, rate) for row in seeds])
-    share = resolution(rate)[1] / resolution(rate)[2]
-    assert abs(share - rate) <= 0.02 * rate
-    assert abs(1 - masks.mean() - share) < 5 * np.sqrt(share / masks.size)
-    rows = masks.reshape(-1, LENGTH).astype(np.float64)
-    centered = rows - rows.mean()
-    correlation = centered @ centered.T / (LENGTH * share * (1 - share))
-    assert np.abs(correlation - np.diag(np.diag(correlation))).max() < 10 / np.sqrt(LENGTH)
-    assert abs(np.mean(correlation) - 1 / len(rows)) < 1e-3
-
-    arguments = draw(2)
+    rate, seeds, arguments = 0.1, jnp.asarray([[5, -7], [2**31 - 1, 0]], jnp.int32), draw(2)
+    masks = keep_mask(seeds, (LENGTH, LENGTH), rate)
 
     def formula(content, distance_query, key, value, distance, segment_scores):
         split = functools.partial(jnp.reshape, shape=(2, HEADS, HEAD_DIM, -1))
@@ -318,20 +279,14 @@ def test_each_key_and_row_drops_other_probabilities(monkeypatch):
 
 
 def test_dropout_of_the_disentangled_kernel(monkeypatch):
-    """The backward pass has the mask of the forward pass, which differs between heads."""
+    """Output and gradients by the formula, with the mask of `keep_mask`."""
     use_kernel(monkeypatch)
     rate, length, width = 0.1, 128, HEADS * HEAD_DIM
-    rng, rows = np.random.default_rng(0), length // HEAD_DIM
-    seeds = jnp.tile(jnp.asarray([[5, -7]], jnp.int32), (rows, 1))
+    rng, rows, seeds = np.random.default_rng(0), 2, jnp.asarray([[5, -7], [2**31 - 1, 0]], jnp.int32)
     segments = jnp.ones((rows, 2, length), jnp.int32)
     sizes = [(rows, width, length)] * 3 + [(1, width, 2 * length)] * 2
     arrays = [jnp.asarray(rng.standard_normal(size), jnp.float32) for size in sizes]
-    zeros = [jnp.zeros_like(x) for x in arrays]
-    value = np.tile(np.eye(length).reshape(rows, HEAD_DIM, length), (1, HEADS, 1))
-    shares = disentangled_attention(*zeros[:2], jnp.asarray(value, jnp.float32), *zeros[3:], segments, seeds, rate)
-    shares = np.asarray(shares).reshape(rows, HEADS, HEAD_DIM, length).transpose(1, 3, 0, 2)
-    masks = shares.reshape(HEADS, length, length) > 0
-    assert abs(1 - masks.mean() - 26 / 256) < 0.01 and (masks[0] != masks[1]).mean() > 0.1
+    masks = keep_mask(seeds, (length, length), rate)
 
     def formula(query, key, value, distance_query, distance_key):
         split = lambda x: x.reshape(x.shape[0], HEADS, HEAD_DIM, -1).transpose(0, 3, 1, 2)  # noqa: E731

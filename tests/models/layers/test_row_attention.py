@@ -1,13 +1,8 @@
-"""Dropout of probabilities in the TPU's kernel for short rows: its law, its gradients, the same on any mesh.
-
-Pallas's interpreter has no random bits, so a generator of jax stands in for the chip's. What the chip's own bits are
-worth, and that it repeats them for a seed, cannot be tested without a chip.
-"""
+"""Dropout of probabilities in the TPU's kernel for short rows: its mask, its gradients, the same on any mesh."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import subprocess
 import sys
@@ -18,37 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers import kernel_tools, row_attention
+from jaxlm.models.layers import row_attention
 from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 
 ROWS, LENGTH, HEADS, HEAD_DIM = 4, 384, 4, 64
-BLOCK = 128
-"""Queries of a block, for 384 positions."""
 
 
-class Generator:
-    """Stands in for the chip's generator: its words are a function of the seeds and of their place in the block."""
-
-    def seed(self, *seeds) -> None:
-        self.key = functools.reduce(jax.random.fold_in, seeds, jax.random.key(0))
-
-    def words(self, shape):
-        whole = jax.random.bits(self.key, (shape[0], LENGTH), jnp.uint32)
-        return jax.lax.bitcast_convert_type(whole[:, : shape[1]], jnp.int32)
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    interpret(monkeypatch.setattr)
 
 
-@pytest.fixture
-def generator(monkeypatch):
-    return use_generator(monkeypatch.setattr)
-
-
-def use_generator(replace) -> Generator:
-    generator = Generator()
-    replace(kernel_tools.pltpu, "prng_seed", generator.seed)
-    replace(kernel_tools.pltpu, "prng_random_bits", generator.words)
+def interpret(replace) -> None:
     replace(row_attention.pl, "pallas_call", functools.partial(row_attention.pl.pallas_call, interpret=True))
-    return generator
 
 
 def arrays(dtype=jnp.float32):
@@ -62,50 +41,24 @@ def drop(query, key, value, rate: float, **arguments):
                   **arguments)
 
 
-def kept_elements(generator: Generator, bits: int, threshold: int) -> np.ndarray:
-    """Return which probabilities are kept [batch, heads, queries, keys]: those whose `bits` bits reach the threshold.
-
-    A word has the bits of 32 / `bits` queries, the highest first; each is compared as a signed number.
-    """
-    seeds, parts = jax.random.bits(jax.random.key(7), (ROWS, HEADS), jnp.uint32).astype(jnp.int32), 32 // bits
-
-    @jax.jit
-    def words(*seeds):
-        generator.seed(*seeds)
-        return generator.words((BLOCK // parts, LENGTH))
-
-    kept = np.zeros((ROWS, HEADS, LENGTH, LENGTH), bool)
-    for row, head, block in itertools.product(range(ROWS), range(HEADS), range(LENGTH // BLOCK)):
-        drawn = np.asarray(words(seeds[row, head], block)).view(np.uint32)
-        drawn = np.stack([(drawn >> (32 - bits - shift)) & (2**bits - 1) for shift in range(0, 32, bits)])
-        drawn ^= np.uint32(2 ** (bits - 1))
-        kept[row, head, block * BLOCK :][:BLOCK] = drawn.reshape(BLOCK, LENGTH) >= threshold
-    return kept
-
-
-LAWS = {0.1: (8, 26), 0.03: (16, 1966)}
-"""Number of random bits of a probability, and the threshold below which it is dropped, by rate."""
-
-
 @pytest.mark.parametrize(("rate", "causal", "most_scores"), [
     pytest.param(0.1, False, row_attention.MOST_SCORES, marks=pytest.mark.slow),
     (0.03, False, row_attention.MOST_SCORES), (0.1, True, row_attention.MOST_SCORES), (0.1, True, 0),
 ])
-def test_dropped_probabilities_equal_the_formula(rate, causal, most_scores, generator, monkeypatch):
+def test_dropped_probabilities_equal_the_formula(rate, causal, most_scores, monkeypatch):
     """softmax(scale · q kᵀ) with dropped probabilities, times v, and its gradients by autodiff.
 
     In the last case the heads take turns, as in long rows.
     """
     monkeypatch.setattr(row_attention, "MOST_SCORES", most_scores)
     *inputs, cotangent = arrays()
-    bits, threshold = LAWS[rate]
-    kept = kept_elements(generator, bits, threshold)
+    kept = keep_mask(dropout_seeds(jax.random.key(7), (ROWS, HEADS)), (LENGTH, LENGTH), rate)
     real = jnp.arange(LENGTH) < jnp.asarray([LENGTH, 300, 200, LENGTH])[:, None]
 
     def formula(query, key, value):
         scores = 0.125 * jnp.einsum("bqhd,bkhd->bhqk", query, key)
         visible = real[:, None, None] & (jnp.tri(LENGTH, dtype=bool) if causal else True)
-        probabilities = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf)) * kept / (1 - threshold / 2**bits)
+        probabilities = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf)) * kept * keep_scale(rate)
         return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
 
     def values(function, inputs, cotangent):
@@ -119,23 +72,7 @@ def test_dropped_probabilities_equal_the_formula(rate, causal, most_scores, gene
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rate", LAWS)
-def test_the_law_of_the_bits(rate, generator):
-    """Rate, and independence of rows, heads and blocks of queries, within five standard deviations."""
-    bits, threshold = LAWS[rate]
-    dropped, share = ~kept_elements(generator, bits, threshold), threshold / 2**bits
-    assert abs(share - rate) < 0.02 * rate
-    for axis in range(4):
-        others = tuple(i for i in range(4) if i != axis)
-        deviation = (share * (1 - share) * dropped.shape[axis] / dropped.size) ** 0.5
-        assert np.all(np.abs(dropped.mean(others) - share) < 5 * deviation)
-    blocks = dropped.reshape(-1, BLOCK * LENGTH)
-    both = np.triu(blocks.astype(np.float32) @ blocks.T.astype(np.float32) / blocks.shape[1], 1)
-    deviation = share * (1 - share) / blocks.shape[1] ** 0.5
-    assert np.abs(both[np.triu_indices(len(blocks), 1)] - share**2).max() < 5 * deviation
-
-
-def test_queries_without_visible_keys_have_no_gradients(generator):
+def test_queries_without_visible_keys_have_no_gradients():
     """In a row of padding; outputs are finite."""
     *inputs, cotangent = arrays()
     real = jnp.ones((ROWS, LENGTH), jnp.int32).at[1].set(0)
@@ -145,8 +82,8 @@ def test_queries_without_visible_keys_have_no_gradients(generator):
         assert not gradient[1].any() and gradient[0].any()
 
 
-def test_bfloat16_is_as_close_as_scores_in_memory(generator):
-    """Errors of both against float32, without dropout, since the bits differ."""
+def test_bfloat16_is_as_close_as_scores_in_memory():
+    """Errors of both against float32."""
     *inputs, cotangent = arrays()
 
     def values(kernel, dtype):
@@ -173,7 +110,7 @@ def test_the_same_on_any_mesh():
 
 def compare_meshes() -> None:
     """Raise AssertionError if outputs or gradients on a mesh differ from those of one device."""
-    use_generator(setattr)
+    interpret(setattr)
     *inputs, cotangent = arrays()
 
     @jax.jit
