@@ -15,7 +15,7 @@ from rich.progress import track
 
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
-from jaxlm.models.base import Inputs, Model, text_vectors
+from jaxlm.models.base import AtEnd, Inputs, Model, text_vectors
 from jaxlm.objectives.base import Objective, PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling
@@ -68,7 +68,7 @@ def embed(
         ids, mask = pad([rows[number].input_ids for number in filled], value=max(vocabulary.pad, 0))
         segments, _ = pad([rows[number].segments for number in filled])
         ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
-        batch = _vectors(model, vocabulary, pooling, text_params, Inputs(ids, segments, mask).padded_at_end())
+        batch = _vectors(model, vocabulary, pooling, text_params, Inputs(ids, segments, mask, padding=AtEnd()))
         for number, vector in zip(filled, np.asarray(batch), strict=True):
             vectors[number] = vector
     result = np.stack(vectors)

@@ -24,6 +24,10 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling
 
 
+class AtEnd(NamedTuple):
+    """Padding at the end of every row: a fact of a feed, known while a step is traced, without any array."""
+
+
 class Inputs(NamedTuple):
     """Inputs of a model. Each family ignores the fields that it does not use."""
 
@@ -41,9 +45,9 @@ class Inputs(NamedTuple):
     GPT, Reformer and encoders attend within a document, and count positions from its start. Documents are numbered in
     any way; neighbours differ, and padding is at the end of a row.
     """
-    lengths: Int[Array, " batch"] | None = None
-    """Number of tokens of each row, where the caller knows that the padding stands at the end: some kernels of
-    attention are faster with it than with the mask. None: it may stand anywhere."""
+    padding: AtEnd | None = None
+    """AtEnd() where the caller knows that padding stands at the end of every row: some kernels of attention are faster
+    with lengths than with a mask. None: it may stand anywhere."""
     characters: Int[Array, "batch length characters"] | None = None
     """Characters of each token, for models with character inputs."""
     entities: Int[Array, "batch length"] | None = None
@@ -54,15 +58,16 @@ class Inputs(NamedTuple):
     @classmethod
     def of(cls, example: Mapping[str, Any]) -> Inputs:
         """Return the inputs that an example has under their names there, such as `input_ids`; padding is at the end."""
-        found = cls(
+        return cls(
             example["input_ids"], example.get("token_type_ids"), example.get("attention_mask"),
-            example.get("documents"), None, example.get("characters"), example.get("entities"),
+            example.get("documents"), AtEnd(), example.get("characters"), example.get("entities"),
         )
-        return found.padded_at_end()
 
-    def padded_at_end(self) -> Self:
-        """Return the inputs with `lengths`, for rows whose padding stands at the end."""
-        return self if self.mask is None else self._replace(lengths=jnp.sum(self.mask, axis=-1, dtype=jnp.int32))
+    @property
+    def lengths(self) -> Int[Array, " batch"] | None:
+        """Number of tokens of each row; None without padding, or where it may stand anywhere."""
+        is_known = self.mask is not None and self.padding is not None
+        return jnp.sum(self.mask, axis=1, dtype=jnp.int32) if is_known else None
 
     @property
     def segments(self) -> Int[Array, "batch length"] | None:

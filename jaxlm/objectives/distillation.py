@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs
+from jaxlm.models.base import AtEnd, Inputs
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.stack import at_positions
@@ -114,7 +114,7 @@ class Distillation(MaskedLM):
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         teacher, teacher_params = self.constants.objective.model, self.constants.params
-        inputs = Inputs(example["input_ids"], mask=example["attention_mask"]).padded_at_end()
+        inputs = Inputs(example["input_ids"], mask=example["attention_mask"], padding=AtEnd())
         teacher_hidden = jax.lax.stop_gradient(teacher.hidden_states(teacher_params, inputs))
         student_hidden = self.model.hidden_states(params, inputs, key=key if train else None)
         features, (table, bias) = self.model.token_features(params, student_hidden), self.model.output_matrix(params)

@@ -182,8 +182,7 @@ class PooledTask(Task):
 
 def flat_inputs(example: Arrays) -> Inputs:
     """Return the texts of a batch, those of a row one after another."""
-    inputs = Inputs.of(example)._replace(lengths=None)
-    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), inputs).padded_at_end()
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), Inputs.of(example))
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
