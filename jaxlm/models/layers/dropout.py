@@ -60,16 +60,17 @@ def keep_mask(seeds: Int[Array, "*rows"], shape: tuple[int, ...], rate: float) -
     places = jnp.zeros(shape, jnp.int32)
     for axis in range(len(shape)):
         places += jax.lax.broadcasted_iota(jnp.int32, shape, axis) * math.prod(shape[axis + 1 :])
-    return kept(places, seeds.reshape(*seeds.shape, *[1] * len(shape)), rate)
+    seeds = seeds.reshape(*seeds.shape, *[1] * len(shape))
+    return kept(places + seeds, seeds, rate)
 
 
-def kept(places: Int[Array, "..."], seed: Int[Array, "..."], rate: float) -> Bool[Array, "..."]:
-    """Return the mask of the elements at some places of the seed's array that dropout keeps; also in Pallas kernels.
+def kept(x: Int[Array, "..."], seed: Int[Array, "..."], rate: float) -> Bool[Array, "..."]:
+    """Return the mask of elements that dropout keeps, from place + seed of each; also in Pallas kernels.
 
-    The hash takes the place with the seed in its first round, and another word of the seed in its second one, so that
-    no two seeds have shifted copies of one mask.
+    The hash takes their sum in its first round, and another word of the seed in its second one, so that no two seeds
+    have shifted copies of one mask.
     """
-    x = _round(places + seed, 16, _FIRST)
+    x = _round(x, 16, _FIRST)
     x = _round(x, 15, _SECOND, _round(seed, 16, _SECOND))
     # The upper 16 bits decide; words are signed, so that the least one is -2³¹.
     return x >= (_threshold(rate) << 16) - 2**31

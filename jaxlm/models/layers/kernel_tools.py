@@ -46,5 +46,7 @@ def kept_elements(
         row: Number of keys of a query.
         rate: Dropout rate.
     """
-    query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-    return kept((query + queries) * row + (key + keys), seed, rate)
+    # One addition per element; the rest is of a column and of a row.
+    query = jax.lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0) + queries
+    key = jax.lax.broadcasted_iota(jnp.int32, (1, shape[1]), 1) + keys
+    return kept((query * row + seed) + key, seed, rate)
