@@ -65,8 +65,7 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-    waits = experiment.data.has_labels and experiment.train.epochs  # for the rows
-    if is_run or not (experiment.objective.is_task or waits):
+    if is_run or not (experiment.objective.is_task or experiment.train.epochs):  # which wait for the rows
         experiment = with_steps(experiment)
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
