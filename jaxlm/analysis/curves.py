@@ -67,7 +67,7 @@ def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] 
 def _panels(lines: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[str, str, str]]]:
     """Return (key in `lines`, label, style) of the curves of each panel, by its title.
 
-    Only evaluations have the figures of sources of a mixture, such as wiki_mlm_loss; they are drawn in that of mlm_loss.
+    The figures of a source, such as wiki_mlm_loss, are those of evaluations, and are drawn with mlm_loss.
     """
     keys = dict.fromkeys(key for line in lines for key in line)
     metrics = ("loss", "accuracy", "precision", "recall", "f1", "exact_match", "matthews", "pearson", "spearman")
