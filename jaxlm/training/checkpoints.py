@@ -269,4 +269,6 @@ def _attempt(action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]
 
 def _first_line(error: Exception) -> str:
     """Return the cause of a failure, for one sentence: Orbax's errors have many lines."""
+    if type(error) is Exception and error.__cause__:  # around a failed read, with the name of a method as its details
+        error = error.__cause__
     return without_queries(str(error).strip().partition("\n")[0])[:200].rstrip(".") or type(error).__name__
