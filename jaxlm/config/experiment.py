@@ -81,7 +81,7 @@ class TrainConfig:
     steps: int | None = field(1_000_000, resumable=True, range="[1, inf)")
     """Optimizer steps in total; None: `epochs` passes over the training data, or the sum of the `phases`."""
     epochs: float = field(0.0, resumable=True, range="[0, inf)")
-    """Passes over the training data, text or labelled rows, where `steps` is None."""
+    """Passes over the training data, text or labelled rows, where `steps` is None; as a flag in place of a preset's."""
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
     phases: str = ""
@@ -288,7 +288,7 @@ class Experiment:
                 f"{type(self.objective).__name__}."
             )
         if t.phases and t.epochs:
-            raise UserError("train.phases and train.epochs both give the steps; leave one of them out.")
+            raise UserError("train.phases and train.epochs both give steps; set --train.phases= or --train.epochs 0.")
         if t.phases and self.data.has_labels:
             raise UserError("train.phases is for text without labels; leave it empty.")
         for phase in self.phases if t.phases else ():

@@ -105,7 +105,7 @@ def test_any_damaged_file(saved, tmp_path, damage):
 
 
 def test_without_an_average_that_can_be_read_the_imported_parameters_are(tmp_path):
-    """The checkpoint of step 0 has no average. The cause is TensorStore's, not the sentence that Orbax has around it."""
+    """The checkpoint of step 0 has no average. The cause is TensorStore's, not Orbax's sentence around it."""
     params = {"kernel": jax.random.normal(jax.random.key(0), (64, 64))}
     checkpoints, said = Checkpoints(tmp_path / "checkpoints"), []
     checkpoints.save_params(params, {})
