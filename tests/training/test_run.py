@@ -430,7 +430,6 @@ def test_damaged_metadata_is_taken_from_a_checkpoint(content, finished, capsys):
     "name", [".lock", ".config.json.tmp", "curves.png", "checkpoints", "checkpoints/14", "tokenizer/spiece.model"]
 )
 def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, capsys, curves):
-
     target = tmp_path / "mine"
     target.write_text("mine")
     path = finished / name
