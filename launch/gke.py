@@ -2,9 +2,11 @@
 """Print the manifest of one run on GKE, for one TPU slice or several: launch/gke.yaml with its values filled in.
 
     ./launch/gke.py bert-large --image IMAGE --accelerator tpu-v5-lite-podslice --topology 4x4 --slices 2 --spot \
-        --volume CLAIM:/shared -- pretrain configs/bert_large.py --run-dir /shared/bert_large | kubectl apply -f -
+        --volume CLAIM:/shared -- pretrain configs/bert_large.py --run-dir /shared/bert_large \
+        --data.cache-dir /shared/cache | kubectl apply -f -
 
-What stands after `--` is a command of jaxlm. The run folder must be on the volume, which all hosts share.
+What stands after `--` is a command of jaxlm. Run folder and --data.cache-dir must be on the volume, which all
+hosts share.
 """
 
 from __future__ import annotations

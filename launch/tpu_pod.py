@@ -2,7 +2,8 @@
 """One run on a Cloud TPU slice, or on several, from a laptop: create, install, start, follow, resume, collect, delete.
 
     ./launch/tpu_pod.py run NAME --zone us-west4-a --accelerator-type v5litepod-16 --spot -- \
-        pretrain configs/bert_large.py --run-dir /shared/bert_large --data.source 'gs://bucket/text/*.jsonl.zst'
+        pretrain configs/bert_large.py --run-dir /shared/bert_large --data.cache-dir /shared/cache \
+        --data.source 'gs://bucket/text/*.jsonl.zst'
     ./launch/tpu_pod.py collect NAME --zone us-west4-a      # the logs of all workers, into NAME-logs
     ./launch/tpu_pod.py delete NAME --zone us-west4-a       # stops the run, which saves, and deletes the slices
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import write_whole
+from jaxlm.paths import absolute, write_whole
 from jaxlm.runs.folder import RunFolder
 from jaxlm.training.metrics import read_metrics
 from jaxlm.types import Report
 
 
 def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] = ()) -> epath.Path | None:
-    """Plot the training and held-out losses and accuracies of metrics.jsonl in curves.png.
+    """Plot the losses, accuracies and learning rate of metrics.jsonl in curves.png, with lines where phases begin.
 
     Args:
         folder: The run folder.
@@ -29,27 +29,29 @@ def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] 
     from matplotlib.figure import Figure  # pyplot takes a second longer to import
 
     lines = read_metrics(folder)
-    names = dict.fromkeys(name.removeprefix("eval_") for line in lines for name in line)
-    metrics = ("loss", "accuracy", "precision", "recall", "f1", "exact_match", "matthews", "pearson", "spearman")
-    names = [name for name in names if name.endswith(metrics)]
-    if not names:
+    panels = _panels(lines)
+    if not panels:
         return None
-    entropy = RunFolder.read(folder).metadata.get("unigram_entropy")
-    columns = min(2, len(names))
-    rows = math.ceil(len(names) / columns)
+    run = RunFolder.read(folder)
+    entropy, phases = run.metadata.get("unigram_entropy"), run.experiment.phases[1:] if run.experiment else ()
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(6 * columns, 3.5 * rows))
+    figure.suptitle(absolute(folder).name)
     axes = figure.subplots(rows, columns, squeeze=False)
-    for axis, name in zip(axes.flat, names, strict=False):
-        for key, label, style in ((name, "training", "-"), (f"eval_{name}", "held out", "o-")):
+    for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+        for key, label, style in curves:
             points = [(line["step"], line[key]) for line in lines if key in line]
-            if points:
-                axis.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
-        if entropy is not None and name in token_losses:
+            axis.plot(*zip(*points, strict=True), style, label=label, markersize=3, linewidth=1)
+        if entropy is not None and title in token_losses:
             axis.axhline(entropy, color="grey", linestyle=":", label="unigram entropy")
-        axis.set(title=name, xlabel="step")
+        for phase in phases:
+            if phase.after < lines[-1]["step"]:
+                axis.axvline(phase.after, color="grey", linestyle="--", linewidth=1)
+        axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    for axis in list(axes.flat)[len(names):]:
+    for axis in list(axes.flat)[len(panels):]:
         axis.set_visible(False)
     figure.tight_layout()
     path, image = folder / "curves.png", io.BytesIO()
@@ -60,3 +62,22 @@ def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] 
         report(f"The curves are not drawn: {error}")
         return None
     return path
+
+
+def _panels(lines: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[str, str, str]]]:
+    """Return (key in `lines`, label, style) of the curves of each panel, by its title.
+
+    The figures of a source, such as wiki_mlm_loss, are those of evaluations, and are drawn with mlm_loss.
+    """
+    keys = dict.fromkeys(key for line in lines for key in line)
+    metrics = ("loss", "accuracy", "precision", "recall", "f1", "exact_match", "matthews", "pearson", "spearman")
+    shown = [key for key in keys if key.endswith(metrics)] + [key for key in keys if key == "learning_rate"]
+    panels: dict[str, list[tuple[str, str, str]]] = {}
+    for key in shown:
+        name = key.removeprefix("eval_")
+        wholes = [other for other in keys if name not in keys and name.endswith(f"_{other}")]
+        title = max(wholes, key=len, default=name)
+        source = f" ({name.removesuffix(title).rstrip('_')})" * (title != name)
+        curve = (key, f"held out{source}", "o-") if key != name else (key, "training", "-")
+        panels.setdefault(title, []).append(curve)
+    return panels

@@ -29,11 +29,12 @@ def main(arguments: list[str]) -> None:
     step, vocabulary, experiment, metadata = model.step, model.tokenizer.vocabulary, run.experiment, run.metadata
     is_mean = len(run.named_steps) > 1  # no evaluation is of these parameters
     evaluated, evaluation = (0, {}) if is_mean else last_evaluation(run.path, up_to=step)
+    steps = f"mean of steps {', '.join(f'{each:,}' for each in run.named_steps)}" if is_mean else ""
     earlier = bool(evaluation) and evaluated != step
     card = ModelCard(
         rows={
             "Training steps": f"{step:,}",
-            "Parameters": f"mean of steps {', '.join(f'{each:,}' for each in run.named_steps)}" if is_mean else "",
+            "Parameters": steps,
             "Sequence length": experiment.data.length,
             "Batch size": experiment.train.batch_size,
             "Phases": experiment.describe_phases(step) if experiment.train.phases and step else "",
@@ -59,5 +60,6 @@ def main(arguments: list[str]) -> None:
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:
         loss += f" at step {evaluated:,}"
-    print(f"Wrote step {step:,}{loss} to {out}; its README.md says how it is loaded.")
+    what = f"the {steps}" if is_mean else f"step {step:,}"
+    print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
 

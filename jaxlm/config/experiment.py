@@ -79,9 +79,9 @@ class TrainConfig:
     """Training length, batch size, evaluation and checkpoints."""
 
     steps: int | None = field(1_000_000, resumable=True, range="[1, inf)")
-    """Optimizer steps in total; None: `epochs` passes over labelled rows, or the sum of the `phases`."""
+    """Optimizer steps in total; None: `epochs` passes over the training data, or the sum of the `phases`."""
     epochs: float = field(0.0, resumable=True, range="[0, inf)")
-    """Passes over labelled rows, where `steps` is None."""
+    """Passes over the training data, text or labelled rows, where `steps` is None; as a flag in place of a preset's."""
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
     phases: str = ""
@@ -89,9 +89,10 @@ class TrainConfig:
     (attention is learnt sooner over short rows, and costs less). The last one ends with `steps`. A length without a
     batch has as many tokens a batch as the run. FIELD=VALUE after them sets any field of objective and optimizer that
     leaves shapes as they are, or train.accumulate, as in '800x128 optimizer.learning_rate=3e-4'; what a phase does not
-    set is the run's. A phase that sets a field of the optimizer has a learning-rate schedule of its own, over its own
-    steps; all others share one over the whole run. Evaluation is at the run's length, batch and rates. Phases that have
-    not begun may change when a run is resumed. Empty: none."""
+    set is the run's. A phase that sets optimizer.schedule, warmup_…, decay_… or final_share has a learning-rate
+    schedule of its own, over its own steps; all others share one over the whole run, which optimizer.learning_rate
+    scales. Evaluation is at the run's length, batch and rates. Phases that have not begun may change when a run is
+    resumed. Empty: none."""
     decay_steps: int = field(0, range="[0, inf)")
     """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
     checkpoint of `--init-from RUN` or `RUN@STEP`, optimizer included. 0: a run of its own."""
@@ -172,9 +173,14 @@ class Phase(NamedTuple):
         """Return whether it sets a field whose dotted name begins with one of `prefixes`."""
         return any(name.startswith(prefixes) for name in self.changes)
 
+    @property
+    def has_schedule(self) -> bool:
+        """Whether it has a learning-rate schedule of its own."""
+        return self.sets(*_OF_SCHEDULE)
+
     def schedule_span(self) -> tuple[int, int]:
         """Return (number of steps before, number of steps of) the learning-rate schedule that it follows."""
-        after, steps = (self.after, self.last) if self.sets("optimizer.") else (0, None)
+        after, steps = (self.after, self.last) if self.has_schedule else (0, None)
         return after, (steps or self.experiment.train.steps) - after
 
     def decay_span(self) -> tuple[int, int]:
@@ -247,8 +253,8 @@ class Experiment:
                                 "train.accumulate, and fields of objective and optimizer.")
             check_type(fields[name]._replace(value=value))
             own = with_value(own, name, value)
-        restarts = any(name.startswith("optimizer.") for name in changes)
-        if restarts and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
+        has_schedule = any(name.startswith(_OF_SCHEDULE) for name in changes)
+        if has_schedule and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
             own = with_value(own, "optimizer.warmup_steps", None)  # a share of the phase's own steps
         own.data.validate()
         if "data.length" not in changes or "train.batch_size" in changes:
@@ -284,6 +290,8 @@ class Experiment:
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
                 f"{type(self.objective).__name__}."
             )
+        if t.phases and t.epochs:
+            raise UserError("train.phases and train.epochs both give steps; set --train.phases= or --train.epochs 0.")
         if t.phases and self.data.has_labels:
             raise UserError("train.phases is for text without labels; leave it empty.")
         for phase in self.phases if t.phases else ():
@@ -293,6 +301,8 @@ class Experiment:
 
 _OF_PHASE = ("objective.", "optimizer.", "data.length", "train.batch_size", "train.accumulate")
 """Beginnings of the names of the fields that a phase may set. `Program.at` refuses those that change the state."""
+_OF_SCHEDULE = tuple(f"optimizer.{name}" for name in ("schedule", "warmup_", "decay_", "final_share"))
+"""Beginnings of the names of the fields with which a phase begins a learning-rate schedule of its own."""
 _PHASE = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?((?:\s+[\w.-]+=\S+)*)")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+from etils import epath
 
 from jaxlm.data.batches import Batches
 from jaxlm.fields import check_ranges
@@ -107,13 +108,18 @@ class Data:
     """
 
     has_labels: ClassVar[bool] = False
-    """Whether its rows have labels or belong together, so that passes over them can be counted (`train.epochs`)."""
+    """Whether its rows have labels or belong together."""
     dev: ClassVar[str] = ""
     """File of held-out data; a flag where there is one."""
 
     def validate(self) -> None:
         """Raise UserError for a value out of range."""
         check_ranges(self, "data.")
+
+    @property
+    def shared_cache(self) -> epath.Path | None:
+        """Folder in which the processes of a run find what others have prepared; None for data without one."""
+        return None
 
     @property
     def has_held_out(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.build import StoreBuild
@@ -90,6 +91,10 @@ class TextData(Data):
 
     workers: int = field(0, resumable=True, range="[0, inf)")
     """Number of tokenizing threads; 0 means one per core, up to 8."""
+
+    @property
+    def shared_cache(self) -> epath.Path:
+        return cache_folder(self.cache_dir)
 
     def prepare_tokenizer(self, report: Report = print, symbols: Sequence[str] = ()) -> Tokenizer:
         """Load the tokenizer, or train it; see `jaxlm.data.base.Data`.

@@ -270,8 +270,8 @@ class Objective:
         return []
 
     def num_examples(self, rows: Any, length: int) -> int:
-        """Return the number of examples of an epoch; 0 for text, which is trained by steps."""
-        return 0
+        """Return the number of examples of an epoch, here the rows of `length` tokens."""
+        return rows.batches("train", 2, self.row_format(length), 0).num_rows  # two, since some streams need pairs
 
     def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the model's inputs and targets. Rows of padding get weight 0 in the loss."""

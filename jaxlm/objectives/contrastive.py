@@ -162,7 +162,8 @@ class Contrastive(Objective):
         return self
 
     def num_examples(self, rows: Any, length: int) -> int:
-        return len(rows.records["train"]) if isinstance(rows, LabelledSource) else 0
+        is_labelled = isinstance(rows, LabelledSource)
+        return len(rows.records["train"]) if is_labelled else super().num_examples(rows, length)
 
     def init(self, key: jax.Array) -> Params:
         # No vector reads ModernBERT's layers between hidden states and heads, and weight decay would change them.

@@ -9,9 +9,11 @@ import json
 import os
 import platform
 import re
+import secrets
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +22,12 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause
+from jaxlm.paths import cause, write_whole
 
 Result = TypeVar("Result")
 
@@ -40,6 +43,8 @@ LOG_SECONDS = 60.0
 """Seconds between two messages of a waiting process."""
 LEAVE_SECONDS = 30.0
 """Seconds that a process of several waits for the others at its end, once for a save and once to exit."""
+SHARED_SECONDS = 30
+"""Seconds in which a file that process 0 has written must be seen by the others."""
 HEARTBEAT_SECONDS = "JAXLM_HEARTBEAT_SECONDS"
 """Heartbeat timeout in seconds, after which jax considers a process lost and ends the others; 100 by default."""
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -273,6 +278,41 @@ def _refuse_differences(records: list[dict[str, Any]]) -> None:
         raise UserError(
             f"the {len(records)} processes of this run differ ({'; '.join(differing[:3])}); start all with the same "
             "installation and command, on machines that share the run folder."
+        )
+
+
+def from_main(value: Any) -> Any:
+    """Return process 0's `value`, which JSON can hold, on all processes; all call this at the same time."""
+    if jax.process_count() == 1:
+        return value
+    encoded = json.dumps(value).encode()
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
+    row = np.frombuffer(encoded[:length].ljust(length), np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(row).tobytes())
+
+
+def require_shared(folder: epath.Path, flag: str) -> None:
+    """Raise UserError on all processes unless each sees, within `SHARED_SECONDS`, a file that process 0 writes.
+
+    Args:
+        folder: The folder, as this process names it.
+        flag: The flag that names it, for the message.
+    """
+    if jax.process_count() == 1:
+        return
+    token = folder / f".shared-{from_main(secrets.token_hex(8))}"  # of an earlier start it would be no proof
+    main_first(lambda: write_whole(token, b""), "write into the cache folder", everywhere=False)
+    try:
+        waits = range(SHARED_SECONDS)  # a network filesystem may show a new file only seconds later
+        is_seen = any(token.exists() or time.sleep(1) for _ in waits)
+        seen = multihost_utils.process_allgather(np.bool_(is_seen))
+    finally:
+        if jax.process_index() == 0:
+            token.unlink(missing_ok=True)
+    if not seen.all():
+        raise UserError(
+            f"process {np.argmin(seen)} does not see what process 0 writes into {folder}, so that each would prepare "
+            f"the whole text; give all processes one {flag}, on a disk that they share or in a bucket."
         )
 
 

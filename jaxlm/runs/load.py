@@ -58,6 +58,8 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     """
     folder = run_path(split_steps(path)[0])
     experiment, run = load_config(folder / "config.json"), RunFolder.read(path)  # in this order: links are refused
+    if run.tokenizer_folder is None and run.saved_steps:
+        raise UserError(f"{folder / 'tokenizer'} is missing; copy it from the run that the checkpoints come from.")
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
     session = open_session(Resolved(experiment), run, for_inference=True)

@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import Objective, PretrainedModel
-from jaxlm.parallel.hosts import main_first, require_same
+from jaxlm.parallel.hosts import main_first, require_same, require_shared
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
@@ -98,6 +98,8 @@ def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitS
     require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
     main_first(lock, "lock the run folder", everywhere=False)
     require_same({"owner of the run folder": owner(folder)})
+    if cache := resolved.experiment.data.shared_cache:
+        require_shared(cache, "--data.cache-dir")
     return main_first(read, "check the run folder")
 
 
@@ -108,7 +110,7 @@ def _check_program(session: Session, mesh: Mesh) -> None:
     are read it has no classes, and so no shapes of parameters; nor a run whose steps its rows decide.
     """
     e = session.experiment
-    if not session.objective.is_task and (e.train.steps or not e.data.has_labels):
+    if not session.objective.is_task and e.train.steps:
         program = dataclasses.replace(session, constants=()).program(mesh)
         for phase in e.phases:
             program.at(phase.after + 1)

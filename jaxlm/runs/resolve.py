@@ -56,6 +56,9 @@ def resolve(
         pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
     unchanged = dataclasses.replace(experiment, objective=_objective_of(experiment, pretrained, as_text))
     experiment = override(unchanged, list(flags), command)
+    old, new = unchanged.train, experiment.train
+    if new.epochs not in (0, old.epochs) and new.steps == old.steps and not is_run:
+        experiment = with_value(experiment, "train.steps", None)  # in place of a preset's
     _require_one_duration(unchanged, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(unchanged, experiment, pretrained.path, "objective.model.")
@@ -65,8 +68,7 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-    waits = experiment.data.has_labels and experiment.train.epochs  # for the rows
-    if is_run or not (experiment.objective.is_task or waits):
+    if is_run or not (experiment.objective.is_task or experiment.train.epochs):  # which wait for the rows
         experiment = with_steps(experiment)
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)

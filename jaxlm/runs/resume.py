@@ -50,7 +50,7 @@ def _check_phases(run: RunFolder, before: Experiment, experiment: Experiment) ->
     """Raise UserError unless the phases that have begun are those of the run, whose current one may end elsewhere."""
     done = max(run.newest_step, 1)
     old, new = ([
-        (phase.after, phase.sets("optimizer."), flatten(phase.experiment, Setting.decides_result))
+        (phase.after, phase.has_schedule, flatten(phase.experiment, Setting.decides_result))
         for phase in each.phases if phase.after < done
     ] for each in (before, experiment))
     if old != new:
@@ -126,7 +126,7 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
     for phase in experiment.phases:
         _, steps = phase.schedule_span()
         warmup = phase.experiment.optimizer.with_warmup(steps).warmup_steps
-        if phase.after < t.steps and phase.sets("optimizer.") and warmup >= steps:
+        if phase.after < t.steps and phase.has_schedule and warmup >= steps:
             remarks.append(
                 f"The learning rate of phase {phase.number} rises over {warmup:,} steps and it has {steps:,}; if that "
                 "is not meant, set optimizer.warmup_steps in it"

@@ -84,7 +84,7 @@ class Session:
         if run.has_begun and optimizer.warmup_steps is None:  # more steps do not change the warm-up that is done
             optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)
         experiment = dataclasses.replace(experiment, objective=objective, optimizer=optimizer)
-        experiment = with_steps(experiment, objective.num_examples(rows, length))
+        experiment = with_steps(experiment, 0 if experiment.train.steps else objective.num_examples(rows, length))
         return dataclasses.replace(self, experiment=experiment, pretrained=pretrained, rows=rows)
 
     def replace(self, **parts: Any) -> Self:
@@ -181,7 +181,7 @@ def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
 
     Args:
         experiment: The experiment.
-        num_examples: Examples of an epoch; 0 if they are not read, or for text.
+        num_examples: Examples of an epoch; 0 if they are not read.
 
     Raises:
         UserError: There is no number of steps, and no phases, epochs or examples.
@@ -191,6 +191,6 @@ def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
         train = dataclasses.replace(train, steps=sum(steps for steps, _ in parse_phases(train.phases)))
     elif train.steps is None:
         if not train.epochs * num_examples:
-            raise UserError("train.steps is None; give a number, train.phases, or for a new task's run train.epochs.")
+            raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
     return dataclasses.replace(experiment, train=train, optimizer=experiment.optimizer.with_warmup(train.steps))

@@ -165,7 +165,7 @@ class Checkpoints:
         if not steps:
             return None
         item = _item(jax.tree.map(_abstract, shapes, shardings))
-        _, restored, metadata = self._newest(steps, item, report)
+        _, restored, metadata = self._newest(steps, lambda step: item, report)
         return TrainState(**restored), metadata
 
     def restore_params(
@@ -181,18 +181,20 @@ class Checkpoints:
         steps = [step] if step is not None else self.steps()[::-1]
         if not steps:
             raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
-        name = "average" if average and max(steps) else "params"
-        found, restored, _ = self._newest(steps, {name: jax.tree.map(_abstract, shapes, shardings)}, report)
-        return restored[name], found
+        item = jax.tree.map(_abstract, shapes, shardings)
+        found, restored, _ = self._newest(
+            steps, lambda step: {"average" if average and step else "params": item}, report
+        )
+        return next(iter(restored.values())), found
 
     def _newest(
-        self, steps: list[int], item: dict[str, Any], report: Report
+        self, steps: list[int], item_of: Callable[[int], dict[str, Any]], report: Report
     ) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Return (step, arrays, metadata) of the first of `steps` that can be read and matches its checksums."""
         for step in steps:
             metadata, failure = _attempt(lambda step=step: self._metadata(step))
             if not failure:
-                found, failure = _attempt(lambda step=step: self._arrays(step, item))
+                found, failure = _attempt(lambda step=step: self._arrays(step, item_of(step)))
             if not failure:  # all processes compute the checksums together
                 expected = metadata["checksums"]
                 wrong = [path for path, number in checksums(found)[0].items() if expected.get(path) != number]
@@ -267,4 +269,6 @@ def _attempt(action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]
 
 def _first_line(error: Exception) -> str:
     """Return the cause of a failure, for one sentence: Orbax's errors have many lines."""
+    if type(error) is Exception and error.__cause__:  # around a failed read, with the name of a method as its details
+        error = error.__cause__
     return without_queries(str(error).strip().partition("\n")[0])[:200].rstrip(".") or type(error).__name__

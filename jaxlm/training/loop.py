@@ -17,6 +17,7 @@ from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
 from jaxlm.models.layers.attention import recorded_choices
 from jaxlm.objectives.base import Objective, Term, Terms
+from jaxlm.parallel.hosts import from_main
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock, watchdog
@@ -173,7 +174,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
 
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
     `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
-    their shares, and "NAME_loss" is that of each source.
+    their shares, and that of the primary metric is also told for each source, as "wiki_mlm_loss".
 
     Raises:
         UserError: `train.best_by` is none of the figures.
@@ -189,13 +190,14 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     for figure in dict.fromkeys(figure for part in parts.values() for figure in part):
         found = [(feed.held_out_shares[source], part[figure]) for source, part in parts.items() if figure in part]
         figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
-    figures |= {f"{source}_loss": part["loss"] for source, part in parts.items() if source}
+    primary = program.objective.primary_metric
+    figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
     if program.objective.is_task and name and not name.endswith("loss"):
         params = program.local_params(state.eval_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
         raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")
-    return figures
+    return from_main(figures)  # those of a task differ by a rounding, and all processes must stop at the same step
 
 
 def evaluation_line(

@@ -184,7 +184,9 @@ def scale_by_muon() -> optax.GradientTransformation:
 
     The momentum is Nesterov's, with decay 0.95, and 5 Newton-Schulz steps follow. The factor 0.2 · sqrt(max(inputs,
     outputs)) gives the update AdamW's size, so that one learning rate and weight decay serve both (Liu et al. 2025,
-    section 2.2).
+    section 2.2). optax corrects the bias of both terms of Nesterov's momentum, each by its own power of the decay;
+    Jordan's code and torch.optim.Muon correct none. The updates soon agree: their cosine is 0.986 at step 2 and 1.0 at
+    step 60.
     """
     def axes(params: Any) -> Any:
         return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)

@@ -23,7 +23,7 @@ from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
-from jaxlm.training.optimizers import make_optimizer, make_schedule
+from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels
 from jaxlm.trees import matches_patterns, path_string, paths
 from jaxlm.types import Params
 
@@ -65,7 +65,8 @@ class Program:
             schedule_span: Number of updates before the schedule, and of its steps; by default it has all `train.steps`.
 
         Raises:
-            UserError: The batch does not divide over the mesh, or a pattern of `optimizer.freeze` matches nothing.
+            UserError: The batch does not divide over the mesh, a pattern of `optimizer.freeze` matches nothing, or muon
+                finds no matrices.
         """
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
@@ -83,6 +84,11 @@ class Program:
         )
         self.shapes: TrainState = jax.eval_shape(lambda key: self._init_state(objective.init(key)), jax.random.key(0))
         _check_patterns(optimizer.freeze, self.shapes.params)
+        if optimizer.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(self.shapes.params)):
+            raise UserError(
+                f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
+                "choose adamw, or another one."
+            )
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.constants = jax.tree.map(
@@ -249,7 +255,9 @@ def gradients(
 
     The terms include "loss", and are metrics (coefficient 0), since those of microbatches are added up, as their
     gradients are. Every term is divided by its weight in the whole batch, so that gradients are those of the whole
-    batch, except that each microbatch has dropout masks of its own.
+    batch, except that each microbatch has dropout masks of its own. Microbatches are added in float32. Devices add the
+    gradients of kernels in the model's dtype: of bfloat16 they differ from float32's by 0.8 % over 8 devices, and by
+    0.7 % on one (Frobenius norm, BERT of 2 layers, CPU).
     """
     if num_microbatches == 1:
         return _part_gradients(objective, params, example, memory, key, None, frozen_params)

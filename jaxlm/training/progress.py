@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Progress display: loss, accuracies, tokens per second, MFU where it is known, and the time left."""
+    """Progress display: loss, accuracies, learning rate, tokens per second, MFU if it is known, and the time left."""
 
     def __init__(self, steps: int, after_step: int, enabled: bool = True) -> None:
         """Create the bar if standard output is a terminal.
@@ -54,6 +54,7 @@ class Progress:
             self.last_line = now
             figures = [f"loss {means['loss']:.3f}"]
             figures += [f"{name.replace('_', ' ')} {means[name]:.3f}" for name in means if name.endswith("accuracy")]
+            figures.append(f"learning rate {means['learning_rate']:.2e}")
             figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
             if "mfu" in means:
                 figures.append(f"MFU {means['mfu']:.1%}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding
+from jaxlm.training.metrics import Totals
 from tests.training.support import Command, metadata, metrics, saved_steps
 
 
@@ -113,6 +115,37 @@ def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
         assert said.startswith("jaxlm: the 3 processes of this run differ (train.seed: 1 in process 2 on ")
         assert f"on {socket.gethostname()}, 0 in the others)" in said
     assert not (tmp_path / "run").exists()
+
+
+class Disagreeing(Command):
+    """A `Command` whose process 0 sees every evaluation improve, while the other's get worse."""
+
+    @staticmethod
+    def target(arguments: list[str], environment: dict[str, str], log: str) -> None:
+        real, sign = Totals.loss, 2 * int(environment["JAX_PROCESS_ID"]) - 1
+        evaluations = itertools.count()
+        Totals.loss = lambda self: real(self) + sign * 10 * next(evaluations)
+        Command.target(arguments, environment, log)
+
+
+def test_processes_stop_by_the_figures_of_the_first(preset, tmp_path):
+    """Metrics that each computes alone differ by a rounding; if one stopped earlier, the other would wait for it."""
+    run = tmp_path / "run"
+    flags = ["--train.steps", 3, "--train.eval-every", 1, "--train.patience", 1, "--train.stall-seconds", 30]
+    both = processes(tmp_path, *[["pretrain", preset, "--run-dir", run, *flags]] * 2, command=Disagreeing)
+    for command in both:
+        assert command.wait() == 0, command.output
+    assert saved_steps(run)[-1] == 3 and "Best: step 3, loss" in both[0].output
+
+
+def test_processes_that_share_no_cache_say_so(preset, tmp_path):
+    """Instead of preparing the whole text twice, one after the other."""
+    arguments = ["pretrain", preset, "--run-dir", tmp_path / "run", "--data.cache-dir"]
+    for command in processes(tmp_path, [*arguments, tmp_path / "a"], [*arguments, tmp_path / "b"]):
+        assert command.wait() == 2, command.output
+        assert "jaxlm: process 1 does not see what process 0 writes into" in command.output
+        assert "give all processes one --data.cache-dir" in command.output and "Tokenising" not in command.output
+    assert not [*(tmp_path / "a").iterdir()] and not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -104,6 +104,21 @@ def test_any_damaged_file(saved, tmp_path, damage):
     assert fallen_back >= 2
 
 
+def test_without_an_average_that_can_be_read_the_imported_parameters_are(tmp_path):
+    """The checkpoint of step 0 has no average. The cause is TensorStore's, not Orbax's sentence around it."""
+    params = {"kernel": jax.random.normal(jax.random.key(0), (64, 64))}
+    checkpoints, said = Checkpoints(tmp_path / "checkpoints"), []
+    checkpoints.save_params(params, {})
+    checkpoints.save(TrainState(jnp.int32(2), params, {}, average=params), 2, {})
+    checkpoints.wait()
+    for path in files_of(tmp_path / "checkpoints" / "2" / "state" / "ocdbt.process_0" / "d"):
+        flip(path)
+    found, step = checkpoints.restore_params(jax.eval_shape(lambda: params), report=said.append, average=True)
+    checkpoints.close()
+    assert step == 0 and "<bound method" not in said[0] and "Error reading" in said[0]
+    assert_same_arrays(found, params)
+
+
 def test_a_flipped_number_is_seen_by_its_checksum(saved, tmp_path, monkeypatch):
     """Orbax restores flipped numbers without an error, so the test flips one between restoring and verifying."""
     folder = tmp_path / "checkpoints"

@@ -10,11 +10,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxlm.analysis.curves import draw_curves
-from jaxlm.config.experiment import TrainConfig
+from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.config.json import to_json
+from jaxlm.data.text import TextData
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
+from jaxlm.runs.folder import write_json
 from jaxlm.training.loop import evaluation_line
 from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
 
@@ -70,3 +73,23 @@ def test_curves_have_metrics_that_the_first_step_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.extend(a.get_title() for a in figure.axes))
     assert draw_curves(tmp_path, pytest.fail)
     assert drawn[:3] == ["loss", "nsp_loss", "nsp_accuracy"]
+
+
+def test_curves_of_a_mixture_in_phases(tmp_path, monkeypatch):
+    """The title names the run, sources share a panel, the learning rate has one, and a line marks a phase."""
+    run = tmp_path / "wiki_and_books"
+    experiment = Experiment(MaskedLM(), TextData(length=32), train=TrainConfig(steps=3, phases="1x16, 1, 1"))
+    write_json(run / "config.json", to_json(experiment))
+    (run / "checkpoints").mkdir()
+    sources = {"eval_mlm_loss": 2.0, "eval_wiki_mlm_loss": 1.5, "eval_books_mlm_loss": 2.5}
+    lines = [{"step": 1, "loss": 2.5, "mlm_loss": 2.0, "learning_rate": 0.1}, {"step": 2, "loss": 1.5} | sources]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.append(figure))
+    assert draw_curves(run, pytest.fail)
+    panels = {axis.get_title(): axis for axis in drawn[0].axes}
+    assert drawn[0].get_suptitle() == "wiki_and_books" and [*panels][:3] == ["loss", "mlm_loss", "learning_rate"]
+    labels = [line.get_label() for line in panels["mlm_loss"].lines]
+    assert labels[:4] == ["training", "held out", "held out (wiki)", "held out (books)"]
+    assert all([line.get_xdata()[0] for line in axis.lines if line.get_linestyle() == "--"] == [1]
+               for name, axis in panels.items() if name)

@@ -40,10 +40,10 @@ def test_the_loss_of_each_source_is_told(whole):
     found = [line for line in metrics(whole) if "eval_loss" in line]
     assert [line["step"] for line in found] == [6, 12]
     for line in found:
-        overall = 0.7 * line["eval_wiki_loss"] + 0.3 * line["eval_books_loss"]
-        assert line["eval_loss"] == pytest.approx(overall, rel=1e-9)
+        overall = 0.7 * line["eval_wiki_mlm_loss"] + 0.3 * line["eval_books_mlm_loss"]
+        assert line["eval_mlm_loss"] == pytest.approx(overall, rel=1e-9)
         assert line["eval_loss"] == pytest.approx(line["eval_mlm_loss"] + line["eval_nsp_loss"], rel=1e-6)
-        assert line["eval_wiki_loss"] != line["eval_books_loss"]
+        assert line["eval_wiki_mlm_loss"] != line["eval_books_mlm_loss"]
 
 
 def test_stopping_anywhere_changes_nothing(arguments, whole, tmp_path, capsys):
@@ -56,7 +56,7 @@ def test_stopping_anywhere_changes_nothing(arguments, whole, tmp_path, capsys):
     said = capsys.readouterr().out
     share = r"\d\d\.\d\d% of the tokens, [\d.]+ epochs"
     assert re.search(rf"\nDrawn of wiki: {share}\nDrawn of books: {share}\n", said)
-    assert re.search(r"held out: mlm_loss .* wiki_loss \d\.\d+  books_loss \d\.\d+", said)
+    assert re.search(r"held out: mlm_loss .* wiki_mlm_loss \d\.\d+  books_mlm_loss \d\.\d+", said)
 
 
 def test_other_weights_are_another_text(arguments, whole, capsys):

@@ -13,14 +13,20 @@ import optax
 import pytest
 import torch
 
-from jaxlm.config.experiment import OptimizerConfig
+from jaxlm.config.experiment import OptimizerConfig, TrainConfig
+from jaxlm.errors import UserError
 from jaxlm.huggingface import xlnet
+from jaxlm.models.elmo import Elmo
 from jaxlm.models.layers.stack import unstack
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.permutation_lm import PermutationLM
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import is_stacked
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels, scale_by_depth, weight_decay_mask
+from jaxlm.training.program import Program
 from jaxlm.trees import get, paths
 
 STEPS = 6
@@ -209,6 +215,15 @@ def test_muon_takes_the_kernels_of_layers(model, kinds):
     chosen = [path for path in paths(labels) if get(labels, path) == "muon"]
     assert {"/".join(path.split("/")[-3:-1]) for path in chosen} == names and len(chosen) == len(names)
     assert all(get(shapes, path).ndim == 3 for path in chosen)
+
+
+def test_muon_is_refused_for_a_model_without_such_kernels():
+    """It would be AdamW in silence."""
+    model = Elmo(hidden_size=8, cell_size=16, num_highways=1, filter_widths=2)
+    objective = BidirectionalLM(model, noise_words=64).bind(Vocabulary.stand_in(300, BidirectionalLM().symbols), 16)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    with pytest.raises(UserError, match=r"optimizer.name muon is for the kernels of stacked layers, which Elmo has"):
+        Program(objective, TrainConfig(steps=1, batch_size=2), OptimizerConfig(name="muon"), mesh)
 
 
 def test_adamw_is_torchs_without_decay_on_biases_and_norms():

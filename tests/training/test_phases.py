@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxlm.cli import main
-from jaxlm.config.experiment import Experiment, TrainConfig
-from jaxlm.config.presets import load_config
+from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs.load import load_run
 from jaxlm.runs.resume import _check_phases, schedule_remarks
 from jaxlm.runs.session import with_steps
+from jaxlm.training.optimizers import make_schedule
 from tests.training.support import (
     metadata,
     metrics,
@@ -118,6 +122,43 @@ def test_the_clock_of_a_phase_is_that_of_its_remark():
     before, now = (phased("20x16, 80 optimizer.schedule=wsd", steps) for steps in (100, 200))
     (remark,) = schedule_remarks(SimpleNamespace(newest_step=95, experiment=before), now)
     assert "from step 182 to 200 instead of 92 to 100; 95 are done" in remark
+
+
+def rates(experiment: Experiment) -> np.ndarray:
+    """The learning rate of each step."""
+    found = []
+    for phase in experiment.phases:
+        after, steps = phase.schedule_span()
+        schedule = make_schedule(phase.experiment.optimizer.with_warmup(steps), steps, after)
+        span = jnp.arange(phase.after, phase.last or experiment.train.steps)
+        found.append(np.broadcast_to(schedule(span), span.shape))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(("fields", "factor"), [
+    ("weight_decay=0.1", 1), ("b2=0.9 optimizer.clip_norm=0", 1), ("learning_rate=3e-4", 3),
+])
+def test_a_phase_without_a_schedule_follows_that_of_the_run(fields, factor):
+    """Only a phase that names the schedule, its warm-up, its decay or its end begins one."""
+    optimizer = OptimizerConfig(warmup_steps=None, warmup_share=0.25)
+    one, two = (
+        rates(dataclasses.replace(phased(phases), optimizer=optimizer.with_warmup(12)))
+        for phases in ("6, 6", f"6, 6 optimizer.{fields}")
+    )
+    np.testing.assert_allclose(two, np.where(np.arange(12) < 6, one, factor * one), rtol=1e-6)
+    assert one[6] > 0 == rates(phased("6, 6 optimizer.warmup_steps=2"))[6]
+
+
+@pytest.mark.parametrize(("size", "warmup", "peak", "stable", "later", "decay"), [
+    ("base", 3_815, 8e-4, 374_902, 3e-4, 10_596), ("large", 1_664, 5e-4, 180_329, 5e-5, 9_781),
+])
+def test_modernbert_has_its_published_rates_at_every_step(size, warmup, peak, stable, later, decay):
+    """Warner et al. 2024, appendix A: a linear warm-up, a constant rate, a later one, then 1 - sqrt to a thousandth."""
+    experiment = load_preset(f"configs/modernbert_{size}.py")
+    step = np.arange(experiment.train.steps)
+    end = np.sqrt(np.maximum(step - (len(step) - decay), 0) / decay)
+    expected = np.where(step < stable, peak * np.minimum(step / warmup, 1), later * (1 - 0.999 * end))
+    np.testing.assert_allclose(rates(experiment), expected, rtol=1e-5, atol=1e-10)
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ def test_the_time_left_is_that_of_steps_without_the_first_which_compiles(monkeyp
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
     shown = progress.Progress(steps=71, after_step=0)
     for step in (1, 11):
-        shown.show(step, {"loss": 2.0, "mlm_accuracy": 0.5, "tokens_per_second": 1000.0})
+        shown.show(step, {"loss": 2.0, "mlm_accuracy": 0.5, "learning_rate": 1e-4, "tokens_per_second": 1e3})
     first, second = capsys.readouterr().out.splitlines()
-    assert first == "step 1/71  loss 2.000  mlm accuracy 0.500  1,000 tokens/s"
-    assert second == "step 11/71  loss 2.000  mlm accuracy 0.500  1,000 tokens/s  0:01:00 left"
+    assert first == "step 1/71  loss 2.000  mlm accuracy 0.500  learning rate 1.00e-04  1,000 tokens/s"
+    assert second == "step 11/71  loss 2.000  mlm accuracy 0.500  learning rate 1.00e-04  1,000 tokens/s  0:01:00 left"
 
 
 def test_lines_scroll_above_a_bar_that_disappears(monkeypatch):
@@ -34,7 +34,7 @@ def test_lines_scroll_above_a_bar_that_disappears(monkeypatch):
     monkeypatch.setattr(rich, "_console", None)
     with progress.Progress(steps=3, after_step=0) as shown:
         for step in (1, 2, 3):
-            shown.show(step, {"loss": 4.0 - step, "tokens_per_second": 1000.0})
+            shown.show(step, {"loss": 4.0 - step, "learning_rate": 1e-4, "tokens_per_second": 1000.0})
         shown.note("Finished")
     said = screen.getvalue()
     for line in ("step 1/3  loss 3.000", "step 2/3  loss 2.000", "step 3/3  loss 1.000", "Finished"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +22,13 @@ from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.folder import RunFolder, write_metadata
 from jaxlm.runs.load import load_run
+from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import schedule_remarks
+from jaxlm.runs.session import open_session
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import (
     assert_same_arrays,
@@ -262,6 +266,8 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
     """Where a run was stopped, the newest figures are from before the newest checkpoint."""
     assert main(["export", str(finished), str(tmp_path / "same")]) == 0
     assert "at step" not in capsys.readouterr().out
+    assert main(["export", f"{finished}@last3", str(tmp_path / "mean")]) == 0
+    assert "Wrote the mean of steps 4, 8, 12 to" in capsys.readouterr().out
     assert "Held-out evaluation |" not in (tmp_path / "same" / "README.md").read_text()
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     lines[-1] = {name: value for name, value in lines[-1].items() if not name.startswith("eval_")}
@@ -271,6 +277,21 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
     assert f"Wrote step 12, held-out mlm_loss {loss:.4f} at step 8 to" in capsys.readouterr().out
     assert "| Sequence length | 32 |" in (tmp_path / "earlier" / "README.md").read_text()
     assert "| Held-out evaluation | of step 8 |" in (tmp_path / "earlier" / "README.md").read_text()
+
+
+def test_epochs_of_text_are_passes_over_its_rows(preset, capsys):
+    """A flag for them takes the place of the preset's steps."""
+    session = open_session(resolve(str(preset), ["--train.epochs", "2.5"])).with_rows()
+    feed, steps = session.feed(make_mesh(MeshConfig(), jax.devices()[:1])), session.experiment.train.steps
+    (batches, rows), = feed.draws
+    assert rows == 8 * steps and 2.5 <= feed.passes < 2.5 + 8 / batches.num_rows
+    said = refused(capsys, "pretrain", preset, "--run-dir", "run", "--train.epochs", "3", "--train.phases", "4x16, 8")
+    assert "set --train.phases= or --train.epochs 0" in said
+
+
+def test_a_run_without_its_tokenizer_says_so(finished, capsys):
+    shutil.rmtree(finished / "tokenizer")
+    assert f"{finished / 'tokenizer'} is missing; copy it" in refused(capsys, "fill-mask", finished, "a [MASK]")
 
 
 @pytest.mark.slow
@@ -376,8 +397,6 @@ def test_damaged_metadata_is_taken_from_a_checkpoint(content, finished, capsys):
     "name", [".lock", ".config.json.tmp", "curves.png", "checkpoints", "checkpoints/14", "tokenizer/spiece.model"]
 )
 def test_links_out_of_a_run_folder_are_not_followed(name, finished, tmp_path, capsys, curves):
-    import shutil
-
     target = tmp_path / "mine"
     target.write_text("mine")
     path = finished / name
