@@ -270,8 +270,8 @@ class Experiment:
                 f"train.accumulate {t.accumulate} would compare only the rows of a microbatch with each other; set it "
                 f"to 1, and objective.chunks to {t.accumulate} to save as much memory."
             )
-        if t.batch_size < (least := self.objective.min_rows):
-            raise UserError(f"train.batch_size {t.batch_size} gives a row none to be compared with; set {least} or more.")
+        if t.batch_size < (n := self.objective.min_rows):
+            raise UserError(f"train.batch_size {t.batch_size} gives a row none to be compared with; set {n} or more.")
         if t.profile_steps and not _is_range(t.profile_steps):
             raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
         if t.uses_best and not self.data.has_held_out:
