@@ -6,7 +6,7 @@ jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--a
 The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
 would use. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in alternating
 rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
-A task (configs/tasks, with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
+A task (with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from jaxlm.commands.common import (
     bootstrap_option,
     count,
     output_option,
+    remark_length,
     standard_output,
     start_jax,
     vector_options,
@@ -106,6 +107,8 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     model = load_trained(options.model)
     if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
         raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
+
+    remark_length(options.length, model)
 
     def encode(texts: Sequence[str], role: Role) -> Any:
         prompt = options.document_prompt if role == "document" else options.prompt

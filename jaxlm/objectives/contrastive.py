@@ -101,11 +101,6 @@ class Contrastive(Objective):
         return self.positives != "rows"
 
     @property
-    def use_cosine(self) -> bool:
-        """Whether the score of two vectors is their cosine, and not their dot product."""
-        return self.normalize or bool(self.widths)
-
-    @property
     def row_group(self) -> int:
         """Rows that each device has a multiple of: one for each chunk."""
         return self.chunks
@@ -125,7 +120,7 @@ class Contrastive(Objective):
         prompts = (("query", self.query_prompt), ("document", self.passage_prompt)) if has_prompts else ()
         return Vectors(
             self.pooling, length, self.normalize, None if has_prompts else "", prompts,
-            similarity="cosine" if self.use_cosine else "dot", widths=self.widths,
+            similarity="cosine" if self.normalize or self.widths else "dot", widths=self.widths,
         )
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
@@ -319,7 +314,7 @@ class Contrastive(Objective):
     def _of_widths(self, vectors: Float[Array, "batch texts width"]) -> list[Float[Array, "batch texts some"]]:
         """Return the prefixes of vectors that are scored, the whole ones last."""
         parts = [vectors[..., :width] for width in (*self.widths, vectors.shape[-1])]
-        return [unit(part) for part in parts] if self.use_cosine else parts
+        return [unit(part) for part in parts] if self.normalize or self.widths else parts
 
     def _score_terms(
         self, scores: Sequence[Float[Array, " batch"]], labels: Float[Array, " batch"], weights: Float[Array, " batch"]

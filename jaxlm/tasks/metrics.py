@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 
 _WITHOUT_SPACES = (  # as ranges of a regular expression
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao and Tibetan, Burmese, Khmer
@@ -30,9 +30,7 @@ def require_packages(names: Iterable[str]) -> None:
     for name in names:
         if name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
             package = _PACKAGES[name].replace("_", "-")
-            raise UserError(
-                f"{name.upper()} needs the package {package}; in the clone, run `pip install -e '.[eval]'`."
-            )
+            raise UserError(f"{name.upper()} needs the package {package}; {install('eval')}.")
 
 
 def label_order(label: str) -> tuple[float, str]:
@@ -162,8 +160,8 @@ def _words_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
     return 2 * common / (len(predicted) + len(gold))
 
 
-TagRows = Sequence[Sequence[str]]
-"""The tags of the words of each sentence."""
+RowLabels = Sequence[Sequence[str]]
+"""The labels of each row, or the tags of its words."""
 
 
 class Scheme(NamedTuple):
@@ -216,7 +214,7 @@ def entities(tags: tuple[str, ...], scheme: Scheme) -> frozenset[tuple[int, int,
     return frozenset(found)
 
 
-def entity_f1(predictions: TagRows, gold: TagRows, labels: Sequence[str] = ()) -> dict[str, float]:
+def entity_f1(predictions: RowLabels, gold: RowLabels, labels: Sequence[str] = ()) -> dict[str, float]:
     """Return precision, recall and f1 over whole entities, in the scheme that reads most of the gold tags.
 
     They are those of seqeval's strict mode. For IOB1, the scheme of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), and
@@ -245,7 +243,7 @@ def entity_f1(predictions: TagRows, gold: TagRows, labels: Sequence[str] = ()) -
     return found
 
 
-def _entity_figures(predictions: TagRows, gold: TagRows, scheme: Scheme) -> dict[str, float]:
+def _entity_figures(predictions: RowLabels, gold: RowLabels, scheme: Scheme) -> dict[str, float]:
     counts = np.zeros(3, int)
     for pair in zip(predictions, gold, strict=True):
         own, right = (entities(tuple(tags), scheme) for tags in pair)
@@ -254,11 +252,7 @@ def _entity_figures(predictions: TagRows, gold: TagRows, scheme: Scheme) -> dict
     return _precision_recall("", hits / max(1, num_predicted), hits / max(1, num_gold))
 
 
-LabelSets = Sequence[Sequence[str]]
-"""The labels of each row."""
-
-
-def label_set_metrics(predictions: LabelSets, golds: LabelSets) -> dict[str, float]:
+def label_set_metrics(predictions: RowLabels, golds: RowLabels) -> dict[str, float]:
     """Return the metrics of sets of labels (Ling & Weld 2012, section 5.2).
 
     "accuracy" is the share of sets that are right as a whole (strict). Loose macro precision and recall are means over
@@ -277,7 +271,7 @@ def label_set_metrics(predictions: LabelSets, golds: LabelSets) -> dict[str, flo
     }
 
 
-def multi_label_metrics(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, float]:
+def multi_label_metrics(predictions: RowLabels, golds: RowLabels, labels: Sequence[str]) -> dict[str, float]:
     """Return the metrics of multi-label classification, as scikit-learn defines them; a figure of 0 / 0 is 0.
 
     They are micro precision, recall and F1 over all labels of all rows; macro ones, the means over `labels` and gold
@@ -290,13 +284,13 @@ def multi_label_metrics(predictions: LabelSets, golds: LabelSets, labels: Sequen
     return {"micro_f1": found["micro_f1"]} | found  # the first metric is that of --sweep
 
 
-def multi_label_details(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, Any]:
+def multi_label_details(predictions: RowLabels, golds: RowLabels, labels: Sequence[str]) -> dict[str, Any]:
     """Return `classes` as `class_details` does; there is no confusion matrix of sets of labels."""
     names = [*labels, *sorted(set(itertools.chain(*golds)).difference(labels), key=label_order)]
     return {"classes": _class_figures(names, _label_counts(predictions, golds, names))}
 
 
-def _label_counts(predictions: LabelSets, golds: LabelSets, names: Sequence[str]) -> np.ndarray:
+def _label_counts(predictions: RowLabels, golds: RowLabels, names: Sequence[str]) -> np.ndarray:
     """Return how often labels are right, predicted and gold, int [3, labels]."""
     pairs = [(set(labels), set(gold)) for labels, gold in zip(predictions, golds, strict=True)]
     sets = [[labels & gold for labels, gold in pairs], *([pair[side] for pair in pairs] for side in (0, 1))]
