@@ -190,7 +190,7 @@ class Phase(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Configuration of a run. Presets in configs/ build one; flags override its fields."""
+    """Configuration of a run. Presets build one; flags override its fields."""
 
     objective: Objective
     data: Data = TextData()
