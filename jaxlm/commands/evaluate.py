@@ -105,10 +105,9 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     from jaxlm.types import Role
 
     model = load_trained(options.model)
+    remark_length(options.length, model)
     if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
         raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
-
-    remark_length(options.length, model)
 
     def encode(texts: Sequence[str], role: Role) -> Any:
         prompt = options.document_prompt if role == "document" else options.prompt
