@@ -1,5 +1,13 @@
 """Exceptions that end a command with an exit code of their own."""
 
+from pathlib import Path
+
+
+def install(extra: str) -> str:
+    """Return how an extra of jaxlm is installed, for the sentence of a UserError."""
+    is_clone = (Path(__file__).parents[1] / "setup.cfg").exists()
+    return f"in the clone, run `pip install -e '.[{extra}]'`" if is_clone else f"run `pip install 'jaxlm[{extra}]'`"
+
 
 class UserError(Exception):
     """Mistake of the user: one sentence that says what is wrong and what to do.

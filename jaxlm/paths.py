@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 from etils import epath
 
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 
 DEFAULT_CACHE = "~/.cache/jaxlm"
 """Cache folder without $JAXLM_CACHE."""
@@ -211,7 +211,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
             what = f"it lacks {error}" if type(error) is KeyError else "its form is unknown"
         if in_bucket(path):
             is_missing = isinstance(error, ImportError)
-            hint = "pip install -e '.[buckets]'." if is_missing else "check the bucket, its permissions and your login."
+            hint = f"{install('buckets')}." if is_missing else "check the bucket, its permissions and your login."
         raise UserError(f"{path} cannot be read ({what}); {hint}") from error
 
 

@@ -31,10 +31,11 @@ make_environment() {
         echo "Making a virtual environment in $folder with $("$python" --version)"
         "$python" -m venv --clear "$project/$folder"
     fi
-    echo "Installing jaxlm and what it needs (about a minute, once)"
+    # One line for each package that arrives: a slow connection takes ten minutes, and silence looks like a stop.
+    echo "Installing jaxlm and what it needs, once: a minute or more, by the connection"
     if [ $# -gt 0 ]; then
-        "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"
+        "$PYTHON" -m pip install --disable-pip-version-check "$@"
     fi
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
+    "$PYTHON" -m pip install --disable-pip-version-check --editable ".${extras:+[$extras]}"
     touch "$stamp"
 }

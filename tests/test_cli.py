@@ -123,6 +123,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrian", preset], "there is no command 'pretrian'; the commands are pretrain, show"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing is not a jaxlm run folder"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
+        (["show", preset, "--examples", "0"], "--examples is 0; it must be at least 1"),
         (["tokenizer", "train", preset.parent / "text.txt", broken / "x"], "broken.py is not a folder"),
     ):
         assert main([str(argument) for argument in arguments]) == 2, arguments
@@ -149,6 +150,9 @@ def test_help_of_the_fields(preset, capsys, monkeypatch):
                   "--data.source", "Share of tokens that"):
         assert words in said
     assert "--objective.vocabulary" not in said
+    with pytest.raises(SystemExit):
+        main(["show", "tag", "--help"])
+    assert "\nTagging of words, on your own data.\n\nCommand:     jaxlm finetune tag --init" in capsys.readouterr().out
     assert "Configuration of a run." in said and "Optimizer and learning-rate schedule." in said
     own, fields = said.split("usage: ")[1:]
     assert "--run-dir RUN_DIR" in own and "--init-from RUN_OR_HF_DIR" in own

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from jaxlm.cli import COMMANDS
+from jaxlm.config.presets import describe_preset, preset_files
+from jaxlm.errors import install as install_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,3 +65,10 @@ def test_a_wheel_holds_the_presets(tmp_path):
              "--data.cache-dir", str(tmp_path / "cache")]
     said = subprocess.run(shown, cwd=elsewhere, capture_output=True, text=True, env=env, check=True)
     assert "[MASK]" in said.stdout
+    # Help names only pages that the wheel has, and messages the package instead of the clone.
+    pages = re.findall(r"[\w/]+\.md", "".join(import_module(module).__doc__ for module, _ in COMMANDS.values()))
+    assert "jaxlm/tasks/vectors.md" in pages and all((site / page).is_file() for page in pages)
+    assert not [text for name in preset_files() if re.search(r"configs/|\.md", text := describe_preset(name))]
+    said = subprocess.run([sys.executable, "-c", "from jaxlm.errors import install; print(install('wandb'))"],
+                          cwd=elsewhere, capture_output=True, text=True, env=env, check=True)
+    assert said.stdout == "run `pip install 'jaxlm[wandb]'`\n" and install_command("wandb").startswith("in the clone, ")

@@ -49,7 +49,7 @@ def test_a_masked_model(bpe, tmp_path):  # noqa: F811
         np.testing.assert_allclose(found.log_probs, wanted, atol=1e-4)
         assert found.total == pytest.approx(float(jnp.sum(wanted)), abs=1e-3)
     for call in (model.encode, model.fill, model.score):
-        for texts in ("the tree", []):
+        for texts in ("the tree", [], None, 3, iter(["the tree"])):
             with pytest.raises(UserError, match="give a list of one text or more"):
                 call(texts)
     with pytest.raises(UserError, match="length of texts must be 3"):

@@ -3,7 +3,7 @@
 Command:     jaxlm finetune configs/tasks/tag.py --init-from RUN_OR_HF_DIR --data.source train.conll \
                  --data.dev dev.conll --run-dir runs/tag
 Data:        CoNLL: one word per line, by default in the first column, its tag in the last one
-             (--data.word-column, --data.tag-column); --objective.metric entities for entities in IOB2
+             (--data.word-column, --data.tag-column); tags that mark entities are also scored as entities
 Recipe:      BERT's for named entities: the first piece of a word predicts its tag (section 5.3)
 """
 

@@ -21,7 +21,7 @@ from jaxlm.analysis.estimate import estimate
 from jaxlm.analysis.hlo import cycles_window, traffic
 from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.step import BatchShapes, CompiledStep, input_bytes, mesh_text, read_compiled
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 from jaxlm.models.layers.attention import recorded_choices
 from jaxlm.training.program import Program
 from jaxlm.types import Report
@@ -121,7 +121,7 @@ def topology_devices(name: str) -> Sequence[Any]:
     if generation not in (*ACCELERATOR_TYPES, "v7x", "tpu7x"):
         raise UserError(f"there is no TPU topology {name}; try {EXAMPLES}.")
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("plans for TPUs need their compiler (libtpu); in the clone, run `pip install -e '.[tpu]'`.")
+        raise UserError(f"plans for TPUs need their compiler (libtpu); {install('tpu')}.")
     options: dict[str, Any] = {"num_slices": int(slices)} if slices else {}
     if generation == "v7x":
         generation = "tpu7x"

@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jaxlm.analysis.costs import instruction_bytes, instruction_flops
 from jaxlm.analysis.hlo import CONTROL_FLOW, Instruction, Module, array_shapes
 from jaxlm.analysis.step import Estimate, Operation
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 from jaxlm.parallel.peaks import GPU, GPUS, gpu_model, peak_flops
 
 PRODUCT_SHARE = 0.6
@@ -53,7 +53,7 @@ def gpu_devices(name: str) -> Sequence[Any]:
         UserError: The compiler is not installed, or refuses.
     """
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        raise UserError("plans for GPUs need XLA's CUDA compiler; in the clone, run `pip install -e '.[gpu]'`.")
+        raise UserError(f"plans for GPUs need XLA's CUDA compiler; {install('gpu')}.")
     memory_share()
     hosts, model, count = _NAME.fullmatch(name.strip().lower()).groups()
     try:

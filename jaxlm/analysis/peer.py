@@ -15,7 +15,7 @@ from jaxlm.analysis.recipes import recipe_of, task_inputs
 from jaxlm.analysis.timing import Side
 from jaxlm.config.experiment import Experiment, OptimizerConfig
 from jaxlm.data.labelled import Arrays
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.huggingface.families import family_of
 from jaxlm.inference.generate import prepare_prompts
@@ -35,8 +35,7 @@ def torch_device() -> str:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"--peer huggingface needs {' and '.join(missing)}; in the clone, run `pip install -e '.[test]'`, or "
-            "leave --peer out."
+            f"--peer huggingface needs {' and '.join(missing)}; {install('test')}, or leave --peer out."
         )
     import torch
 

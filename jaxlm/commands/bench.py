@@ -7,7 +7,7 @@ The text is synthetic; if a flag names the data, such as --data.source, the voca
 would use. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in alternating
 rounds, and --peer plain, for gpt2, a GPT-2 as people write it in PyTorch. --generate N times greedy generation of N
 tokens a row instead; its peer is Transformers' generate.
-A task (configs/tasks, with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
+A task (with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
 from __future__ import annotations

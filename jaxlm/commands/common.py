@@ -64,6 +64,13 @@ def vector_options(parser: argparse.ArgumentParser) -> None:
         "text before each text, such as 'query: '; by default that of the model"))
 
 
+def remark_length(length: int | None, model: Any) -> None:
+    """Say so if a model reads fewer tokens of a text than --length."""
+    most = model.objective.model.text_model.max_length
+    if most and (length or 0) > most:
+        log_line(f"The model reads at most {most:,} tokens of a text; --length {length} changes nothing beyond.")
+
+
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
     parser.add_argument("--bootstrap", type=count, default=0, metavar="N",
@@ -92,7 +99,7 @@ def task_options(parser: argparse.ArgumentParser) -> None:
         "the pretrained model of a task: a run folder, a Transformers folder or hf:ORG/NAME[@REVISION]"))
     parser.add_argument("--as-text", action="store_true",
                         help="let a decoder write the answer (T5 always does); flags --objective.… are then those of "
-                             "configs/tasks/text_to_text.py, and the task's own are --objective.kind.…")
+                             "the preset text_to_text, and the task's own are --objective.kind.…")
 
 
 def parse_options(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -112,7 +119,9 @@ def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str]
     `pretrained` is that model, a `PretrainedModel`, if it is loaded already.
     """
     if {"-h", "--help"} & set(flags):
-        print(parser.format_help())  # the fields follow
+        from jaxlm.config.presets import describe_preset
+
+        print(parser.format_help(), describe_preset(options.config), sep="\n")  # the fields follow
     if options.init_from:  # its parameters are loaded on a device
         start_jax()
         _pin_init_from(options)
@@ -151,8 +160,10 @@ def start_jax() -> None:
     try:
         join_processes()
         jax.devices()
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"jax cannot start its devices: {str(error).splitlines()[0]}") from error
+    except (AssertionError, RuntimeError, ValueError) as error:
+        # An assertion without a text means that there is no plugin for these platforms.
+        why = str(error) or f"JAX_PLATFORMS={jax.config.jax_platforms} has no plugin; install jaxlm's extra for it."
+        raise UserError(f"jax cannot start its devices: {why.splitlines()[0]}") from error
 
 
 def update_curves(run: epath.Path, token_losses: Sequence[str] = ()) -> None:

@@ -24,6 +24,7 @@ from jaxlm.commands.common import (
     bootstrap_option,
     count,
     output_option,
+    remark_length,
     standard_output,
     start_jax,
     vector_options,
@@ -104,6 +105,7 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     from jaxlm.types import Role
 
     model = load_trained(options.model)
+    remark_length(options.length, model)
     if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
         raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
 

@@ -2,7 +2,7 @@
 
 jaxlm show CONFIG [--init-from RUN_OR_HF_DIR [--as-text]] [--examples N] [--step K] [--any.field VALUE …]
 
-Examples of a task (configs/tasks) are printed as the model of --init-from reads them.
+Examples of a task are printed as the model of --init-from reads them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
     task_options(parser)
     options, flags = parse_options(parser, arguments)
-    if options.step < 0:
-        raise UserError(f"--step is {options.step}; it must be at least 0.")
+    for name, least in (("step", 0), ("examples", 1)):
+        if (value := getattr(options, name)) < least:
+            raise UserError(f"--{name} is {value}; it must be at least {least}.")
     resolved = resolve_config(parser, options, flags)
     start_jax()
     from jaxlm.analysis.show import show

@@ -199,7 +199,7 @@ class Phase(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Configuration of a run. Presets in configs/ build one; flags override its fields."""
+    """Configuration of a run. Presets build one; flags override its fields."""
 
     objective: Objective
     data: Data = TextData()
@@ -279,6 +279,8 @@ class Experiment:
                 f"train.accumulate {t.accumulate} would compare only the rows of a microbatch with each other; set it "
                 f"to 1, and objective.chunks to {t.accumulate} to save as much memory."
             )
+        if t.batch_size < (n := self.objective.min_rows):
+            raise UserError(f"train.batch_size {t.batch_size} gives a row none to be compared with; set {n} or more.")
         if t.profile_steps and not _is_range(t.profile_steps):
             raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
         if t.uses_best and not self.data.has_held_out:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
+import re
 import runpy
 from pathlib import Path
 
@@ -49,6 +51,13 @@ def load_preset(path: str) -> Experiment:
         raise UserError(f"the preset {path} does not set `experiment` to a jaxlm Experiment.")
     check_types(experiment)
     return experiment
+
+
+def describe_preset(path: str) -> str:
+    """Return the docstring of a preset's file, with names of presets in place of paths; "" for a run folder."""
+    file = Path(preset_files().get(path, path))
+    text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) if file.suffix == ".py" and file.is_file() else None
+    return re.sub(r"configs/(?:tasks/)?(\w+)\.py| \(configs/RESULTS\.md\)", r"\1", f"{text}\n" if text else "")
 
 
 def _hint(path: Path) -> str:

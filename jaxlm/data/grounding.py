@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jaxlm.data.concept_graph import STOP_WORDS, ConceptGraph
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 
 LONGEST = 4
 """Words of a concept at most."""
@@ -159,7 +159,7 @@ def lemmatizer():
         import simplemma
     except ImportError:
         raise UserError(
-            "KagNet finds concepts by their lemmas, which needs the package simplemma; install jaxlm[knowledge]."
+            f"KagNet finds concepts by their lemmas, which needs the package simplemma; {install('knowledge')}."
         ) from None
 
     @functools.lru_cache(maxsize=1 << 18)

@@ -113,7 +113,8 @@ def continuations(
     if objective.answer_kind != "text":
         raise UserError(
             f"{type(objective).__name__} trains no model that writes text; generate works with causal and "
-            "encoder-decoder models, and `jaxlm fill-mask` with masked ones."
+            "encoder-decoder models, and `jaxlm fill-mask` with masked ones. A folder that was exported from a masked "
+            "diffusion run does not say so; generate with the run."
         )
     vocabulary, s = objective.vocabulary, settings
     assert vocabulary is not None, "bind the objective to a vocabulary first"
@@ -302,16 +303,18 @@ def filter_logits(
 
     Args:
         logits: Logits of the next token.
-        top_k: Number of likeliest tokens to keep.
-        top_p: Share of their probability to keep, in the fewest likeliest tokens.
+        top_k: Number of likeliest tokens to keep, and those as likely as the last of them.
+        top_p: Share of their probability to keep, in the fewest likeliest tokens; of equally likely ones the first.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
-    ordered = jnp.where(jnp.arange(logits.shape[-1]) < top_k, ordered, -jnp.inf)
+    ordered = jnp.where(ordered >= jnp.take(ordered, top_k - 1, axis=-1)[..., None], ordered, -jnp.inf)
     probabilities = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    kept = (before < top_p) & (ordered > -jnp.inf)
+    kept = ((before < top_p) | (top_p >= 1.0)) & (ordered > -jnp.inf)
     threshold = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits >= threshold, logits, -jnp.inf)
+    is_last = logits == threshold
+    num_last = jnp.sum(kept & (ordered == threshold), axis=-1, keepdims=True)
+    return jnp.where((logits > threshold) | (is_last & (jnp.cumsum(is_last, axis=-1) <= num_last)), logits, -jnp.inf)
 
 
 def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:

@@ -164,6 +164,8 @@ class Objective:
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
     """Number of rows that belong together: devices and microbatches take multiples of it."""
+    min_rows: ClassVar[int] = 1
+    """Least number of rows of a batch that has a loss."""
     shared_arrays: ClassVar[tuple[str, ...]] = ()
     """Arrays of an example that belong to the whole batch and not to its rows: every microbatch gets them whole."""
     constants_field: ClassVar[str] = "teacher"

@@ -73,7 +73,8 @@ class Contrastive(Objective):
     """Longest query in tokens, special tokens included; 0: data.length, as for passages."""
     widths: tuple[int, ...] = field((), weights=True)
     """Numbers of leading components that also serve as vectors (Matryoshka, Kusupati et al. 2022): the loss is the sum
-    of the losses of these prefixes and of whole vectors."""
+    of the losses of these prefixes and of whole vectors, by their cosines also without `normalize`, as in the
+    MatryoshkaLoss of sentence-transformers."""
     chunks: int = field(1, resumable=True, range="[1, inf)")
     """Parts of a batch for gradient caching (Gao et al. 2021): the encoder reads each twice, with the activations of
     one part in memory, and the loss is the same."""
@@ -105,6 +106,11 @@ class Contrastive(Objective):
         return self.chunks
 
     @property
+    def min_rows(self) -> int:
+        """Least rows of a batch: a row without hard negatives is compared with others."""
+        return 1 if self.negatives else 2
+
+    @property
     def num_texts(self) -> int:
         """Texts per row: the query, its positive and its hard negatives."""
         return 2 + self.negatives
@@ -114,7 +120,7 @@ class Contrastive(Objective):
         prompts = (("query", self.query_prompt), ("document", self.passage_prompt)) if has_prompts else ()
         return Vectors(
             self.pooling, length, self.normalize, None if has_prompts else "", prompts,
-            similarity="cosine" if self.normalize else "dot", widths=self.widths,
+            similarity="cosine" if self.normalize or self.widths else "dot", widths=self.widths,
         )
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
@@ -157,6 +163,11 @@ class Contrastive(Objective):
                             "their columns with --data.negative-fields, or set --objective.negatives 0.")
         if not self.reads_text and data.score_field and self.criterion != "cosent":
             raise UserError("--data.score-field is for --objective.criterion cosent; give both, or neither.")
+        if not self.reads_text and self.min_rows > 1:
+            train, names = rows.records["train"], ("query", "positive") if self.criterion == "info-nce" else ()
+            if min([len(train), *(len({row.values[name] for row in train}) for name in names)]) < 2:
+                raise UserError(f"{data.source} has one pair, or pairs of one text, and so no negatives; give more "
+                                "pairs, or hard negatives with --objective.negatives.")
         if self.positives == "cloze" and getattr(data, "sentences", False):
             raise UserError("objective.positives cloze takes sentences out of passages; set --data.sentences False.")
         return self
@@ -256,17 +267,16 @@ class Contrastive(Objective):
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> dict[str, Term]:
         vectors = self.encode_texts(params, example, key if train else None)
         weights = jnp.asarray(example["row"] >= 0, jnp.float32)
-        widths = [*self.widths, vectors.shape[-1]]
         if self.criterion == "cosent":
-            return self._score_terms([self._score(vectors[..., :width]) for width in widths], example["score"], weights)
+            scores = [jnp.sum(each[:, 0] * each[:, 1], axis=-1) for each in self._of_widths(vectors)]
+            return self._score_terms(scores, example["score"], weights)
         excluded = excluded_passages(example)
 
         @jax.checkpoint  # the scores of one width are in memory at a time
         def losses(vectors: Float[Array, "batch texts width"]) -> Float[Array, " batch"]:
-            vectors = unit(vectors) if self.normalize else vectors
             return info_nce(vectors[:, 0], vectors[:, 1:], excluded, self.temperature, self.symmetric)
 
-        total = sum(losses(vectors[..., :width]) for width in widths)
+        total = sum(map(losses, self._of_widths(vectors)))
         vectors = jax.lax.stop_gradient(vectors)
         return {"contrastive_loss": Term.of(total, weights, 1.0)} | in_batch_metrics(unit(vectors), excluded, weights)
 
@@ -302,9 +312,10 @@ class Contrastive(Objective):
         vectors = jax.lax.map(jax.checkpoint(chunk, prevent_cse=False), (parts, jnp.arange(self.chunks)))
         return constrain(vectors.swapaxes(0, 1).reshape(-1, *vectors.shape[2:]))
 
-    def _score(self, vectors: Float[Array, "batch 2 width"]) -> Float[Array, " batch"]:
-        vectors = unit(vectors) if self.normalize else vectors
-        return jnp.sum(vectors[:, 0] * vectors[:, 1], axis=-1)
+    def _of_widths(self, vectors: Float[Array, "batch texts width"]) -> list[Float[Array, "batch texts some"]]:
+        """Return the prefixes of vectors that are scored, the whole ones last."""
+        parts = [vectors[..., :width] for width in (*self.widths, vectors.shape[-1])]
+        return [unit(part) for part in parts] if self.normalize or self.widths else parts
 
     def _score_terms(
         self, scores: Sequence[Float[Array, " batch"]], labels: Float[Array, " batch"], weights: Float[Array, " batch"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import Any, get_args
 
@@ -132,8 +132,8 @@ class TrainedModel(PretrainedModel):
         is_number = isinstance(task, Classification) and task.target == "number"  # how Transformers names one logit
         if not isinstance(task, Rerank) and not is_number:
             raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
-        if not len(pairs) or not all(isinstance(pair, tuple | list) and len(pair) == 2 and
-                                     all(isinstance(text, str) for text in pair) for pair in pairs):
+        if not _has_all(pairs, lambda pair: isinstance(pair, tuple | list) and len(pair) == 2 and
+                        all(isinstance(text, str) for text in pair)):
             raise UserError("give a list of pairs, each a query and a passage.")
         names = ("text", "text_pair") if is_number else ("query", "positive")
         values = [dict(zip(names, pair, strict=True)) | {"label": None, "negatives": []} for pair in pairs]
@@ -158,7 +158,12 @@ def load_trained(path: str | os.PathLike[str]) -> TrainedModel:
     return TrainedModel(**vars(load_model(path)))
 
 
+def _has_all(values: Any, is_right: Callable[[Any], bool]) -> bool:
+    """Return whether `values` is a collection of one right value or more; a generator has no length."""
+    return isinstance(values, Sized) and len(values) > 0 and all(map(is_right, values))
+
+
 def _checked(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
+    if isinstance(texts, str) or not _has_all(texts, lambda text: isinstance(text, str)):
         raise UserError("give a list of one text or more.")
     return list(texts)

@@ -149,7 +149,10 @@ def _record(
             f"{place}: the answer {text[:60]!r} does not stand at character {start} of its passage; fix its "
             "answer_start or remove the question."
         )
-    values = {"question": question, "passage": passage, "answers": golds, "start": start, "text": text, "kind": kind}
+    # Byte-level vocabularies have tokens of white space, which are no part of a question or an answer.
+    start += len(text) - len(text.lstrip())
+    values = {"question": question.lstrip(), "passage": passage, "answers": golds, "start": start,
+              "text": text.strip(), "kind": kind}
     return Record(name, place, values, (passage,))
 
 
@@ -315,7 +318,10 @@ class Answers(Task):
         measure = functools.partial(getattr(metrics, {"f1": "token_f1"}.get(name, name)), normalize=normalize)
         if self.kinds:
             return leave_one_out(measure, text, golds)
-        return measure(text, [gold for gold in golds if normalize(gold)])
+        if self.no_answer:
+            return measure(text, [gold for gold in golds if normalize(gold)])
+        # In the scripts of SQuAD 1.1 and MLQA two texts without words have no word in common.
+        return measure(text, golds) if name == "exact_match" or normalize(text) else 0.0
 
     def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
         return {name: self._measure(name, answer.prediction, gold) for name in ("exact_match", "f1")}

@@ -156,7 +156,7 @@ def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Resu
     golds, answers = answered.scored()
     if not golds:
         raise UserError("the rows have no labels, so that the models cannot be compared.")
-    metrics, theirs = answered.task.score(golds, answers), other.task.score(golds, other.scored()[1])
+    metrics, theirs = (answered.task.score(golds, found) for found in (answers, other.scored()[1]))
     differences = {name: metrics[name] - theirs[name] for name in metrics}
     return {
         "task": answered.task.name, "metrics": rounded(metrics), "examples": len(answered.records),

@@ -172,8 +172,11 @@ def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Pr
         for example, each in zip(examples, found, strict=True)
     ]
     nats, tokens, words, size = (sum(values) for values in zip(*(row.values() for row in rows), strict=True))
+    units = sum(len(metrics.split_characters(example.prompt).split()) for example in examples)
+    has_words = units <= 2 * words  # otherwise most of the text is of a script without spaces
     return rows, {
-        "perplexity": _exp(-nats / max(1, tokens)), "word_perplexity": _exp(-nats / max(1, words)),
+        "perplexity": _exp(-nats / max(1, tokens)),
+        **({"word_perplexity": _exp(-nats / max(1, words))} if has_words else {}),
         "bits_per_byte": -nats / math.log(2) / max(1, size),
     }, {"length": length, "stride": stride}
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import Any
 
 import jaxlm
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import encode_pair, score, score_texts
 from jaxlm.inference.text import cut, fit_prompts, generate_text
@@ -26,7 +26,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError as error:
-    raise UserError("lm-eval is not installed; in the clone, run `pip install -e '.[eval]'`.") from error
+    raise UserError(f"lm-eval is not installed; {install('eval')}.") from error
 
 MAX_NEW_TOKENS = 256
 """Number of new tokens unless a task gives one, as in lm_eval's own classes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import itertools
 import math
@@ -10,12 +11,12 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 
 _WITHOUT_SPACES = (  # as ranges of a regular expression
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao and Tibetan, Burmese, Khmer
@@ -29,9 +30,7 @@ def require_packages(names: Iterable[str]) -> None:
     for name in names:
         if name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
             package = _PACKAGES[name].replace("_", "-")
-            raise UserError(
-                f"{name.upper()} needs the package {package}; in the clone, run `pip install -e '.[eval]'`."
-            )
+            raise UserError(f"{name.upper()} needs the package {package}; {install('eval')}.")
 
 
 def label_order(label: str) -> tuple[float, str]:
@@ -161,40 +160,99 @@ def _words_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
     return 2 * common / (len(predicted) + len(gold))
 
 
-Entity = tuple[int, int, int, str]
-"""Sentence, first word, last word, type."""
+RowLabels = Sequence[Sequence[str]]
+"""The labels of each row, or the tags of its words."""
 
 
-def entities(tags: Sequence[Sequence[str]]) -> set[Entity]:
-    """Return the entities of sentences of IOB2 tags, strictly.
+class Scheme(NamedTuple):
+    """Way to mark entities in the tags of words, such as B-PER and I-PER.
 
-    An entity begins with B-X and continues with I-X; an I-X after anything else is no entity.
+    The patterns are regular expressions of two neighbouring tags: both prefixes, then "=" if the types are equal, or
+    "!". An entity begins where `starts` fits, goes on while `inside` fits, and counts if `ends` fits then.
     """
-    found: set[Entity] = set()
-    for number, sentence in enumerate(tags):
-        start, kind = 0, None  # a tag may be a bare B, of a type without a name
-        for place, tag in enumerate([*sentence, "O"]):
-            prefix, _, name = tag.partition("-")
-            if kind is not None and not (prefix == "I" and name == kind):
-                found.add((number, start, place - 1, kind))
-                kind = None
-            if prefix == "B":
-                start, kind = place, name
+
+    prefixes: str
+    starts: str
+    inside: str
+    ends: str
+
+
+SCHEMES = {
+    "IOB2": Scheme("BIO", ".B.", "[BI]I=", "..."),
+    "IOB1": Scheme("BIO", "OI.|BI.|II!|[BI]B=", "[BI]I=", "I..|B[IO].|BB="),
+    "IOE2": Scheme("IOE", "[OE][IE].|I[IE]!", "I[IE]=", "E.."),
+    "IOE1": Scheme("IOE", "[OE]I.|II!|EE=", "I[IE]=", "I..|E[IE]="),
+    "IOBES": Scheme("BIOES", ".[BS].", "[BI][IE]=", "[SE].."),
+    "BILOU": Scheme("BILOU", ".[BU].", "[BI][IL]=", "[UL].."),
+}
+"""Schemes as in the strict mode of seqeval; of those that fit some tags equally well, the first is meant."""
+CONLLEVAL = Scheme("BIO", ".B.|OI.|[BI]I!", "[BI]I=", "...")
+"""Reading of IOB1 and IOB2 by the script conlleval of CoNLL 2000 to 2003, where an I-X may begin an entity."""
+
+
+def entity_schemes(tags: Iterable[str]) -> list[str]:
+    """Return the names of the schemes that these tags may belong to; [] for tags that mark no entities."""
+    prefixes = {tag[0] if re.fullmatch("O|[BIELSU](-.*)?", tag) else "other" for tag in tags}
+    return [name for name, scheme in SCHEMES.items() if prefixes <= set(scheme.prefixes)]
+
+
+@functools.lru_cache(maxsize=2**17)  # a bootstrap reads the same sentences again
+def entities(tags: tuple[str, ...], scheme: Scheme) -> frozenset[tuple[int, int, str]]:
+    """Return the entities of a sentence: first word, last word and type. Tags of another scheme count as O."""
+    found, start, before = set(), None, ("O", "")
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        current = (prefix, kind) if prefix in tuple(scheme.prefixes) else ("O", "")
+        pair = before[0] + current[0] + ("=" if before[1] == current[1] else "!")
+        if start is not None and not re.fullmatch(scheme.inside, pair):
+            if re.fullmatch(scheme.ends, pair):
+                found.add((start, place - 1, before[1]))
+            start = None
+        if start is None and re.fullmatch(scheme.starts, pair):
+            start = place
+        before = current
+    return frozenset(found)
+
+
+def entity_f1(predictions: RowLabels, gold: RowLabels, labels: Sequence[str] = ()) -> dict[str, float]:
+    """Return precision, recall and f1 over whole entities, in the scheme that reads most of the gold tags.
+
+    They are those of seqeval's strict mode. For IOB1, the scheme of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), and
+    IOB2 there is also `conlleval_f1`, which the script of that task returns.
+
+    Args:
+        predictions: Tags of the words of each sentence.
+        gold: The right tags.
+        labels: Further tags of the data, which these sentences may lack.
+
+    Raises:
+        UserError: The tags are of no scheme.
+    """
+    tags = {*labels, *itertools.chain(*gold)}
+    schemes = [SCHEMES[name] for name in entity_schemes(tags)]
+    if not schemes:
+        raise UserError(
+            f"the tags {', '.join(sorted(tags)):.100} do not mark entities in {', '.join(SCHEMES)}; set "
+            "--objective.metric accuracy, or rewrite the tags."
+        )
+    num_read = [sum(last - first + 1 for row in gold for first, last, _ in entities(tuple(row), s)) for s in schemes]
+    scheme = schemes[num_read.index(max(num_read))]
+    found = _entity_figures(predictions, gold, scheme)
+    if scheme.prefixes == CONLLEVAL.prefixes:
+        found["conlleval_f1"] = _entity_figures(predictions, gold, CONLLEVAL)["f1"]
     return found
 
 
-def entity_f1(predictions: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return precision, recall and f1 over whole entities (CoNLL 2003), strict IOB2."""
-    predicted, right = entities(predictions), entities(gold)
-    hits = len(predicted & right)
-    return _precision_recall("", hits / max(1, len(predicted)), hits / max(1, len(right)))
+def _entity_figures(predictions: RowLabels, gold: RowLabels, scheme: Scheme) -> dict[str, float]:
+    counts = np.zeros(3, int)
+    for pair in zip(predictions, gold, strict=True):
+        own, right = (entities(tuple(tags), scheme) for tags in pair)
+        counts += len(own & right), len(own), len(right)
+    hits, num_predicted, num_gold = counts.tolist()
+    return _precision_recall("", hits / max(1, num_predicted), hits / max(1, num_gold))
 
 
-LabelSets = Sequence[Sequence[str]]
-"""The labels of each row."""
-
-
-def label_set_metrics(predictions: LabelSets, golds: LabelSets) -> dict[str, float]:
+def label_set_metrics(predictions: RowLabels, golds: RowLabels) -> dict[str, float]:
     """Return the metrics of sets of labels (Ling & Weld 2012, section 5.2).
 
     "accuracy" is the share of sets that are right as a whole (strict). Loose macro precision and recall are means over
@@ -213,7 +271,7 @@ def label_set_metrics(predictions: LabelSets, golds: LabelSets) -> dict[str, flo
     }
 
 
-def multi_label_metrics(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, float]:
+def multi_label_metrics(predictions: RowLabels, golds: RowLabels, labels: Sequence[str]) -> dict[str, float]:
     """Return the metrics of multi-label classification, as scikit-learn defines them; a figure of 0 / 0 is 0.
 
     They are micro precision, recall and F1 over all labels of all rows; macro ones, the means over `labels` and gold
@@ -226,13 +284,13 @@ def multi_label_metrics(predictions: LabelSets, golds: LabelSets, labels: Sequen
     return {"micro_f1": found["micro_f1"]} | found  # the first metric is that of --sweep
 
 
-def multi_label_details(predictions: LabelSets, golds: LabelSets, labels: Sequence[str]) -> dict[str, Any]:
+def multi_label_details(predictions: RowLabels, golds: RowLabels, labels: Sequence[str]) -> dict[str, Any]:
     """Return `classes` as `class_details` does; there is no confusion matrix of sets of labels."""
     names = [*labels, *sorted(set(itertools.chain(*golds)).difference(labels), key=label_order)]
     return {"classes": _class_figures(names, _label_counts(predictions, golds, names))}
 
 
-def _label_counts(predictions: LabelSets, golds: LabelSets, names: Sequence[str]) -> np.ndarray:
+def _label_counts(predictions: RowLabels, golds: RowLabels, names: Sequence[str]) -> np.ndarray:
     """Return how often labels are right, predicted and gold, int [3, labels]."""
     pairs = [(set(labels), set(gold)) for labels, gold in zip(predictions, golds, strict=True)]
     sets = [[labels & gold for labels, gold in pairs], *([pair[side] for pair in pairs] for side in (0, 1))]

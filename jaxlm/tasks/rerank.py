@@ -23,7 +23,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Rerank(MultipleChoice):
-    """loss = -log softmax of the positive's logit over the passages of its row (ListNet with one relevant passage).
+    """loss = -log softmax of the positive's logit over the passages of its row (cross-entropy over a list).
 
     Each passage follows the query in a row of its own (`jaxlm.tasks.text_groups.TextGroups` has the rows). The label of
     a row is float32 [texts]: 0 for each passage, -1 where another row has more of them.

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -116,8 +116,9 @@ class Tagging(Task):
     labels int32 [length]. The label of a word is at its first token; other tokens have NO_LABEL.
     """
 
-    metric: Literal["accuracy", "entities"] = "accuracy"
-    """Metrics besides accuracy: none, or precision, recall and F1 of whole entities in IOB2 tags."""
+    metric: Literal["auto", "accuracy", "entities"] = field("auto", resumable=True)
+    """Metrics besides accuracy: none, or precision, recall and F1 of whole entities in the scheme of the tags (IOB1,
+    IOB2, IOE1, IOE2, IOBES, BILOU); auto: entities if the tags are of one."""
 
     name = "tagging"
     use_pooling = False
@@ -131,6 +132,11 @@ class Tagging(Task):
 
     def label_names(self, record: Record) -> Sequence[str]:
         return record.values["tags"] or ()
+
+    def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
+        task = super().with_labels(records, names)
+        task.score([], [])  # raises UserError for tags that the metric cannot read, before training
+        return task
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         # In byte-level and SentencePiece vocabularies a word after a space has other tokens.
@@ -190,7 +196,8 @@ class Tagging(Task):
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         predictions = [answer.prediction for answer in answers]
         words = metrics.accuracy(list(itertools.chain(*predictions)), list(itertools.chain(*golds)))
-        return {"accuracy": words} | (metrics.entity_f1(predictions, golds) if self.metric == "entities" else {})
+        has_entities = self.metric == "entities" or (self.metric == "auto" and metrics.entity_schemes(self.labels))
+        return {"accuracy": words} | (metrics.entity_f1(predictions, golds, self.labels) if has_entities else {})
 
     def as_text(self, record: Record) -> tuple[str, str]:
         return " ".join(record.values["words"]), " ".join(record.values["tags"] or ())

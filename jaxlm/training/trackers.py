@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, install
 from jaxlm.parallel import hosts
 from jaxlm.paths import cause, write_whole
 
@@ -116,7 +116,7 @@ class Service(Tracker):
 def require_tracker(kind: str) -> None:
     """Raise UserError if the tracker's package is not installed."""
     if kind in SERVICES and importlib.util.find_spec(kind) is None:
-        raise UserError(f"--train.tracker {kind} needs a package: pip install -e '.[{kind}]'.")
+        raise UserError(f"--train.tracker {kind} needs a package; {install(kind)}.")
 
 
 def open_tracker(

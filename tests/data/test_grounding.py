@@ -108,6 +108,6 @@ def test_choices_are_no_patterns():
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
     lemmatizer.cache_clear()
-    with pytest.raises(UserError, match=r"simplemma; install jaxlm\[knowledge\]"):
+    with pytest.raises(UserError, match=r"simplemma; in the clone, run .*\[knowledge\]"):
         grounding.lemmatizer()
     lemmatizer.cache_clear()

@@ -136,11 +136,15 @@ def test_filters_equal_those_of_transformers(top_k, top_p):
     torch = pytest.importorskip("torch")
     warpers = pytest.importorskip("transformers.generation.logits_process")
     logits = np.random.default_rng(top_k).normal(0, 2, (6, 130)).astype(np.float32)
+    logits[3:5] = logits[3:5].round(1)  # equal ones
+    logits[5] = 0.0
     scores = warpers.TopKLogitsWarper(top_k)(None, torch.tensor(logits))
     if top_p < 1:
         scores = warpers.TopPLogitsWarper(top_p)(None, scores)
     ours = np.asarray(filter_logits(jnp.asarray(logits), jnp.int32(top_k), jnp.float32(top_p)))
-    np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(scores.numpy()))
+    theirs = scores.numpy()
+    np.testing.assert_array_equal(np.isfinite(ours[:3]), np.isfinite(theirs[:3]))
+    np.testing.assert_array_equal(np.sort(ours), np.sort(theirs))  # which of equal ones remain is open
     np.testing.assert_array_equal(ours[np.isfinite(ours)], logits[np.isfinite(ours)])
     assert np.isfinite(ours).sum(axis=-1).min() >= 1
 

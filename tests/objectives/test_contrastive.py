@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -22,6 +23,7 @@ from jaxlm.analysis.step import open_stand_in
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.models.bert import Bert
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
@@ -78,7 +80,7 @@ def ours(objective: Contrastive, vectors: np.ndarray, example: dict) -> tuple[fl
 
 @pytest.mark.parametrize(("negatives", "symmetric", "normalize", "widths"), [
     (0, False, True, ()), (1, False, True, ()), (2, False, True, ()), (0, True, True, ()), (1, True, True, ()),
-    (1, False, False, ()), (0, False, True, (3, 8)), (2, True, True, (3, 8)),
+    (1, False, False, ()), (0, False, True, (3, 8)), (2, True, True, (3, 8)), (1, True, False, (3, 8)),
 ])
 def test_info_nce_is_that_of_sentence_transformers(negatives, symmetric, normalize, widths):
     vectors = np.random.default_rng(1).normal(size=(ROWS, 2 + negatives, WIDTH)).astype(np.float32)
@@ -256,6 +258,9 @@ def test_microbatches_are_refused_and_chunks_are_searched():
 
     with pytest.raises(UserError, match=r"train.accumulate 2 would compare only .* objective.chunks to 2"):
         experiment(accumulate=2).validate()
+    with pytest.raises(UserError, match=r"train.batch_size 1 gives a row none to be compared with; set 2"):
+        with_value(experiment(), "train.batch_size", 1).validate()
+    with_value(with_value(experiment(), "train.batch_size", 1), "objective.negatives", 1).validate()
     found = [flags for _, flags in searching.variants(open_stand_in(experiment()), MeshConfig(), 16)]
     assert [flags["objective.chunks"] for flags in found if "objective.chunks" in flags] == [2, 4]
     assert not any("train.accumulate" in flags for flags in found)
@@ -326,6 +331,15 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     assert objective.with_rows(source, data) == objective
     with pytest.raises(UserError, match=r"score-field is for --objective.criterion cosent"):
         objective.with_rows(source, dataclasses.replace(data, score_field="score"))
+    alone = dataclasses.replace(objective, negatives=0)
+    pairs = dataclasses.replace(data, source=str(tmp_path / "b.jsonl"))
+    others = [{}], [{}, {}], [{}, {"positive": "x"}], [{}, {"query": "x"}], [{}, {"query": "x", "positive": "x"}]
+    for rows in others:
+        (tmp_path / "b.jsonl").write_text("".join(json.dumps(SHORT | row) + "\n" for row in rows))
+        with contextlib.nullcontext() if rows == others[-1] else pytest.raises(UserError, match=(
+            r"b.jsonl has one pair, or pairs of one text, and so no negatives"
+        )):
+            alone.with_rows(pairs.open(tokenizer), pairs)
     (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
     with pytest.raises(UserError, match="no row has hard negatives in negatives; name their columns"):
         objective.with_rows(data.open(tokenizer), data)

@@ -125,13 +125,17 @@ def test_a_cluster_that_jax_cannot_find_is_one_sentence(started, monkeypatch):
         hosts.join_processes()
 
 
-def test_what_jax_says_of_its_devices_is_one_sentence(started, monkeypatch):
+@pytest.mark.parametrize(("error", "words"), [
+    (RuntimeError("no devices.\nand more"), r"no devices\."),
+    (AssertionError(), r"JAX_PLATFORMS=cpu has no plugin; install jaxlm's extra for it\."),
+])
+def test_what_jax_says_of_its_devices_is_one_sentence(started, monkeypatch, error, words):
     def fails(*arguments, **options):
-        raise RuntimeError("no devices.\nand more")
+        raise error
 
     monkeypatch.setattr(jax.distributed, "initialize", fails)
     monkeypatch.setenv(hosts.CLUSTER, "1")
-    with pytest.raises(UserError, match=r"jax cannot start its devices: no devices\.$"):
+    with pytest.raises(UserError, match=f"jax cannot start its devices: {words}$"):
         start_jax()
 
 

@@ -46,7 +46,7 @@ KINDS = {
     "classify": {"accuracy", "f1", "matthews"},
     "pair": {"pearson", "spearman"},
     "choose": {"accuracy"},
-    "tag": {"accuracy"},
+    "tag": {"accuracy", "precision", "recall", "f1", "conlleval_f1"},
     "squad": {"exact_match", "f1"},
 }
 

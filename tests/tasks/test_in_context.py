@@ -186,6 +186,9 @@ def test_perplexity(gpt2, prompt_file, tmp_path):
     assert m["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-2)
     assert len(m) == 3 and (result["length"], result["stride"]) == (40, 40)
     assert run(path, prompt_file(kind="perplexity", data="text.txt"))["stride"] == 20
+    (tmp_path / "text.txt").write_text("abc abd. 我们学习语言模型。 ภาษาไทย", encoding="utf-8")  # words have no spaces
+    m = run(path, prompt_file(kind="perplexity", data="text.txt"))["metrics"]
+    assert list(m) == ["perplexity", "bits_per_byte"]
 
 
 def _windowed(model, ids: list[int], length: int) -> float:

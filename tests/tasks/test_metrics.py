@@ -3,21 +3,25 @@
 The scripts are evaluate-v2.0.py of SQuAD 2.0 and evaluate-v1.0.py of CoQA; on 300 random files every digit agreed.
 """
 
+import collections
 import importlib.util
 import random
 
 import numpy as np
 import pytest
 import sacrebleu
+import seqeval.scheme
 import sklearn.metrics
 from rouge_score.rouge_scorer import RougeScorer
 from seqeval.metrics import f1_score, precision_score, recall_score
-from seqeval.scheme import IOB2
+from seqeval.scheme import Entities
 
+from jaxlm.data.labelled import Record
 from jaxlm.errors import UserError
 from jaxlm.tasks import metrics
 from jaxlm.tasks.answers import Answers, leave_one_out
 from jaxlm.tasks.base import Answer
+from jaxlm.tasks.tagging import Tagging
 
 
 @pytest.mark.parametrize("labels", [("0", "1"), ("a", "b", "c"), tuple("abcdefghijkl"), ("only",)])
@@ -115,15 +119,60 @@ def test_correlations():
     assert metrics.correlations([1.0], [2.0]) == {"pearson": 0.0, "spearman": 0.0}
 
 
-def test_entities_as_seqeval_strict():
+def marked(draw, scheme, kinds):
+    """Return the tags of a sentence in a scheme, written from its definition."""
+    pieces, previous = [], None
+    for _ in range(draw.randrange(1, 6)):
+        kind, size = draw.choice([None, *kinds]), draw.randrange(1, 4)
+        pieces.append((kind, size, kind == previous))
+        previous = kind
+    tags = []
+    for number, (kind, size, is_adjacent) in enumerate(pieces):
+        is_followed = number + 1 < len(pieces) and pieces[number + 1][2]
+        prefixes = ["I"] * size
+        if scheme == "IOB2" or scheme in ("IOBES", "BILOU") or (scheme == "IOB1" and is_adjacent):
+            prefixes[0] = "B"
+        if scheme in ("IOE2", "IOBES", "BILOU") or (scheme == "IOE1" and is_followed):
+            prefixes[-1] = "L" if scheme == "BILOU" else "E"
+        if scheme in ("IOBES", "BILOU") and size == 1:
+            prefixes = ["U" if scheme == "BILOU" else "S"]
+        tags += [f"{prefix}-{kind}" if kind else "O" for prefix in prefixes]
+    return tags
+
+
+@pytest.mark.parametrize("name", ["IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU"])
+def test_entities_as_seqeval_strict_in_the_scheme_of_the_gold_tags(name):
     draw = random.Random(0)
-    for tags in [["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], ["O", "B", "I", "B-X"]] * 20:
-        sizes = [draw.randrange(1, 9) for _ in range(5)]
-        gold, own = ([[draw.choice(tags) for _ in range(size)] for size in sizes] for _ in range(2))
-        found = metrics.entity_f1(own, gold)
-        for name, theirs in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
-            assert found[name] == pytest.approx(theirs(gold, own, mode="strict", scheme=IOB2, zero_division=0))
-    assert metrics.entity_f1([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    scheme = getattr(seqeval.scheme, name)
+    tags = ["O", *(f"{p.name}-{kind}" for p in scheme.allowed_prefix for kind in ("PER", "LOC") if p.name != "O")]
+    for round in range(60):
+        gold = [marked(draw, name, ("PER", "LOC", "A-B")[: 1 + round % 3]) for _ in range(20)]
+        own = [[draw.choice(tags) if draw.random() < 0.3 else tag for tag in row] for row in gold]
+        if round % 3 == 0:  # sequences that are valid in no scheme
+            own = [[draw.choice(tags) for _ in row] for row in gold]
+        found = metrics.entity_f1(own, gold, tags)
+        for figure, theirs in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
+            assert found[figure] == pytest.approx(theirs(gold, own, mode="strict", scheme=scheme, zero_division=0))
+        assert ("conlleval_f1" in found) == (name in ("IOB1", "IOB2"))
+        if "conlleval_f1" in found:
+            assert found["conlleval_f1"] == pytest.approx(f1_score(gold, own, zero_division=0))
+        assert metrics.entity_f1(gold, gold)["f1"] == 1.0
+        # Gold tags with errors of annotators, too.
+        assert metrics.entities(tuple(own[0]), metrics.SCHEMES[name]) == {
+            (entity.start, entity.end - 1, entity.tag) for entity in Entities([own[0]], scheme).entities[0]
+        }
+    assert metrics.entity_f1([["O"]], [["O"]], tags)["f1"] == 0.0
+
+
+def test_tags_that_mark_no_entities_are_refused_as_entities():
+    words = Record("0", "f:1", {"words": ["a", "b"], "tags": ["NOUN", "I"]}, ("a b",))
+    assert Tagging().with_labels([words]).score([["I"]], [Answer(["I"], {})]) == {"accuracy": 1.0}
+    for labels in (("B-X", "M-X", "O"), ("S-X", "U-X"), ("NOUN",), ("",)):
+        with pytest.raises(UserError, match=r"do not mark entities in IOB2, .*BILOU; set --objective.metric accuracy"):
+            Tagging(metric="entities", labels=labels).with_labels([words])
+    marked = Tagging().with_labels([words._replace(values={"words": ["a", "b"], "tags": ["U-X", "O"]})])
+    answers = [Answer(["U-X", "NOUN"], {})]  # a model that writes may answer anything
+    assert marked.score([["U-X", "O"]], answers) == {"accuracy": 0.5, "precision": 1.0, "recall": 1.0, "f1": 1.0}
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -167,6 +216,28 @@ def test_answers_as_the_scripts_of_squad():
     assert not any(name.startswith("no_answer") for name in answered) and "has_answer_f1" in answered
     plain = Answers().score(golds, [Answer(best, {}) for _, best, _ in ROWS])
     assert plain == pytest.approx({"exact_match": 0.16666667, "f1": 0.30952381})
+
+
+@pytest.mark.parametrize("units", ["words", "characters"])
+def test_gold_answers_without_words_as_the_scripts_of_squad_1_1_and_mlqa(units):
+    """Their rules, written out: all gold answers count, and texts without a word in common have F1 0."""
+    normalize = {"words": metrics.normalize_answer, "characters": metrics.split_characters}[units]
+    draw, texts = random.Random(0), ["the", "", "!", "a cat", "The cat!", "cat dog", "dog", "the dog a"]
+
+    def f1(text, gold):
+        text, gold = normalize(text).split(), normalize(gold).split()
+        same = sum((collections.Counter(text) & collections.Counter(gold)).values())
+        return 2 * same / (len(text) + len(gold)) if same else 0
+
+    for _ in range(300):
+        text, golds = draw.choice(texts), draw.choices(texts, k=draw.randrange(1, 4))
+        assert Answers(units=units).row_figures(golds, Answer(text, {})) == pytest.approx({
+            "exact_match": float(any(normalize(text) == normalize(gold) for gold in golds)),
+            "f1": max(f1(text, gold) for gold in golds),
+        })
+    # Version 2.0 leaves such gold answers out, and a question with no other has none.
+    assert Answers(no_answer=True).row_figures(["the"], Answer("!", {})) == {"exact_match": 1.0, "f1": 1.0}
+    assert Answers(no_answer=True).row_figures(["the", "cat"], Answer("", {})) == {"exact_match": 0.0, "f1": 0.0}
 
 
 def test_answers_in_characters_as_the_script_of_mlqa():

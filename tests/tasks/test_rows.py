@@ -204,6 +204,18 @@ def squad(context="red house", **changes):
     return {"data": [{"paragraphs": [{"context": context, "qas": [question]}]}]}
 
 
+def test_white_space_around_questions_and_answers_is_not_read(tmp_path):
+    """Byte-level vocabularies have tokens of it: it would fill up the question, and be a word of the answer."""
+    changes = {"question": " \n ?", "answers": [{"text": " red ", "answer_start": 1}, {"text": " ", "answer_start": 0}]}
+    (row,) = read(AnswerRows(), tmp_path, "x.json", json.dumps(squad("a red house", **changes)))
+    assert row.values | {"passage": ""} == {
+        "question": "?", "passage": "", "answers": [" red ", " "], "start": 2, "text": "red", "kind": "span",
+    }
+    story = STORY | {"story": "a red house", "answers": [{"input_text": "yes", "span_start": 1, "span_text": " red "}]}
+    (row,) = read(AnswerRows(form="coqa"), tmp_path, "y.json", json.dumps({"data": [story]}))
+    assert (row.values["start"], row.values["text"], row.values["kind"]) == (2, "red", "yes")
+
+
 ROW = {"text": "a", "other": "b", "label": "x", "source": "a", "target": "b", "id": "i"}
 NOT_TEXT = {
     "list": (TextRows(), ROW | {"text": ["a", "b"]}, "line 1: the field 'text' is a list, not text"),

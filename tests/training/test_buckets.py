@@ -224,7 +224,7 @@ def test_mistakes(gcs, preset, capsys):
 def test_a_missing_package():
     code = "import sys; sys.modules['gcsfs'] = None; from jaxlm.paths import any_path; any_path('gs://bucket/run')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "cannot be read (Please install gcsfs to access Google Storage); pip install -e" in found.stderr
+    assert "cannot be read (Please install gcsfs to access Google Storage); in the clone, run `pip" in found.stderr
 
 
 def params_of(run) -> dict[str, np.ndarray]:

@@ -93,6 +93,8 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
     # Texts are cut to the length of the training everywhere.
     text = "bo de ka " * 40
     ours = json.loads(printed("embed", str(run), text, "--prompt", ""))["vector"]
+    assert main(["embed", str(run), text, "--prompt", "", "--length", "4096"]) == 0
+    assert "tokens of a text; --length 4096 changes nothing beyond" in capsys.readouterr().err
     np.testing.assert_allclose(theirs.encode_document(text), ours, atol=1e-5)
     shown = printed("show", str(run), "--examples", "1")
     assert "query  [CLS] " in shown.replace("▁", "") and "negative" in shown

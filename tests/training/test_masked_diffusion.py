@@ -58,6 +58,12 @@ def test_text_from_the_command_line(run, capsys):
     assert re.search(r"tokens masked with probability 0\.\d+, weight", printed("show", str(run)))
 
 
+def test_an_exported_folder_says_why_it_continues_no_text(run, tmp_path, capsys):
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert main(["generate", str(tmp_path / "out"), "ba"]) == 2
+    assert "exported from a masked diffusion run does not say so; generate with the run." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--stop", "x"], "only masked diffusion is sampled in steps, without beams and stop strings"),
     (["--beams", "2"], "only masked diffusion is sampled in steps, without beams and stop strings"),

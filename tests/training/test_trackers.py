@@ -71,5 +71,5 @@ def test_a_tracker_that_fails_does_not_end_the_run(preset, tmp_path, monkeypatch
 def test_a_missing_package_is_told_before_anything_else(preset, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("jaxlm.training.trackers.importlib.util.find_spec", lambda name: None)
     assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), "--train.tracker", "wandb"]) == 2
-    assert "--train.tracker wandb needs a package: pip install -e '.[wandb]'" in capsys.readouterr().err
+    assert "wandb needs a package; in the clone, run `pip install -e '.[wandb]'`" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
