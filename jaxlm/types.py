@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 Params = dict[str, Any]
 """Parameters: a nested dict of arrays."""
@@ -35,10 +35,54 @@ class Vectors(NamedTuple):
 
     def prompt_of(self, role: Role) -> str | None:
         """Return the prompt of a text; queries and documents have none unless a prompt has their name."""
-        if role == "":
-            return self.prompt
-        names = ("query",) if role == "query" else ("document", "passage", "corpus")
-        return next(filter(None, map(dict(self.prompts).get, names)), "")
+        return dict(self.prompts).get(role, "") if role else self.prompt
+
+    @property
+    def default_name(self) -> str | None:
+        """Name of the prompt of a text that is neither query nor document; None for none."""
+        names = [name for name, text in self.prompts if text == self.prompt]
+        return names[0] if names and any(text for _, text in self.prompts) else None
+
+    def trained_over(self, old: Vectors) -> Vectors:
+        """Return these settings of a training, with those of its pretrained model that training does not set."""
+        # A cosine does not tell whether the vectors have unit length.
+        is_same = {self.similarity, old.similarity or "cosine"} == {"cosine"}
+        prompts = dict(old.prompts) | dict(self.prompts)
+        prompt = prompts[old.default_name] if old.default_name else None if any(prompts.values()) else ""
+        return self._replace(
+            normalize=old.normalize if is_same else self.normalize, prompt=prompt, prompts=tuple(prompts.items()),
+            pools_prompt=self.pools_prompt if self.prompts else old.pools_prompt,
+        )
+
+    def changes(self, old: Vectors) -> list[str]:
+        """Return what differs from `old`, for a message."""
+        new, before = (
+            {"pooling": v.pooling, "length": v.length, "normalize": v.normalize, "query prompt": v.prompt_of("query"),
+             "document prompt": v.prompt_of("document")} for v in (self, old)
+        )
+        return [f"{name} {value!r} instead of {before[name]!r}" for name, value in new.items() if value != before[name]]
+
+
+class FolderSettings(NamedTuple):
+    """Settings of a Transformers folder beside configuration, weights and tokenizer, in all runs that begin from it."""
+
+    vectors: Vectors | None = None
+    """Those of a folder of sentence-transformers."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a generated text; empty for the end token of the vocabulary."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return {"vectors": self.vectors and self.vectors._asdict(), "stop_ids": list(self.stop_ids)}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Self:
+        """Return the settings of `to_json`; of {} the defaults."""
+        values = found.get("vectors")
+        if values:
+            pairs = {"prompts": tuple(map(tuple, values["prompts"])), "widths": tuple(values["widths"])}
+            values = Vectors(**values | pairs)
+        return cls(values or None, tuple(found.get("stop_ids", ())))
 
 
 class TokenBatch(NamedTuple):

@@ -111,15 +111,22 @@ class Contrastive(Objective):
 
     def vectors(self, length: int | None) -> Vectors:
         has_prompts = bool(self.query_prompt or self.passage_prompt)
-        prompts = (("query", self.query_prompt), ("document", self.passage_prompt)) if has_prompts else ()
+        prompts = () if self.reads_text else (("query", self.query_prompt), ("document", self.passage_prompt))
         return Vectors(
             self.pooling, length, self.normalize, None if has_prompts else "", prompts,
             similarity="cosine" if self.normalize else "dot", widths=self.widths,
         )
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
-        model = source.objective.model.text_model
-        return dataclasses.replace(self, model=with_options(model, self.model))
+        """Return a copy with the pretrained model, and its pooling, score and prompts where the preset has defaults."""
+        model, found = source.objective.model.text_model, {}
+        if vectors := source.trained_vectors:
+            found = {"pooling": vectors.pooling, "normalize": vectors.normalize or vectors.similarity in ("", "cosine")}
+            prompts = {"query_prompt": vectors.prompt_of("query"), "passage_prompt": vectors.prompt_of("document")}
+            found |= {} if self.reads_text else prompts
+        is_default = {f.name: getattr(self, f.name) == f.default for f in dataclasses.fields(self)}
+        found = {name: value for name, value in found.items() if is_default[name]}
+        return dataclasses.replace(self, model=with_options(model, self.model), **found)
 
     def select_params(self, source: PretrainedModel) -> Params:
         return source.objective.model.text_params(source.params)

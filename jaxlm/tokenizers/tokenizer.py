@@ -116,7 +116,8 @@ class Tokenizer:
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
             ngram_start=ngram_start, sentinel=sentinels.start, sentinel_step=sentinels.step,
             num_sentinels=len(sentinels), symbols=symbols, num_bytes=num_bytes,
-            name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
+            name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces),
+            single=self.settings.get("single", ""), pair=self.settings.get("pair", ""), **ids,
         )
 
     def _find_sentinels(self, symbols: Mapping[str, int]) -> range:
@@ -266,7 +267,7 @@ class Tokenizer:
         definition = self._definition
         saved = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
-            "fingerprint": self.fingerprint, "separators": definition.separators,
+            "fingerprint": self.fingerprint, "separators": definition.separators, "settings": dict(definition.settings),
         }
         # The marker comes last, so that a folder with it is complete even after a crash.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)
@@ -286,6 +287,21 @@ class Tokenizer:
         """Return the tokenizer of a changed `to_json`, with the same roles of special tokens."""
         data = json.dumps(tokenizer_json, ensure_ascii=False).encode()
         return Tokenizer(dataclasses.replace(self._definition, kind=JSON, data=data))
+
+    def with_lower_case(self) -> Tokenizer:
+        """Return the tokenizer that makes a text lower-case first."""
+        content = self.to_json()
+        steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
+        return self.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings that its ids do not depend on, see `jaxlm.tokenizers.files.Definition`."""
+        return self._definition.settings
+
+    def with_settings(self, **settings: Any) -> Tokenizer:
+        """Return the tokenizer with further `settings`."""
+        return Tokenizer(dataclasses.replace(self._definition, settings={**self.settings, **settings}))
 
     def piece(self, token_id: int) -> str:
         """Return the piece of an id as in the vocabulary file; `pieces` returns readable ones."""
