@@ -37,52 +37,38 @@ class Vectors(NamedTuple):
         """Return the prompt of a text; queries and documents have none unless a prompt has their name."""
         return dict(self.prompts).get(role, "") if role else self.prompt
 
-    @property
-    def default_name(self) -> str | None:
-        """Name of the prompt of a text that is neither query nor document; None for none."""
-        names = [name for name, text in self.prompts if text == self.prompt]
-        return names[0] if names and any(text for _, text in self.prompts) else None
-
-    def trained_over(self, old: Vectors) -> Vectors:
-        """Return these settings of a training, with those of its pretrained model that training does not set."""
-        # A cosine does not tell whether the vectors have unit length.
-        is_same = {self.similarity, old.similarity or "cosine"} == {"cosine"}
-        prompts = dict(old.prompts) | dict(self.prompts)
-        prompt = prompts[old.default_name] if old.default_name else None if any(prompts.values()) else ""
-        return self._replace(
-            normalize=old.normalize if is_same else self.normalize, prompt=prompt, prompts=tuple(prompts.items()),
-            pools_prompt=self.pools_prompt if self.prompts else old.pools_prompt,
-        )
-
-    def changes(self, old: Vectors) -> list[str]:
-        """Return what differs from `old`, for a message."""
-        new, before = (
-            {"pooling": v.pooling, "length": v.length, "normalize": v.normalize, "query prompt": v.prompt_of("query"),
-             "document prompt": v.prompt_of("document")} for v in (self, old)
-        )
-        return [f"{name} {value!r} instead of {before[name]!r}" for name, value in new.items() if value != before[name]]
-
 
 class FolderSettings(NamedTuple):
-    """Settings of a Transformers folder beside configuration, weights and tokenizer, in all runs that begin from it."""
+    """Settings of a model beside configuration, weights and tokenizer: those of its folder, in all runs from it."""
 
     vectors: Vectors | None = None
-    """Those of a folder of sentence-transformers."""
+    """Those of a folder of sentence-transformers, or of training."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a generated text; empty for the end token of the vocabulary."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
-        return {"vectors": self.vectors and self.vectors._asdict(), "stop_ids": list(self.stop_ids)}
+        return {"vectors": self.vectors and self.vectors._asdict(), "stop_ids": self.stop_ids}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
         """Return the settings of `to_json`; of {} the defaults."""
-        values = found.get("vectors")
-        if values:
-            pairs = {"prompts": tuple(map(tuple, values["prompts"])), "widths": tuple(values["widths"])}
-            values = Vectors(**values | pairs)
-        return cls(values or None, tuple(found.get("stop_ids", ())))
+        if vectors := found.get("vectors"):
+            pairs = {"prompts": tuple(map(tuple, vectors["prompts"])), "widths": tuple(vectors["widths"])}
+            vectors = Vectors(**vectors | pairs)
+        return cls(vectors, tuple(found.get("stop_ids", ())))
+
+    def after_training(self, trained: Vectors | None, eos: int) -> Self:
+        """Return the settings after a run that trained vectors, or None, and ended its texts with a token."""
+        old, added = self.vectors, {eos} - {-1, *self.stop_ids} if self.stop_ids else ()
+        if trained and old:
+            prompts = dict(old.prompts) | dict(trained.prompts)
+            # A cosine does not tell whether the vectors have unit length.
+            normalize = (old if trained.similarity == (old.similarity or "cosine") == "cosine" else trained).normalize
+            prompt = old.prompt or (None if any(prompts.values()) else "")
+            trained = trained._replace(normalize=normalize, prompt=prompt, prompts=tuple(prompts.items()),
+                                       pools_prompt=bool(trained.prompts) or old.pools_prompt)
+        return self._replace(vectors=trained or old, stop_ids=(*self.stop_ids, *added))
 
 
 class TokenBatch(NamedTuple):

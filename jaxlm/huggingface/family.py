@@ -70,8 +70,6 @@ class Source:
     folder: Path
     config: Mapping[str, Any]
     names: Collection[str]
-    root: Path = Path()
-    """Folder of sentence-transformers around `folder`; the same one for other models."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """Return the values of our fields."""

@@ -20,8 +20,8 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
 from jaxlm.huggingface.families import family_named, family_of, writer_of
 from jaxlm.huggingface.family import Source, TransformersModel, read_config
-from jaxlm.huggingface.sentence_transformers import lowers_case, model_folder, write_reranker
 from jaxlm.huggingface.sentence_transformers import read as read_vectors
+from jaxlm.huggingface.sentence_transformers import read_module, write_reranker
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
@@ -90,13 +90,13 @@ def export_folder(
     length = min(filter(None, (vectors and vectors.length, max_length, longest)))
     with _new_folder(out) as temporary:
         for model in models:
-            if stop_ids and model.generation_config is not None:
-                ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]}
-                model = dataclasses.replace(model, generation_config={**model.generation_config, **ends})
+            if stop_ids and (ends := model.generation_config) is not None:
+                ends = {**ends, "eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]}
+                model = dataclasses.replace(model, generation_config=ends)
             _write_model(temporary / model.folder, model, objective, params, tokenizer, length)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length))
-        if isinstance(objective, Rerank):
+        if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         private = listed([name for model in models for name in model.table.private if name in params])
         card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
@@ -133,14 +133,14 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             safetensors weights, or tensors are missing, unknown or of another shape.
     """
     root = local_folder(hf_dir, "Transformers folders")
-    folder = model_folder(root)
+    folder, module = read_module(root)
     _check_adapter(folder)
     config = read_config(folder)
     shapes = Weights(folder).shapes
     with reading(folder / "config.json"):
         architecture = next(iter(config.get("architectures") or [""]))
         family = family_named(config["model_type"], str(folder), architecture)
-        source = Source(folder, config, shapes, root)
+        source = Source(folder, config, shapes)
         try:
             objective = family.read_objective(source)
         except UserError as error:
@@ -148,9 +148,9 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
                 raise
             raise UserError(f"{folder / 'config.json'} has a model that jaxlm does not support: {error}") from error
     tokenizer = Tokenizer.load(folder)
-    if lowers_case(root):
+    if module.get("do_lower_case"):
         tokenizer = tokenizer.with_lower_case()
-    around = templates(folder, tokenizer.vocabulary) if objective.model.text_model.is_causal else None
+    around = templates(folder) if objective.model.text_model.is_causal else None
     if around and "#" in "".join(around):
         tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
     _check_tokenizer(folder, objective, tokenizer.vocabulary)
@@ -174,35 +174,30 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
     nested: Params = {}
     for path in paths(template):
         put(nested, path, params[path])
-    settings = FolderSettings(_vectors_of(root), _stop_ids(folder, config, tokenizer.vocabulary.size))
-    length = read_length(folder)
+    settings, length = _read_settings(root, folder, config, tokenizer.vocabulary.size), read_length(folder)
     return PretrainedModel(objective, nested, tokenizer, tuple(initialized), str(root), 0, length, settings)
 
 
-def _vectors_of(root: Path) -> Vectors | None:
+def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: int) -> FolderSettings:
+    """Return the settings of vectors, and `eos_token_id` of generation_config.json, else of config.json."""
+    vectors, file = None, folder / "generation_config.json"
     try:
-        return read_vectors(root)
+        vectors = read_vectors(root)
     except UserError as error:  # which `encode` raises; everything else can use the model
         log(f"{error} Its settings of vectors are not kept.")
-        return None
-
-
-def _stop_ids(folder: Path, config: Mapping[str, Any], size: int) -> tuple[int, ...]:
-    """Return `eos_token_id` of generation_config.json, else of config.json."""
-    file = folder / "generation_config.json"
     found = (read_json(file, dict) if file.is_file() else {}).get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [found]
-    return tuple(i for i in ids if isinstance(i, int) and 0 <= i < size)
+    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size))
 
 
 def _check_adapter(folder: Path) -> None:
     """Raise UserError if the folder holds only an adapter of PEFT, and remark on one beside a model."""
     if (folder / "adapter_config.json").is_file():
-        merge = "merge it into its model with PEFT (`model.merge_and_unload().save_pretrained(FOLDER)`)"
+        text = f"{folder} has an adapter (adapter_config.json), which is not read; merge it (PEFT's merge_and_unload)."
         if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
-            raise UserError(f"{folder} has only an adapter (adapter_config.json), no model; {merge}.")
-        log(f"{folder} has an adapter (adapter_config.json) beside the model, which is not read; {merge} to use it.")
+            raise UserError(text)
+        log(text)
 
 
 def _template(objective: Objective) -> Params:
@@ -234,10 +229,10 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
     Decoders follow their tokenizer; the class of another tokenizer has rules of its own.
     """
     v, model = tokenizer.vocabulary, objective.model.text_model
-    found = templates(folder, v) if read_class(folder) in GENERIC else None
+    found = templates(folder) if read_class(folder) in GENERIC else None
     if found is None or model.is_causal:
         return
-    around, ours = ([name if name == "$A" else tokenizer.piece(symbol_id(v, name)) for name, _ in parts(text)]
+    around, ours = ([name if name == "$A" else tokenizer.pieces([symbol_id(v, name)])[0] for name, _ in parts(text)]
                     for text in (found[0], objective.text_template.single or "$A"))
     if around != ours:
         raise UserError(

@@ -192,13 +192,13 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
     if not all(str(number).isdecimal() for number in names):
         raise UserError(f"{source.folder / 'config.json'}: the keys of id2label must be 0, 1, … and not {[*names]}.")
-    is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.root / CONFIG).is_file()
-    prompt = reranker_prompt(source.root)
+    is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.folder / CONFIG).is_file()
+    prompt = reranker_prompt(source.folder)
     if kind is Classification and len(names) == 1 and is_cross_encoder:
         kind, fields["query_prompt"] = Rerank, prompt
     elif prompt:
-        raise UserError(f"{source.root} puts {prompt!r} before the first text, which jaxlm does only for rerankers of "
-                        f"one label; set default_prompt_name in {CONFIG} to null.")
+        raise UserError(f"{source.folder} puts {prompt!r} before a text, which jaxlm does only for one label; set "
+                        f"default_prompt_name in {CONFIG} to null.")
     if kind is Classification:
         source.require(problem_type=tuple(PROBLEM_TYPES.values()))
         # Transformers takes a single logit without a problem type for a number.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,8 +19,6 @@ INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 # Stored types that can be read; float32 represents all but F64 exactly.
 FLOATS = ("F64", "F32", "F16", "BF16")
-_WRAPPER = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""Parts of the names in a file that was saved from a model inside of DataParallel, torch.compile and the like."""
 
 
 class Weights:
@@ -35,21 +32,20 @@ class Weights:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._stored: dict[str, tuple[Path, str]] = {}
+        self._files: dict[str, Path] = {}
         for file in self._shards():
             with reading(file), safe_open(file, framework="numpy") as tensors:
-                for stored in tensors.keys():  # noqa: SIM118 - it is no dict
-                    name = _WRAPPER.sub("", stored)
-                    self._stored[name], self.shapes[name] = (file, stored), tuple(tensors.get_slice(stored).get_shape())
+                for name in tensors.keys():  # noqa: SIM118 - it is no dict
+                    self._files[name], self.shapes[name] = file, tuple(tensors.get_slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor as float32; tensors of other than floating-point numbers raise UserError."""
-        file, stored = self._stored[name]
+        file = self._files[name]
         with reading(file), safe_open(file, framework="numpy") as tensors:
-            kind = tensors.get_slice(stored).get_dtype()
-            if kind not in FLOATS:
-                raise UserError(f"{file}: {name} is stored as {kind}; only floating-point weights can be read.")
-            return tensors.get_tensor(stored).astype(np.float32, copy=False)
+            stored = tensors.get_slice(name).get_dtype()
+            if stored not in FLOATS:
+                raise UserError(f"{file}: {name} is stored as {stored}; only floating-point weights can be read.")
+            return tensors.get_tensor(name).astype(np.float32, copy=False)
 
     def _shards(self) -> list[Path]:
         """Return the single file, or all shards that the index names."""

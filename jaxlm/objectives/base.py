@@ -100,19 +100,7 @@ class PretrainedModel:
     length: int | None = None
     """Tokens of a row in the run's training, or of the longest text of a Transformers folder; None where it is open."""
     settings: FolderSettings = FolderSettings()
-    """Further settings of the Transformers folder that the model began from."""
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generated text: those of its folder, and after training the end token of its rows."""
-        eos, ids = self.tokenizer.vocabulary.eos, self.settings.stop_ids
-        return ids if eos < 0 or eos in ids or (ids and not self.step) else (*ids, eos)
-
-    @property
-    def trained_vectors(self) -> Vectors | None:
-        """The settings of its text vectors, of its own training and of the folder that it began from; None for none."""
-        own, folder = self.objective.vectors(self.length), self.settings.vectors
-        return own.trained_over(folder) if own and folder else own or folder
+    """Further settings, those of its training and of the Transformers folder that it began from."""
 
     def with_words(self, extension: Extension) -> PretrainedModel:
         """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.

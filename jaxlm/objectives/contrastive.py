@@ -120,7 +120,7 @@ class Contrastive(Objective):
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model, and its pooling, score and prompts where the preset has defaults."""
         model, found = source.objective.model.text_model, {}
-        if vectors := source.trained_vectors:
+        if vectors := source.settings.vectors:
             found = {"pooling": vectors.pooling, "normalize": vectors.normalize or vectors.similarity in ("", "cosine")}
             prompts = {"query_prompt": vectors.prompt_of("query"), "passage_prompt": vectors.prompt_of("document")}
             found |= {} if self.reads_text else prompts

@@ -88,6 +88,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     length = experiment.data.length if step else None
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
+    settings = settings.after_training(objective.vectors(length), session.tokenizer.vocabulary.eos if step else -1)
     return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step, length, settings)
 
 

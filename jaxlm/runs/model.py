@@ -52,7 +52,7 @@ class TrainedModel(PretrainedModel):
         if isinstance(self.objective, Rerank):
             raise UserError(f"{self.path} is a reranker and has no vectors of texts; `jaxlm evaluate` it on rows, or "
                             "call score_pairs.")
-        found = self.trained_vectors
+        found = self.settings.vectors
         if found is None and self.path:
             read(Path(hub.local(self.path)))  # refuses those of a folder that could not be kept
         return found or Vectors("mean", None, False)

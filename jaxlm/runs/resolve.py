@@ -65,9 +65,9 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-        for old, new in _changes(unchanged, experiment):
+        for _, new in _changes(unchanged, experiment):
             if new.name in ("data.vocab_size", "data.tokenizer_kind", "data.normalization"):
-                raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)} {new.value}.")
+                raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
     waits = experiment.data.has_labels and experiment.train.epochs  # for the rows
     if is_run or not (experiment.objective.is_task or waits):
         experiment = with_steps(experiment)

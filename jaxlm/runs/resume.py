@@ -143,14 +143,12 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     """Return the metadata for data.json and every checkpoint.
 
     It has the fingerprints of token store, tokenizer and constants (key "frozen"; the arrays are on their devices), the
-    text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from
-    with its settings.
+    text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
     source, experiment, rows = session.pretrained, session.experiment, session.rows
     begun_from = {}
     if source:
-        settings = source.settings._replace(vectors=source.trained_vectors).to_json()
-        begun_from = {"imported_from": source.path, "fresh": list(source.fresh), "settings": settings}
+        begun_from = {"imported_from": source.path, "fresh": [*source.fresh], "settings": source.settings.to_json()}
     return session.run.metadata | begun_from | {
         "data": rows.fingerprint,
         "tokenizer": session.tokenizer.fingerprint,

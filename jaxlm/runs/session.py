@@ -80,9 +80,6 @@ class Session:
         if not run.has_begun:
             for line in objective.remarks(rows, length):
                 report(line)
-            old, own = pretrained and pretrained.trained_vectors, objective.vectors(length)
-            if changes := own.trained_over(old).changes(old) if old and own else ():
-                report(f"Text vectors will differ from those of {pretrained.path}: {'; '.join(changes)}")
         optimizer = experiment.optimizer
         if run.has_begun and optimizer.warmup_steps is None:  # more steps do not change the warm-up that is done
             optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)

@@ -10,7 +10,6 @@ from etils import epath
 from jaxlm.errors import UserError
 from jaxlm.paths import read_json
 from jaxlm.tokenizers.sentencepiece_json import added_token
-from jaxlm.tokenizers.vocabulary import Vocabulary
 
 GENERIC = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that take a `tokenizer.json` as it is."""
@@ -143,48 +142,37 @@ def read_length(folder: epath.Path) -> int | None:
     return int(longest) if 0 < longest < 1e9 else None  # Transformers writes 1e30 for no limit
 
 
-def templates(folder: epath.Path, vocabulary: Vocabulary) -> tuple[str, str] | None:
-    """Return the special tokens around one text and around two, by number, as a `Template` has them.
+def templates(folder: epath.Path) -> tuple[str, str] | None:
+    """Return the special tokens around one text and two by a `tokenizer.json`, as a `Template` has them; None without.
 
-    They are those of a folder's `tokenizer.json`, else those of GPT-2's class; None without both.
+    They are named by their ids.
     """
     if not (folder / "tokenizer.json").exists():
-        settings = _read(folder, "tokenizer_config.json")
-        begin, end = ([f"#{i}"] if settings.get(f"add_{role}_token") is True and i >= 0 else []
-                      for role, i in (("bos", vocabulary.bos), ("eos", vocabulary.eos)))
-        single = [*begin, "$A", *end]
-        return (" ".join(single), " ".join([*single, *begin, "$B", *end])) if begin or end else None
+        return None
     step = _read(folder, "tokenizer.json", dict).get("post_processor") or {}
     for each in step.get("processors", [step]):
         if "single" in each:
             return _template(each, each["single"]), _template(each, each["pair"])
         if "cls" in each:  # BertProcessing, RobertaProcessing
             cls, sep = (f"#{each[name][1]}" for name in ("cls", "sep"))
-            is_bert = each.get("type") == "BertProcessing"
-            return f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1" if is_bert else f"{cls} $A {sep} {sep} $B {sep}"
+            pair = f"$B:1 {sep}:1" if each["type"] == "BertProcessing" else f"{sep} $B {sep}"
+            return f"{cls} $A {sep}", f"{cls} $A {sep} {pair}"
     return "$A", "$A $B"
 
 
 def _template(processor: Mapping[str, Any], sequence: Sequence[Mapping[str, Any]]) -> str:
     """Return a sequence of TemplateProcessing as a `Template` has it."""
     found = []
-    for part in sequence:
-        (kind, what), = part.items()
+    for (kind, what), in (part.items() for part in sequence):
         ids = processor["special_tokens"][what["id"]]["ids"] if kind == "SpecialToken" else ()
-        names = [f"#{i}" for i in ids] if kind == "SpecialToken" else [f"${what['id']}"]
-        found += [f"{name}:{what['type_id']}" if what["type_id"] else name for name in names]
+        found += [f"#{i}:{what['type_id']}" for i in ids] or [f"${what['id']}:{what['type_id']}"]
     return " ".join(found)
 
 
 def other_settings(folder: epath.Path) -> dict[str, Any]:
     """Return the settings of a folder's tokenizer that its ids do not depend on: `OTHERS`."""
-    settings = _read(folder, "tokenizer_config.json")
-    files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
-    found = [{"name": file.stem, "template": file.read_text()} for file in files if file.exists()]
-    if found and files[0].exists():
-        found[0]["name"] = "default"
-    if found:
-        settings["chat_template"] = found if len(found) > 1 else found[0]["template"]
+    settings, file = _read(folder, "tokenizer_config.json"), folder / "chat_template.jinja"
+    settings |= {"chat_template": file.read_text()} if file.exists() else {}
     return {name: settings[name] for name in OTHERS if name in settings}
 
 

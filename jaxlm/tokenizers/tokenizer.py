@@ -49,11 +49,13 @@ class Tokenizer:
     Attributes:
         vocabulary: size, special tokens and word starts, for the objectives.
         fingerprint: SHA-256 (hex) of everything that determines the ids of a text.
+        settings: what the ids do not depend on, see `jaxlm.tokenizers.files.Definition`.
     """
 
     def __init__(self, definition: Definition) -> None:
         """Build the tokenizer that a file defines."""
         self._definition = definition
+        self.settings = definition.settings
         self._processor: sentencepiece.SentencePieceProcessor | None = None
         self._is_trained_here = self._has_single_bytes = False
         if definition.kind == SENTENCEPIECE:
@@ -293,11 +295,6 @@ class Tokenizer:
         content = self.to_json()
         steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
         return self.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings that its ids do not depend on, see `jaxlm.tokenizers.files.Definition`."""
-        return self._definition.settings
 
     def with_settings(self, **settings: Any) -> Tokenizer:
         """Return the tokenizer with further `settings`."""
