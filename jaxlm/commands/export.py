@@ -51,10 +51,9 @@ def main(arguments: list[str]) -> None:
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
     vectors = vectors or Vectors("mean", model.length, False)
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
-    vectors = None if pooling == "none" else vectors
     out = export_folder(
-        options.out, model.objective, model.params, model.tokenizer, card,
-        max_length=vectors.length if vectors else model.length, vectors=vectors, stop_ids=model.settings.stop_ids,
+        options.out, model.objective, model.params, model.tokenizer, card, stop_ids=model.settings.stop_ids,
+        **{"max_length": model.length} if pooling == "none" else {"max_length": vectors.length, "vectors": vectors},
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

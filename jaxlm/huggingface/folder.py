@@ -90,10 +90,10 @@ def export_folder(
     length = min(filter(None, (vectors and vectors.length, max_length, longest)))
     with _new_folder(out) as temporary:
         for model in models:
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length)
             if stop_ids and (ends := model.generation_config) is not None:
                 ends = {**ends, "eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]}
-                model = dataclasses.replace(model, generation_config=ends)
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, length)
+                _write_json(temporary / model.folder / "generation_config.json", ends)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length))
         if isinstance(objective, Rerank) and objective.query_prompt:

@@ -25,26 +25,20 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
     vectors = vectors._replace(pooling=resolve_pooling(objective, vectors.pooling))
     names, width = ["", "1_Pooling", *(["2_Normalize"] if vectors.normalize else [])], objective.model.text_model.width
     modes = {f"pooling_mode_{theirs}": ours == vectors.pooling for ours, theirs in MODES.items()}
-    contents = {
+    default = next((name for name, text in vectors.prompts if text and text == vectors.prompt), None)
+    _write(folder, names, {
         POOLING: {"word_embedding_dimension": width, "include_prompt": vectors.pools_prompt, **modes},
         LENGTH: {"max_seq_length": vectors.length, "do_lower_case": False},
-    }
-    if vectors.similarity or vectors.prompts:
-        default = next((name for name, text in vectors.prompts if text and text == vectors.prompt), None)
-        contents[CONFIG] = {
-            "prompts": dict(vectors.prompts), "default_prompt_name": default,
-            "similarity_fn_name": vectors.similarity or None,
-            "matryoshka_dims": [*vectors.widths, width] if vectors.widths else None,
-        }
-    _write(folder, names, contents)
+        CONFIG: {"prompts": dict(vectors.prompts), "default_prompt_name": default,
+                 "similarity_fn_name": vectors.similarity or None,
+                 "matryoshka_dims": [*vectors.widths, width] if vectors.widths else None},
+    })
 
 
 def write_reranker(folder: Path, prompt: str) -> None:
     """Write the files from which `CrossEncoder(folder)` reads a prompt before each query."""
-    text = {"method": "forward", "method_output_name": "logits"}
     _write(folder, [""], {
-        LENGTH: {"transformer_task": "sequence-classification", "module_output_name": "scores",
-                 "modality_config": {"text": text}},
+        LENGTH: {"transformer_task": "sequence-classification"},
         CONFIG: {"model_type": RERANKER, "prompts": {"query": prompt}, "default_prompt_name": "query",
                  "activation_fn": "torch.nn.modules.linear.Identity"},
     })
@@ -90,11 +84,9 @@ def read(folder: Path) -> Vectors | None:
         limits = (read_length(inner), _read(inner / "config.json").get("max_position_embeddings"))
         longest = module.get("max_seq_length") or min((n for n in limits if n and n > 0), default=None)
         prompt = prompts.get(config.get("default_prompt_name"), None if any(prompts.values()) else "")
-        return Vectors(
-            matches[0], longest, len(types) == 3, prompt, tuple(prompts.items()),
-            bool(pooling.get("include_prompt", True)), config.get("similarity_fn_name") or "",
-            tuple((config.get("matryoshka_dims") or ())[:-1]),
-        )
+        widths = tuple((config.get("matryoshka_dims") or ())[:-1])
+        return Vectors(matches[0], longest, len(types) == 3, prompt, tuple(prompts.items()),
+                       bool(pooling.get("include_prompt", True)), config.get("similarity_fn_name") or "", widths)
 
 
 def read_module(folder: Path) -> tuple[Path, dict[str, Any]]:

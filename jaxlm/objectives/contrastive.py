@@ -122,10 +122,10 @@ class Contrastive(Objective):
         model, found = source.objective.model.text_model, {}
         if vectors := source.settings.vectors:
             found = {"pooling": vectors.pooling, "normalize": vectors.normalize or vectors.similarity in ("", "cosine")}
-            prompts = {"query_prompt": vectors.prompt_of("query"), "passage_prompt": vectors.prompt_of("document")}
-            found |= {} if self.reads_text else prompts
-        is_default = {f.name: getattr(self, f.name) == f.default for f in dataclasses.fields(self)}
-        found = {name: value for name, value in found.items() if is_default[name]}
+            names = {} if self.reads_text else {"query_prompt": "query", "passage_prompt": "document"}
+            found |= {field: vectors.prompt_of(role) for field, role in names.items()}
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        found = {name: value for name, value in found.items() if getattr(self, name) == defaults[name]}
         return dataclasses.replace(self, model=with_options(model, self.model), **found)
 
     def select_params(self, source: PretrainedModel) -> Params:

@@ -237,8 +237,7 @@ def write_imported_run(
         experiment: The run's configuration.
         params: Parameters of the imported model.
         tokenizer: The model's tokenizer.
-        metadata: `imported_from`, the Transformers folder, `fresh`, the subtrees of parameters that it lacked, and its
-            `settings`.
+        metadata: `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
     """
     with hold(folder):
         tokenizer.save(folder / "tokenizer")

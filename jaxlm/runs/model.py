@@ -139,9 +139,8 @@ class TrainedModel(PretrainedModel):
         names = ("text", "text_pair") if is_number else ("query", "positive")
         values = [dict(zip(names, pair, strict=True)) | {"label": None, "negatives": []} for pair in pairs]
         source = LabelledSource(self.tokenizer, {"held_out": [Record("", "", each, ()) for each in values]}, True)
-        longest = task.model.max_length
-        length = length or self.length or longest or 512
-        answers = task.answers(self.params, source, min(length, longest or length), 32)
+        length = length or self.length or task.model.max_length or 512
+        answers = task.answers(self.params, source, min(length, task.model.max_length or length), 32)
         return np.array([np.ravel(answer.prediction)[0] for answer in answers], np.float32)
 
     def require_heads(self) -> None:

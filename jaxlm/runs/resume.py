@@ -146,9 +146,8 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
     source, experiment, rows = session.pretrained, session.experiment, session.rows
-    begun_from = {}
-    if source:
-        begun_from = {"imported_from": source.path, "fresh": [*source.fresh], "settings": source.settings.to_json()}
+    begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}
+    begun_from |= {"settings": source.settings.to_json()} if source else {}
     return session.run.metadata | begun_from | {
         "data": rows.fingerprint,
         "tokenizer": session.tokenizer.fingerprint,

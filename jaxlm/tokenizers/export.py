@@ -44,9 +44,11 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
     config = {
         # This class takes tokenizer.json as it is; the classes of the families rebuild it by their own rules.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length, "padding_side": template.padding_side, "truncation_side": "right",
+        "model_max_length": max_length, "padding_side": "right", "truncation_side": "right",
         "clean_up_tokenization_spaces": False, "model_input_names": list(template.inputs), **symbols,
         **{name: value for name, value in tokenizer.settings.items() if name in OTHERS},
+        # Models that read the last token need it.
+        **({"padding_side": "left"} if template.padding_side == "left" else {}),
         "added_tokens_decoder": {
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}
             for token in tokenizer_json["added_tokens"]
